@@ -1,0 +1,12 @@
+// Annulus: everything public.
+#pragma once
+
+#include "annulus/core/buffer.h"
+#include "annulus/core/context.h"
+#include "annulus/core/device.h"
+#include "annulus/core/dlpack.h"
+#include "annulus/core/dtype.h"
+#include "annulus/core/errors.h"
+#include "annulus/core/info.h"
+#include "annulus/core/tensor.h"
+#include "annulus/lrpe_cosine/lrpe_cosine.h"

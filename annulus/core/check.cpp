@@ -1,0 +1,129 @@
+#include "annulus/core/check.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <utility>
+
+#include "annulus/core/checked.h"
+
+namespace annulus {
+
+void invalid(const char* op, const std::string& argument, const std::string& rule,
+             const std::string& came) {
+  throw InvalidArgument("[" + std::string(op) + "] " + argument + " must " + rule + " but " + came);
+}
+
+void check_tensor(const char* op, const char* name, const TensorView& v, int rank) {
+  if (!v.defined()) invalid(op, name, "be given", "is missing");
+  if (v.rank != rank) {
+    invalid(op, name, "have " + std::to_string(rank) + " dimensions",
+            "has shape " + shape_string(v.sizes()));
+  }
+  std::int64_t n = 1;
+  for (std::int64_t s : v.sizes()) {
+    if (s < 0) {
+      invalid(op, name, "have no negative size", "has shape " + shape_string(v.sizes()));
+    }
+  }
+  // The span of addresses, not only the element count: both must be addressable in 63 bits.
+  std::int64_t span = 0;
+  for (int i = 0; i < v.rank; ++i) {
+    const auto k = static_cast<std::size_t>(i);
+    n = checked_mul(n, v.shape[k], op);
+    if (v.shape[k] > 1) {
+      if (v.stride[k] == INT64_MIN) invalid(op, name, "have strides above -2^63", "has -2^63");
+      span = checked_add(span, checked_mul(v.shape[k] - 1, std::abs(v.stride[k]), op), op);
+    }
+  }
+  if (n == 0) return;
+  (void)checked_mul(checked_add(span, 1, op), size_of(v.dtype), op);
+  if (v.data == nullptr) invalid(op, name, "have data", "is a null pointer");
+  const auto size = static_cast<std::uintptr_t>(size_of(v.dtype));
+  if (reinterpret_cast<std::uintptr_t>(v.data) % size != 0) {
+    invalid(op, name, "be aligned to its " + std::to_string(size) + "-byte elements", "is not");
+  }
+}
+
+void check_dtype(const char* op, const char* name, const TensorView& v,
+                 std::initializer_list<DType> allowed) {
+  if (std::find(allowed.begin(), allowed.end(), v.dtype) != allowed.end()) return;
+  std::string list;
+  for (DType t : allowed) {
+    if (!list.empty()) list += ", ";
+    list += name_of(t);
+  }
+  invalid(op, name, (allowed.size() > 1 ? "be one of " : "be ") + list,
+          std::string("is ") + name_of(v.dtype));
+}
+
+void check_shape(const char* op, const char* name, const TensorView& v,
+                 std::initializer_list<std::int64_t> expected) {
+  const std::span<const std::int64_t> want(expected.begin(), expected.size());
+  const auto have = v.sizes();
+  if (std::equal(have.begin(), have.end(), want.begin(), want.end())) return;
+  invalid(op, name, "have shape " + shape_string(want), "has " + shape_string(have));
+}
+
+void check_device(const char* op, const char* name, const TensorView& v, const char* reference_name,
+                  const TensorView& reference) {
+  if (v.device == reference.device) return;
+  invalid(op, name, "be on the device of " + std::string(reference_name) + ", " +
+                        to_string(reference.device) + ",",
+          "is on " + to_string(v.device));
+}
+
+void check_output_layout(const char* op, const char* name, const TensorView& v) {
+  if (v.numel() == 0) return;
+  // Sufficient and cheap: sorted by stride, every dimension steps over the whole span of the finer ones.
+  // Interleavings that are free of overlap in a cleverer way are refused too; no caller has needed one.
+  std::array<std::pair<std::int64_t, std::int64_t>, kMaxRank> dims;
+  std::size_t n = 0;
+  for (int i = 0; i < v.rank; ++i) {
+    const auto k = static_cast<std::size_t>(i);
+    if (v.shape[k] > 1) dims[n++] = {std::abs(v.stride[k]), v.shape[k]};
+  }
+  std::sort(dims.begin(), dims.begin() + static_cast<std::ptrdiff_t>(n));
+  std::int64_t span = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    if (dims[i].first <= span) {
+      invalid(op, name, "have strides under which no two elements share an address",
+              "has strides " +
+                  shape_string({v.stride.data(), static_cast<std::size_t>(v.rank)}) +
+                  " for shape " + shape_string(v.sizes()));
+    }
+    span += (dims[i].second - 1) * dims[i].first;
+  }
+}
+
+namespace {
+
+// First and one-past-last byte a view can touch.
+std::pair<std::uintptr_t, std::uintptr_t> byte_span(const TensorView& v) {
+  std::int64_t low = 0;
+  std::int64_t high = 0;
+  for (int i = 0; i < v.rank; ++i) {
+    const auto k = static_cast<std::size_t>(i);
+    const std::int64_t reach = (v.shape[k] - 1) * v.stride[k];
+    (reach < 0 ? low : high) += reach;
+  }
+  const auto base = reinterpret_cast<std::uintptr_t>(v.data);
+  const std::int64_t size = size_of(v.dtype);
+  return {base + static_cast<std::uintptr_t>(low * size),
+          base + static_cast<std::uintptr_t>((high + 1) * size)};
+}
+
+}  // namespace
+
+void check_no_overlap(const char* op, const char* name, const TensorView& out,
+                      const char* other_name, const TensorView& other) {
+  if (!out.defined() || !other.defined() || out.numel() == 0 || other.numel() == 0) return;
+  if (!(out.device == other.device)) return;
+  const auto [a0, a1] = byte_span(out);
+  const auto [b0, b1] = byte_span(other);
+  if (a0 < b1 && b0 < a1) {
+    invalid(op, name, "not overlap " + std::string(other_name) + " in memory", "does");
+  }
+}
+
+}  // namespace annulus

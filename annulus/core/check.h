@@ -1,0 +1,33 @@
+// Argument checks shared by every operator: each throws InvalidArgument with a message that names
+// operator, argument, rule and what came. Operators call them once, at the top of the public function.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+#include "annulus/core/errors.h"
+#include "annulus/core/tensor.h"
+
+namespace annulus {
+
+// "[op] name must ..., but ..." in one place, so that all messages read alike.
+[[noreturn]] ANNULUS_API void invalid(const char* op, const std::string& argument,
+                                      const std::string& rule, const std::string& came);
+
+// The tensor is there, has that rank, no negative extent, sizes whose products fit in 63 bits,
+// and data where it has elements.
+ANNULUS_API void check_tensor(const char* op, const char* name, const TensorView& v, int rank);
+ANNULUS_API void check_dtype(const char* op, const char* name, const TensorView& v,
+                             std::initializer_list<DType> allowed);
+ANNULUS_API void check_shape(const char* op, const char* name, const TensorView& v,
+                             std::initializer_list<std::int64_t> expected);
+ANNULUS_API void check_device(const char* op, const char* name, const TensorView& v,
+                              const char* reference_name, const TensorView& reference);
+// Two elements of an output must not share an address (strides 0, or rows that overlap).
+ANNULUS_API void check_output_layout(const char* op, const char* name, const TensorView& v);
+// The memory spans of an output and of another tensor must not touch.
+ANNULUS_API void check_no_overlap(const char* op, const char* name, const TensorView& out,
+                                  const char* other_name, const TensorView& other);
+
+}  // namespace annulus

@@ -1,0 +1,181 @@
+// Element types. bfloat16 and float16 are 16-bit storage types: they convert to float and back
+// (round to nearest, ties to even, NaN stays NaN) and do no arithmetic of their own.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "annulus/core/macros.h"
+
+#if defined(__CUDACC__)
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#endif
+
+namespace annulus {
+
+enum class DType : std::uint8_t { kF64, kF32, kF16, kBF16, kI32, kI64, kBool };
+
+constexpr std::int64_t size_of(DType t) {
+  switch (t) {
+    case DType::kF64:
+    case DType::kI64:
+      return 8;
+    case DType::kF32:
+    case DType::kI32:
+      return 4;
+    case DType::kF16:
+    case DType::kBF16:
+      return 2;
+    case DType::kBool:
+      return 1;
+  }
+  return 0;
+}
+
+constexpr const char* name_of(DType t) {
+  switch (t) {
+    case DType::kF64:
+      return "f64";
+    case DType::kF32:
+      return "f32";
+    case DType::kF16:
+      return "f16";
+    case DType::kBF16:
+      return "bf16";
+    case DType::kI32:
+      return "i32";
+    case DType::kI64:
+      return "i64";
+    case DType::kBool:
+      return "bool";
+  }
+  return "unknown";
+}
+
+constexpr bool is_floating(DType t) {
+  return t == DType::kF64 || t == DType::kF32 || t == DType::kF16 || t == DType::kBF16;
+}
+
+struct bfloat16 {
+  std::uint16_t bits;
+
+  bfloat16() = default;
+  ANNULUS_HD explicit bfloat16(float f) {
+#if defined(__CUDA_ARCH__)
+    bits = __bfloat16_as_ushort(__float2bfloat16_rn(f));
+#else
+    const std::uint32_t u = std::bit_cast<std::uint32_t>(f);
+    if ((u & 0x7fffffffu) > 0x7f800000u) {
+      bits = static_cast<std::uint16_t>((u >> 16) | 0x0040u);  // quiet the NaN, keep its sign
+    } else {
+      bits = static_cast<std::uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+    }
+#endif
+  }
+  ANNULUS_HD explicit operator float() const {
+#if defined(__CUDA_ARCH__)
+    return __uint_as_float(static_cast<unsigned>(bits) << 16);
+#else
+    return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+#endif
+  }
+};
+
+struct float16 {
+  std::uint16_t bits;
+
+  float16() = default;
+  ANNULUS_HD explicit float16(float f) {
+#if defined(__CUDA_ARCH__)
+    bits = __half_as_ushort(__float2half_rn(f));
+#else
+    bits = from_float(f);
+#endif
+  }
+  ANNULUS_HD explicit operator float() const {
+#if defined(__CUDA_ARCH__)
+    return __half2float(__ushort_as_half(bits));
+#else
+    return to_float(bits);
+#endif
+  }
+
+ private:
+  static std::uint16_t from_float(float f) {
+    const std::uint32_t u = std::bit_cast<std::uint32_t>(f);
+    const std::uint32_t sign = (u >> 16) & 0x8000u;
+    const std::uint32_t mag = u & 0x7fffffffu;
+    if (mag > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u);   // NaN
+    if (mag >= 0x47800000u) return static_cast<std::uint16_t>(sign | 0x7c00u);  // >= 65536: inf
+    if (mag < 0x38800000u) {
+      // Subnormal in f16: adding 0.5 puts the value at the bottom of the float's mantissa with the
+      // hardware's own round-to-nearest-even (the unit in the last place of 0.5f is 2^-24).
+      const float shifted = std::bit_cast<float>(mag) + 0.5f;
+      return static_cast<std::uint16_t>(sign |
+                                        (std::bit_cast<std::uint32_t>(shifted) - 0x3f000000u));
+    }
+    const std::uint32_t rounded = mag + 0xfffu + ((mag >> 13) & 1u);
+    return static_cast<std::uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
+  }
+  static float to_float(std::uint16_t h) {
+    const std::uint32_t sign = static_cast<std::uint32_t>(h & 0x8000u) << 16;
+    const std::uint32_t exponent = (h >> 10) & 0x1fu;
+    const std::uint32_t mantissa = h & 0x3ffu;
+    if (exponent == 0x1f) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
+    if (exponent == 0) {
+      const float v = static_cast<float>(mantissa) * 0x1p-24f;
+      return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(v));
+    }
+    return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
+  }
+};
+
+template <class T>
+struct DTypeOf;
+template <>
+struct DTypeOf<double> {
+  static constexpr DType value = DType::kF64;
+};
+template <>
+struct DTypeOf<float> {
+  static constexpr DType value = DType::kF32;
+};
+template <>
+struct DTypeOf<float16> {
+  static constexpr DType value = DType::kF16;
+};
+template <>
+struct DTypeOf<bfloat16> {
+  static constexpr DType value = DType::kBF16;
+};
+template <>
+struct DTypeOf<std::int32_t> {
+  static constexpr DType value = DType::kI32;
+};
+template <>
+struct DTypeOf<std::int64_t> {
+  static constexpr DType value = DType::kI64;
+};
+template <>
+struct DTypeOf<bool> {
+  static constexpr DType value = DType::kBool;
+};
+
+template <class T>
+inline constexpr DType dtype_of = DTypeOf<T>::value;
+
+// The type arithmetic is done in: double for double, float for everything narrower.
+template <class T>
+struct ComputeTypeOf {
+  using type = float;
+};
+template <>
+struct ComputeTypeOf<double> {
+  using type = double;
+};
+template <class T>
+using compute_t = typename ComputeTypeOf<T>::type;
+
+}  // namespace annulus

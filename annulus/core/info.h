@@ -1,0 +1,50 @@
+// What this build is and what it can run here, with reasons. Operators add themselves: one static
+// OperatorRegistration in their .cpp, so no central list exists.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "annulus/core/device.h"
+#include "annulus/core/dtype.h"
+#include "annulus/core/macros.h"
+
+namespace annulus {
+
+struct Support {
+  bool available = false;
+  std::string reason;  // why not; or, when available, which implementation runs ("highway NEON")
+};
+
+struct OperatorInfo {
+  std::string name;
+  std::string summary;            // one line
+  std::vector<DType> dtypes;
+  std::vector<std::string> gradients;  // inputs that have one
+  bool deterministic = true;
+  Support (*support)(DeviceType) = nullptr;
+};
+
+struct BuildInfo {
+  std::string version;
+  std::string commit;    // of the sources, "unknown" outside a checkout
+  std::string compiler;
+  std::string cuda;      // toolkit version and architectures, or "not built"
+  std::string simd;      // Highway version and dispatch, or "none"
+  std::string blas;
+  std::string openmp;
+};
+
+ANNULUS_API BuildInfo build_info();
+ANNULUS_API std::string cpu_name();
+ANNULUS_API std::string cpu_features();  // the SIMD target that will run, and bf16 where there
+ANNULUS_API int cpu_threads();           // what Context::threads = 0 means here
+// Sorted by name.
+ANNULUS_API std::vector<OperatorInfo> operators();
+
+class ANNULUS_API OperatorRegistration {
+ public:
+  explicit OperatorRegistration(OperatorInfo info);
+};
+
+}  // namespace annulus

@@ -1,0 +1,157 @@
+// LRPE-cosine: multi-dimensional linearized relative positional encoding, and its rotating sibling
+// (RoPE) from the same kernel.
+//
+//   Inputs   x     (B, H, L, D)  activations; L = prefix + n1 * ... * nm
+//            theta (H, E)        frequencies, radians per unit of position; all m axes share a head's row
+//   Position Token t >= prefix has s = t - prefix, unravelled row-major over (n1..nm): s_m is fastest.
+//            Tokens t < prefix have no position: their phase is 0.
+//   Phase    The D columns are cut in m blocks of E, the last one truncated (m * E >= D):
+//              phi[h,t,c] = s_{1 + c div E} * theta[h, c mod E]
+//            It is exact modular arithmetic (see phase.h): as right at position 2^31 as at 10.
+//   Cosine   xb = f(x),  y[..., c] = xb cos(phi),  y[..., D + c] = xb sin(phi)        y (B, H, L, 2D)
+//   Rotate   pairs (x1, x2) of columns:  y1 = x1 cos(phi) - x2 sin(phi),
+//                                        y2 = x1 sin(phi) + x2 cos(phi)               y (B, H, L, D)
+//   f        none, relu, sigmoid, silu, softmax over the D features of a token, softmax over the L
+//            tokens of a (b, h, c) column (prefix tokens included)
+//
+//   Backward g = dy_cos cos(phi) + dy_sin sin(phi);   dx = f'(x) g,
+//            softmax: dx = p (g - sum(p g)) over the softmax axis
+//            dtheta[h,k] = sum over b, t >= prefix, and the axes j that own column k, of
+//                          s_j xb (dy_sin cos(phi) - dy_cos sin(phi)),  c = (j-1) E + k
+//
+// Why it is useful: <y_q(s), y_k(t)> = sum_c q_c k_c cos((s - t) theta_c) depends on the difference
+// of positions only, and being a plain dot product it survives linear attention.
+//
+// Every tensor may have any strides (a transposed (B, L, H, D) view costs nothing) and any size,
+// zero included. dtypes of x: f64, f32, f16, bf16; y, dy, dx have x's dtype. theta is f32, or x's
+// dtype; dtheta has theta's dtype. The caller owns every tensor; outputs must not overlap inputs
+// except where a function says so. Arithmetic is in fp32 (fp64 for f64). Deterministic on every
+// device, bit-equal for every number of threads; no atomics; no host-device synchronisation, so
+// every call can be captured in a CUDA graph.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+
+#include "annulus/core/context.h"
+#include "annulus/core/macros.h"
+#include "annulus/core/tensor.h"
+
+namespace annulus {
+
+// The extents (n1..nm) of the token grid, 1 <= m <= 4.
+struct LrpeGrid {
+  static constexpr int kMaxAxes = 4;
+  int axes = 0;
+  std::array<std::int64_t, kMaxAxes> extent{};
+
+  LrpeGrid() = default;
+  LrpeGrid(std::initializer_list<std::int64_t> e) : LrpeGrid(std::span(e.begin(), e.size())) {}
+  explicit LrpeGrid(std::span<const std::int64_t> e) : axes(static_cast<int>(e.size())) {
+    for (std::size_t i = 0; i < e.size() && i < kMaxAxes; ++i) extent[i] = e[i];
+  }
+};
+
+enum class LrpeActivation : std::uint8_t {
+  kNone,
+  kRelu,     // derivative 0 at exactly 0
+  kSigmoid,
+  kSilu,
+  kSoftmaxFeatures,  // over the D columns of a token
+  kSoftmaxTokens,    // over the L tokens of a column
+};
+
+// What the two forms share.
+struct LrpePositions {
+  LrpeGrid shape;           // required
+  std::int64_t prefix = 0;  // leading tokens without a position
+  // 1-D shapes only: token t >= prefix has position offset + offsets[b] + t - prefix. `offsets` is a
+  // (B,) i32 or i64 tensor on x's device, read when the kernel runs (so a CUDA graph can replay it
+  // with new values), or left out.
+  std::int64_t offset = 0;
+  TensorView offsets;
+};
+
+struct LrpeCosineOptions : LrpePositions {
+  LrpeActivation activation = LrpeActivation::kNone;
+};
+
+struct LrpeRotateOptions : LrpePositions {
+  // Which columns pair up: (c, c + D/2) as GPT-NeoX and Llama in Hugging Face's layout, or
+  // (2c, 2c + 1) as GPT-J. Pair c has the phase of column c above, with D/2 in place of D.
+  bool interleaved = false;
+};
+
+// x, theta -> y.
+ANNULUS_API void lrpe_cosine_forward(const TensorView& x, const TensorView& theta,
+                                     const TensorView& y, const LrpeCosineOptions& options,
+                                     Context& context);
+
+// dy, x, theta -> dx, dtheta. Leave out dx or dtheta (an undefined TensorView) where it is not
+// needed. x may be left out when the activation is none and dtheta is not asked for: the forward
+// then has nothing to save.
+ANNULUS_API void lrpe_cosine_backward(const TensorView& dy, const TensorView& x,
+                                      const TensorView& theta, const TensorView& dx,
+                                      const TensorView& dtheta, const LrpeCosineOptions& options,
+                                      Context& context);
+
+// Queries q (B, Hq, L, D) and keys k (B, Hk, L, D) in one launch. theta has a row per head of the
+// smaller count, which divides the larger; the heads of one group share its row.
+ANNULUS_API void lrpe_cosine_qk_forward(const TensorView& q, const TensorView& k,
+                                        const TensorView& theta, const TensorView& yq,
+                                        const TensorView& yk, const LrpeCosineOptions& options,
+                                        Context& context);
+ANNULUS_API void lrpe_cosine_qk_backward(const TensorView& dyq, const TensorView& dyk,
+                                         const TensorView& q, const TensorView& k,
+                                         const TensorView& theta, const TensorView& dq,
+                                         const TensorView& dk, const TensorView& dtheta,
+                                         const LrpeCosineOptions& options, Context& context);
+
+// The rotating form; D is even and m * E >= D / 2. y may be x itself (same data and strides).
+ANNULUS_API void lrpe_rotate_forward(const TensorView& x, const TensorView& theta,
+                                     const TensorView& y, const LrpeRotateOptions& options,
+                                     Context& context);
+// dx may be dy itself when dtheta is not asked for. x may be left out when dtheta is not asked for.
+ANNULUS_API void lrpe_rotate_backward(const TensorView& dy, const TensorView& x,
+                                      const TensorView& theta, const TensorView& dx,
+                                      const TensorView& dtheta, const LrpeRotateOptions& options,
+                                      Context& context);
+
+// The exact number of scratch bytes the call with these arguments takes from the Context: give it a
+// BorrowedWorkspace of that size and it allocates nothing. Only device, dtypes and shapes are read.
+ANNULUS_API std::size_t lrpe_cosine_forward_workspace(const TensorView& x, const TensorView& theta,
+                                                      const LrpeCosineOptions& options);
+ANNULUS_API std::size_t lrpe_cosine_backward_workspace(const TensorView& x, const TensorView& theta,
+                                                       bool need_dtheta,
+                                                       const LrpeCosineOptions& options);
+ANNULUS_API std::size_t lrpe_cosine_qk_forward_workspace(const TensorView& q, const TensorView& k,
+                                                         const TensorView& theta,
+                                                         const LrpeCosineOptions& options);
+ANNULUS_API std::size_t lrpe_cosine_qk_backward_workspace(const TensorView& q, const TensorView& k,
+                                                          const TensorView& theta, bool need_dtheta,
+                                                          const LrpeCosineOptions& options);
+ANNULUS_API std::size_t lrpe_rotate_forward_workspace(const TensorView& x, const TensorView& theta,
+                                                      const LrpeRotateOptions& options);
+ANNULUS_API std::size_t lrpe_rotate_backward_workspace(const TensorView& x, const TensorView& theta,
+                                                       bool need_dtheta,
+                                                       const LrpeRotateOptions& options);
+
+// The definition: plain loops in double over f64 tensors on the CPU, same arguments, same meaning.
+// Slow, readable, and what everything else is compared with.
+namespace reference {
+ANNULUS_API void lrpe_cosine_forward(const TensorView& x, const TensorView& theta,
+                                     const TensorView& y, const LrpeCosineOptions& options);
+ANNULUS_API void lrpe_cosine_backward(const TensorView& dy, const TensorView& x,
+                                      const TensorView& theta, const TensorView& dx,
+                                      const TensorView& dtheta, const LrpeCosineOptions& options);
+ANNULUS_API void lrpe_rotate_forward(const TensorView& x, const TensorView& theta,
+                                     const TensorView& y, const LrpeRotateOptions& options);
+ANNULUS_API void lrpe_rotate_backward(const TensorView& dy, const TensorView& x,
+                                      const TensorView& theta, const TensorView& dx,
+                                      const TensorView& dtheta, const LrpeRotateOptions& options);
+}  // namespace reference
+
+}  // namespace annulus

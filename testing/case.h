@@ -1,0 +1,113 @@
+// A Case is one problem of one operator: its tensors, its calls, its definition and its limits. Every
+// operator's <op>_cases.cpp makes Cases, and the test runner, `annulus check`, the fuzzer and the
+// benchmark read nothing else. Adding an operator adds no line here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "annulus/core/context.h"
+#include "annulus/core/tensor.h"
+
+namespace annulus::testing {
+
+// Seed -> numbers, the same on every machine (splitmix64): std::normal_distribution is not.
+class Rng {
+ public:
+  explicit Rng(std::uint64_t seed) : state_(seed) {}
+  std::uint64_t next() {
+    std::uint64_t z = (state_ += 0x9e3779b97f4a7c15ull);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 31);
+  }
+  double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }  // [0, 1)
+  std::int64_t below(std::int64_t n) {                                      // 0 .. n-1
+    return static_cast<std::int64_t>(next() % static_cast<std::uint64_t>(n));
+  }
+  double normal();  // Box-Muller
+  template <class T>
+  const T& pick(std::span<const T> choices) {
+    return choices[static_cast<std::size_t>(below(static_cast<std::int64_t>(choices.size())))];
+  }
+
+ private:
+  std::uint64_t state_;
+};
+
+struct TensorSpec {
+  std::string name;  // "x"; a gradient is "d" + name, which is how the runner pairs them
+  DType dtype = DType::kF32;
+  std::vector<std::int64_t> shape;
+};
+
+using Views = std::span<const TensorView>;
+
+// One function of the operator, on this problem.
+struct Call {
+  std::string name;  // "forward", "backward", ...
+  std::vector<TensorSpec> inputs;
+  std::vector<TensorSpec> outputs;
+  // The library's function, on tensors of any layout on any device.
+  std::function<void(Views in, Views out, Context&)> run;
+  // The definition: same tensors on the CPU, every floating one as f64 (already rounded to its dtype).
+  std::function<void(Views in, Views out)> reference;
+  // What a straightforward programmer writes in the call's own dtype with fp32 sums, dense on the CPU:
+  // the yardstick of the numeric policy.
+  std::function<void(Views in, Views out)> baseline;
+  // The library's own word on its scratch bytes; the runner asserts that it is exact.
+  std::function<std::size_t(Views in, Views out)> workspace;
+  // The least work the mathematics asks for: the floors of the benchmark.
+  double flops = 0;
+  double bytes = 0;
+};
+
+// Limits that an operator sets beyond the common policy (testing/limits.h); 0 = none.
+struct CaseLimits {
+  double ulp_f16_bf16 = 0;   // forward outputs: elementwise distance in ulps of the exact value
+  double relative_f32 = 0;   // forward outputs: max |error| / max |reference|
+  double relative_f64 = 0;
+};
+
+struct Case {
+  std::string op;
+  std::string params;       // "form=cosine B=2 H=3 L=16x16+10 D=64 E=32 dtype=bf16 act=silu"
+  std::uint64_t seed = 0;   // inputs are drawn from it
+  std::vector<Call> calls;  // calls[0] is the forward; a later call named "backward" has its gradients
+  // Draws an input; nullptr: standard normal for floating tensors, zeros for integers.
+  std::function<void(Rng&, const TensorSpec&, std::span<double> values)> draw;
+  CaseLimits limits;
+};
+
+// A call that breaks one rule. `call` runs it on tensors it makes itself and must throw;
+// the runner checks type and message, that outputs are untouched, and that a good call still works.
+struct BadCall {
+  std::string what;      // "theta has a wrong head count"
+  enum class Expect { kInvalidArgument, kNotSupported, kDeviceError } expect;
+  std::string argument;  // the message must name it
+  // Runs the bad call on `device`. `outputs` receives every output it passes, so that the runner can
+  // compare them before and after.
+  std::function<void(Device device)> call;
+};
+
+struct OperatorCases {
+  std::string op;
+  // Hand-picked: every edge, every defect of the original, one per kernel.
+  std::function<std::vector<Case>()> named;
+  // f(seed), the same on every machine and device.
+  std::function<Case(std::uint64_t seed)> fuzz;
+  std::function<std::vector<BadCall>(Device)> bad_calls;
+};
+
+// Operators add themselves: one static CasesRegistration at the end of <op>_cases.cpp.
+const std::vector<OperatorCases>& all_cases();
+class CasesRegistration {
+ public:
+  explicit CasesRegistration(OperatorCases cases);
+};
+
+}  // namespace annulus::testing
