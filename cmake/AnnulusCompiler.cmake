@@ -1,0 +1,47 @@
+# How our own code is compiled: warnings are errors, symbols are hidden, binaries are hardened.
+# No fast-math anywhere, and -ffp-contract stays at the compiler's default: the numbers are a promise.
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+endif()
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+set(CMAKE_INSTALL_RPATH "$ORIGIN;$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+# Not an option of the product: the asan and tsan presets set it. Sanitizers must see every object
+# of the program, so their flags are global rather than part of the target below.
+set(ANNULUS_SANITIZE "" CACHE STRING "Sanitizers, as -fsanitize= takes them")
+mark_as_advanced(ANNULUS_SANITIZE)
+if(ANNULUS_SANITIZE)
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${ANNULUS_SANITIZE}>
+    $<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize-recover=all>
+    $<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer> $<$<COMPILE_LANGUAGE:CXX>:-g1>)
+  add_link_options(-fsanitize=${ANNULUS_SANITIZE})
+endif()
+
+add_library(annulus_compiler_flags INTERFACE)
+target_compile_options(annulus_compiler_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall>
+  $<$<COMPILE_LANGUAGE:CXX>:-Wextra>
+  $<$<COMPILE_LANGUAGE:CXX>:-Wconversion>
+  $<$<COMPILE_LANGUAGE:CXX>:-Werror>
+  $<$<COMPILE_LANGUAGE:CXX>:-fstack-protector-strong>
+  # nvcc's generated host stubs do not survive -Wconversion; our own host code in .cu files is
+  # held to the rest. -lineinfo costs nothing at run time and lets the profilers name our lines.
+  $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo>
+  $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>
+  $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-Werror,-fstack-protector-strong>
+  $<$<COMPILE_LANGUAGE:CUDA>:-Werror=cross-execution-space-call,reorder,deprecated-declarations>)
+if(NOT ANNULUS_SANITIZE)  # the sanitizers' own interceptors do this check better
+  target_compile_options(annulus_compiler_flags INTERFACE
+    $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<NOT:$<CONFIG:Debug>>>:-U_FORTIFY_SOURCE>
+    $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<NOT:$<CONFIG:Debug>>>:-D_FORTIFY_SOURCE=2>)
+endif()
+# --as-needed: a program carries only the libraries it calls, whatever the build found.
+target_link_options(annulus_compiler_flags INTERFACE
+  LINKER:-z,relro LINKER:-z,now LINKER:--as-needed)

@@ -1,0 +1,309 @@
+# What the build found, as
+#   ANNULUS_HAVE_{CUDA,HWY,BLAS,OPENMP,MPI,NCCL,TORCH}   variables (ON/OFF) and definitions (=1/0)
+#   annulus_dependencies                                 what the library compiles and links with
+#   annulus_torch                                        headers of the PyTorch found (for python/)
+# An option that is ON must be found or the configure step stops; AUTO uses what is there, and
+# annulus_print_summary() says what follows. Nothing is ever downloaded.
+include_guard(GLOBAL)
+
+add_library(annulus_dependencies INTERFACE)
+set_property(GLOBAL PROPERTY ANNULUS_SUMMARY "")
+
+# One line of the summary: what it is, whether it is there, and what follows.
+function(annulus_note name text)
+  set_property(GLOBAL APPEND PROPERTY ANNULUS_SUMMARY "${name}|${text}")
+endfunction()
+
+# Sets ANNULUS_HAVE_<name>, honouring the option where there is one.
+function(annulus_found name found install_hint)
+  set(option "${ANNULUS_${name}}")
+  if(DEFINED ANNULUS_${name} AND NOT option STREQUAL "AUTO")
+    if(option AND NOT found)
+      message(FATAL_ERROR "ANNULUS_${name}=${option} but it was not found: ${install_hint}")
+    endif()
+  endif()
+  if(found)
+    set(value ON)
+  else()
+    set(value OFF)
+  endif()
+  set(ANNULUS_HAVE_${name} ${value} PARENT_SCOPE)
+  target_compile_definitions(annulus_dependencies INTERFACE
+    ANNULUS_HAVE_${name}=$<BOOL:${value}>)
+endfunction()
+
+# An option that is OFF is not even looked for.
+macro(annulus_wanted name out)
+  if(DEFINED ANNULUS_${name} AND NOT ANNULUS_${name} STREQUAL "AUTO" AND NOT ANNULUS_${name})
+    set(${out} OFF)
+    annulus_note(${name} "switched off (ANNULUS_${name}=OFF)")
+  else()
+    set(${out} ON)
+  endif()
+endmacro()
+
+find_package(Threads REQUIRED)
+target_link_libraries(annulus_dependencies INTERFACE Threads::Threads)
+
+# --- CUDA: sm_90a machine code for Hopper, and PTX for anything from Ampere on ------------------
+set(found OFF)
+set(ANNULUS_CUDA_STRING "not built")
+annulus_wanted(CUDA wanted)
+if(wanted)
+  include(CheckLanguage)
+  if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+    find_program(ANNULUS_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH
+      PATHS /usr/local/cuda PATH_SUFFIXES bin)
+    mark_as_advanced(ANNULUS_NVCC)
+    if(ANNULUS_NVCC)
+      set(CMAKE_CUDA_COMPILER ${ANNULUS_NVCC})
+    endif()
+  endif()
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES "80-virtual;90a-real")
+  endif()
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    enable_language(CUDA)
+    if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13.0)
+      annulus_note(CUDA "toolkit ${CMAKE_CUDA_COMPILER_VERSION} is too old (13.0 is needed): CPU only")
+    else()
+      find_package(CUDAToolkit REQUIRED)
+      set(CMAKE_CUDA_STANDARD 20)
+      set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+      set(CMAKE_CUDA_EXTENSIONS OFF)
+      set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+      set(CMAKE_CUDA_SEPARABLE_COMPILATION OFF)
+      target_link_libraries(annulus_dependencies INTERFACE CUDA::cudart_static)
+      string(REGEX MATCH "^[0-9]+\\.[0-9]+" cuda_version ${CMAKE_CUDA_COMPILER_VERSION})
+      set(archs "")
+      foreach(arch ${CMAKE_CUDA_ARCHITECTURES})
+        if(arch MATCHES "^(.*)-virtual$")
+          list(APPEND archs "compute_${CMAKE_MATCH_1} PTX")
+        else()
+          string(REPLACE "-real" "" arch ${arch})
+          list(PREPEND archs "sm_${arch}")
+        endif()
+      endforeach()
+      list(JOIN archs " + " archs)
+      set(ANNULUS_CUDA_STRING "${cuda_version}, ${archs}")
+      annulus_note(CUDA "${ANNULUS_CUDA_STRING}")
+      set(found ON)
+    endif()
+  else()
+    annulus_note(CUDA "no nvcc: CPU only, device \"cuda\" is NotSupported")
+  endif()
+endif()
+annulus_found(CUDA ${found} "install the CUDA 13 toolkit and put nvcc on PATH or set CUDACXX")
+
+# --- Highway: SIMD on the CPU --------------------------------------------------------------------
+set(ANNULUS_HWY_STRING "none")
+set(dispatch 0)
+if(NOT DEFINED Highway_INCLUDE_DIR AND EXISTS ${PROJECT_SOURCE_DIR}/third_party/highway/hwy/highway.h)
+  # Headers carried to a machine without the package; the system's package wins where it is there.
+  find_path(Highway_INCLUDE_DIR hwy/highway.h)
+  if(NOT Highway_INCLUDE_DIR)
+    set(Highway_INCLUDE_DIR ${PROJECT_SOURCE_DIR}/third_party/highway CACHE PATH "" FORCE)
+    find_library(Highway_LIBRARY hwy
+      PATHS ${PROJECT_SOURCE_DIR}/third_party/highway/lib-${CMAKE_SYSTEM_PROCESSOR})
+  endif()
+endif()
+find_package(Highway QUIET MODULE)
+if(Highway_FOUND)
+  target_link_libraries(annulus_dependencies INTERFACE Highway::Highway)
+  if(Highway_LIBRARY)
+    set(dispatch 1)
+    set(ANNULUS_HWY_STRING "Highway ${Highway_VERSION}, run-time dispatch")
+    annulus_note(SIMD "${ANNULUS_HWY_STRING}")
+  else()
+    # One target for the whole build rather than for the kernels alone: inline functions compiled
+    # for two instruction sets would otherwise meet at link time.
+    target_compile_options(annulus_dependencies INTERFACE
+      $<$<COMPILE_LANGUAGE:CXX>:-march=native>)
+    set(ANNULUS_HWY_STRING "Highway ${Highway_VERSION}, compiled for the building machine")
+    annulus_note(SIMD "${ANNULUS_HWY_STRING}: headers only, so the binary runs on CPUs like this one")
+  endif()
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 14)
+    # GCC before 14 cannot compile Highway's SVE targets.
+    target_compile_definitions(annulus_dependencies INTERFACE
+      "HWY_DISABLED_TARGETS=(HWY_SVE|HWY_SVE2|HWY_SVE_256|HWY_SVE2_128)")
+  endif()
+else()
+  annulus_note(SIMD "no Highway (libhwy-dev): scalar CPU kernels, several times slower")
+endif()
+annulus_found(HWY "${Highway_FOUND}" "install libhwy-dev")
+target_compile_definitions(annulus_dependencies INTERFACE ANNULUS_HWY_DISPATCH=${dispatch})
+
+# --- OpenMP: threads on the CPU ------------------------------------------------------------------
+set(ANNULUS_OPENMP_STRING "none")
+if(ANNULUS_SANITIZE MATCHES "thread")
+  # libgomp is not instrumented: every barrier of it would read as a race.
+  set(OpenMP_CXX_FOUND OFF)
+  annulus_note(OPENMP "off under ThreadSanitizer: std::thread instead")
+else()
+  find_package(OpenMP QUIET COMPONENTS CXX)
+  if(OpenMP_CXX_FOUND)
+    target_link_libraries(annulus_dependencies INTERFACE OpenMP::OpenMP_CXX)
+    set(ANNULUS_OPENMP_STRING "OpenMP ${OpenMP_CXX_VERSION}")
+    annulus_note(OPENMP "${ANNULUS_OPENMP_STRING}")
+  else()
+    annulus_note(OPENMP "the compiler has none: one thread on the CPU")
+  endif()
+endif()
+annulus_found(OPENMP "${OpenMP_CXX_FOUND}" "use a compiler with OpenMP")
+
+# --- BLAS: GEMM on the CPU -----------------------------------------------------------------------
+set(ANNULUS_BLAS_STRING "none")
+set(found OFF)
+set(BLA_VENDOR OpenBLAS)
+find_package(BLAS QUIET)
+find_path(CBLAS_INCLUDE_DIR cblas.h PATH_SUFFIXES openblas openblas-pthread
+  ${CMAKE_LIBRARY_ARCHITECTURE})
+mark_as_advanced(CBLAS_INCLUDE_DIR)
+if(BLAS_FOUND AND CBLAS_INCLUDE_DIR)
+  set(found ON)
+  target_link_libraries(annulus_dependencies INTERFACE BLAS::BLAS)
+  target_include_directories(annulus_dependencies SYSTEM INTERFACE
+    $<BUILD_INTERFACE:${CBLAS_INCLUDE_DIR}>)
+  set(ANNULUS_BLAS_STRING "OpenBLAS")
+  annulus_note(BLAS "OpenBLAS")
+else()
+  annulus_note(BLAS "no OpenBLAS with cblas.h (libopenblas-dev): no measured GEMM ceiling")
+endif()
+annulus_found(BLAS ${found} "install libopenblas-dev")
+
+# --- header-only helpers of the sources; nobody who links annulus needs them ---------------------
+find_package(fmt QUIET)
+if(NOT fmt_FOUND)
+  message(FATAL_ERROR "fmt was not found: install libfmt-dev")
+endif()
+target_link_libraries(annulus_dependencies INTERFACE $<BUILD_INTERFACE:fmt::fmt-header-only>)
+if(ANNULUS_BENCH OR ANNULUS_TESTS)
+  foreach(package nlohmann_json CLI11)
+    find_package(${package} CONFIG QUIET)
+    if(NOT ${package}_FOUND)
+      message(FATAL_ERROR "${package} was not found: install nlohmann-json3-dev and "
+        "libcli11-dev, or switch ANNULUS_BENCH and ANNULUS_TESTS off")
+    endif()
+  endforeach()
+endif()
+if(ANNULUS_TESTS)
+  find_package(GTest QUIET)
+  if(NOT GTest_FOUND)
+    message(FATAL_ERROR "GoogleTest was not found: install libgtest-dev or set ANNULUS_TESTS=OFF")
+  endif()
+  enable_testing()
+  include(GoogleTest)
+endif()
+
+# --- transports: found here, used by the distributed operators -----------------------------------
+annulus_wanted(MPI wanted)
+set(found OFF)
+if(wanted)
+  set(MPI_CXX_SKIP_MPICXX ON)  # the C interface is all we use
+  find_package(MPI QUIET COMPONENTS CXX)
+  set(found "${MPI_CXX_FOUND}")
+  if(found)
+    annulus_note(MPI "MPI ${MPI_CXX_VERSION} found, no operator uses it yet")
+  else()
+    annulus_note(MPI "not found (libopenmpi-dev), no operator uses it yet")
+  endif()
+endif()
+annulus_found(MPI "${found}" "install libopenmpi-dev and openmpi-bin")
+
+annulus_wanted(NCCL wanted)
+set(found OFF)
+if(wanted AND ANNULUS_HAVE_CUDA)
+  find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+  find_library(NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR})
+  mark_as_advanced(NCCL_INCLUDE_DIR NCCL_LIBRARY)
+  if(NCCL_INCLUDE_DIR AND NCCL_LIBRARY)
+    set(found ON)
+    annulus_note(NCCL "found, no operator uses it yet")
+  else()
+    annulus_note(NCCL "not found, no operator uses it yet")
+  endif()
+elseif(wanted)
+  annulus_note(NCCL "not looked for: no CUDA")
+endif()
+annulus_found(NCCL ${found} "install NCCL for CUDA 13 (libnccl-dev), with ANNULUS_CUDA")
+
+# --- PyTorch: headers only. The module is built on the stable ABI and loads into a running torch --
+annulus_wanted(TORCH wanted)
+set(found OFF)
+if(wanted)
+  if(NOT DEFINED Python_EXECUTABLE AND EXISTS ${PROJECT_SOURCE_DIR}/.venv/bin/python)
+    set(Python_EXECUTABLE ${PROJECT_SOURCE_DIR}/.venv/bin/python)
+  endif()
+  find_package(Python QUIET COMPONENTS Interpreter)
+  if(Python_Interpreter_FOUND)
+    # Reads the installed package's data instead of importing it: seconds saved per configure.
+    execute_process(COMMAND ${Python_EXECUTABLE} -c
+      "import importlib.util as u, importlib.metadata as m; print(m.version('torch'), u.find_spec('torch').submodule_search_locations[0], sep=';', end='')"
+      OUTPUT_VARIABLE torch ERROR_QUIET RESULT_VARIABLE failed)
+    if(failed)
+      annulus_note(TORCH "${Python_EXECUTABLE} has no torch: no PyTorch operators")
+    else()
+      list(GET torch 0 torch_version)
+      list(GET torch 1 ANNULUS_TORCH_DIR)
+      if(torch_version VERSION_LESS 2.10)
+        annulus_note(TORCH "torch ${torch_version} is too old (2.10 is needed): no PyTorch operators")
+      else()
+        set(found ON)
+        set(ANNULUS_PYTHON ${Python_EXECUTABLE})
+        add_library(annulus_torch INTERFACE)
+        target_include_directories(annulus_torch SYSTEM INTERFACE
+          ${ANNULUS_TORCH_DIR}/include ${ANNULUS_TORCH_DIR}/include/torch/csrc/api/include)
+        annulus_note(TORCH "torch ${torch_version} of ${Python_EXECUTABLE}")
+      endif()
+    endif()
+  else()
+    annulus_note(TORCH "no python3: no PyTorch operators")
+  endif()
+endif()
+annulus_found(TORCH ${found} "pip install 'torch>=2.10' for the python3 that CMake finds")
+
+# --- what the build is, for annulus info ---------------------------------------------------------
+set(ANNULUS_COMMIT_STRING "unknown")
+find_package(Git QUIET)
+if(Git_FOUND AND EXISTS ${PROJECT_SOURCE_DIR}/.git)
+  execute_process(COMMAND ${GIT_EXECUTABLE} rev-parse --short HEAD
+    WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE commit ERROR_QUIET
+    OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE failed)
+  if(NOT failed)
+    set(ANNULUS_COMMIT_STRING ${commit})
+    # A new commit configures again, so that a benchmark row never names an old one.
+    execute_process(COMMAND ${GIT_EXECUTABLE} rev-parse --path-format=absolute --git-path logs/HEAD
+      WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE head_log ERROR_QUIET
+      OUTPUT_STRIP_TRAILING_WHITESPACE)
+    if(EXISTS "${head_log}")
+      set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${head_log})
+    endif()
+  endif()
+endif()
+
+# Gives one source file the strings it reports; called where that file's target is made.
+function(annulus_describe_build source)
+  set_property(SOURCE ${source} APPEND PROPERTY COMPILE_DEFINITIONS
+    "ANNULUS_VERSION_STRING=\"${PROJECT_VERSION}\""
+    "ANNULUS_COMMIT_STRING=\"${ANNULUS_COMMIT_STRING}\""
+    "ANNULUS_COMPILER_STRING=\"${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}\""
+    "ANNULUS_CUDA_STRING=\"${ANNULUS_CUDA_STRING}\""
+    "ANNULUS_HWY_STRING=\"${ANNULUS_HWY_STRING}\""
+    "ANNULUS_BLAS_STRING=\"${ANNULUS_BLAS_STRING}\""
+    "ANNULUS_OPENMP_STRING=\"${ANNULUS_OPENMP_STRING}\"")
+endfunction()
+
+function(annulus_print_summary)
+  message(STATUS "Annulus ${PROJECT_VERSION} (${ANNULUS_COMMIT_STRING}), ${CMAKE_BUILD_TYPE}, "
+    "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}, ${CMAKE_SYSTEM_PROCESSOR}")
+  get_property(lines GLOBAL PROPERTY ANNULUS_SUMMARY)
+  foreach(line ${lines})
+    string(REGEX MATCH "^([^|]*)\\|(.*)$" _ "${line}")
+    string(SUBSTRING "${CMAKE_MATCH_1}          " 0 10 name)
+    message(STATUS "  ${name}${CMAKE_MATCH_2}")
+  endforeach()
+  if(ANNULUS_SANITIZE)
+    message(STATUS "  sanitize  ${ANNULUS_SANITIZE}")
+  endif()
+endfunction()
