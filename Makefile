@@ -1,0 +1,39 @@
+# Task names; what they do is in scripts/.
+CASES ?= 1000
+
+.PHONY: help setup build test bench check lint format cuda gpu wheel clean
+
+help:
+	@echo "make setup    install what is missing (Debian packages, .venv with torch)"
+	@echo "make build    the library, the command and the PyTorch operators, for the CPU"
+	@echo "make test     every test of C++, Python, the package and the README (CASES=$(CASES) fuzzed cases per operator)"
+	@echo "make bench    quick benchmark suites and their peers; writes report.html"
+	@echo "make check    annulus check: every operator against double precision (CASES=$(CASES))"
+	@echo "make lint     formatting and forbidden words;  make format rewrites the files"
+	@echo "make cuda     compile and link all CUDA code (needs nvcc 13, no GPU)"
+	@echo "make gpu      build, test, check, sanitize and measure on a machine with a Hopper GPU"
+	@echo "make wheel    dist/annulus-*.whl"
+	@echo "make clean    remove build/, out/ and dist/"
+
+setup:
+	@scripts/setup
+build: setup
+	@scripts/build cpu
+test: setup
+	@scripts/test $(CASES)
+bench: build
+	@scripts/bench
+check: build
+	@build/cpu/bin/annulus check --cases $(CASES)
+lint:
+	@scripts/lint
+format:
+	@scripts/lint --fix
+cuda: setup
+	@scripts/build cuda
+gpu:
+	@scripts/gpu
+wheel: setup
+	@scripts/wheel
+clean:
+	@rm -rf build out dist
