@@ -1,9 +1,9 @@
 #include "annulus/core/check.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <utility>
+#include <vector>
 
 #include "annulus/core/checked.h"
 
@@ -68,31 +68,31 @@ void check_shape(const char* op, const char* name, const TensorView& v,
 void check_device(const char* op, const char* name, const TensorView& v, const char* reference_name,
                   const TensorView& reference) {
   if (v.device == reference.device) return;
-  invalid(op, name, "be on the device of " + std::string(reference_name) + ", " +
-                        to_string(reference.device) + ",",
+  invalid(op, name,
+          "be on the device of " + std::string(reference_name) + ", " +
+              to_string(reference.device) + ",",
           "is on " + to_string(v.device));
 }
 
 void check_output_layout(const char* op, const char* name, const TensorView& v) {
   if (v.numel() == 0) return;
-  // Sufficient and cheap: sorted by stride, every dimension steps over the whole span of the finer ones.
-  // Interleavings that are free of overlap in a cleverer way are refused too; no caller has needed one.
-  std::array<std::pair<std::int64_t, std::int64_t>, kMaxRank> dims;
-  std::size_t n = 0;
+  // Sufficient and cheap: sorted by stride, every dimension steps over the whole span of the finer
+  // ones. Interleavings that are free of overlap in a cleverer way are refused too; no caller has
+  // needed one.
+  std::vector<std::pair<std::int64_t, std::int64_t>> dims;
   for (int i = 0; i < v.rank; ++i) {
     const auto k = static_cast<std::size_t>(i);
-    if (v.shape[k] > 1) dims[n++] = {std::abs(v.stride[k]), v.shape[k]};
+    if (v.shape[k] > 1) dims.emplace_back(std::abs(v.stride[k]), v.shape[k]);
   }
-  std::sort(dims.begin(), dims.begin() + static_cast<std::ptrdiff_t>(n));
+  std::sort(dims.begin(), dims.end());
   std::int64_t span = 0;
-  for (std::size_t i = 0; i < n; ++i) {
-    if (dims[i].first <= span) {
+  for (const auto& [step, extent] : dims) {
+    if (step <= span) {
       invalid(op, name, "have strides under which no two elements share an address",
-              "has strides " +
-                  shape_string({v.stride.data(), static_cast<std::size_t>(v.rank)}) +
+              "has strides " + shape_string({v.stride.data(), static_cast<std::size_t>(v.rank)}) +
                   " for shape " + shape_string(v.sizes()));
     }
-    span += (dims[i].second - 1) * dims[i].first;
+    span += (extent - 1) * step;
   }
 }
 

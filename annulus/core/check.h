@@ -1,5 +1,6 @@
 // Argument checks shared by every operator: each throws InvalidArgument with a message that names
-// operator, argument, rule and what came. Operators call them once, at the top of the public function.
+// operator, argument, rule and what came. Operators call them once, at the top of the public
+// function.
 #pragma once
 
 #include <cstdint>

@@ -18,8 +18,8 @@ inline constexpr int kCPUDevice = 1, kCUDADevice = 2, kCUDAHost = 3, kCUDAManage
 inline constexpr int kInt = 0, kFloat = 2, kBfloat = 4, kBool = 6;
 }  // namespace dlpack_detail
 
-// A view of the DLPack tensor's memory, which the DLPack owner keeps alive. strides == nullptr means
-// row-major.
+// A view of the DLPack tensor's memory, which the DLPack owner keeps alive. strides == nullptr
+// means row-major.
 template <class DLTensorType>
 TensorView from_dlpack(const DLTensorType& t) {
   namespace d = dlpack_detail;

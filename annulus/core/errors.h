@@ -22,7 +22,8 @@ class ANNULUS_API InvalidArgument : public Error {
   using Error::Error;
 };
 
-// The call is right, but this build or this machine cannot run it; the message says what is missing.
+// The call is right, but this build or this machine cannot run it; the message says what is
+// missing.
 class ANNULUS_API NotSupported : public Error {
  public:
   using Error::Error;

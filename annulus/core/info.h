@@ -18,7 +18,7 @@ struct Support {
 
 struct OperatorInfo {
   std::string name;
-  std::string summary;            // one line
+  std::string summary;  // one line
   std::vector<DType> dtypes;
   std::vector<std::string> gradients;  // inputs that have one
   bool deterministic = true;
@@ -27,10 +27,10 @@ struct OperatorInfo {
 
 struct BuildInfo {
   std::string version;
-  std::string commit;    // of the sources, "unknown" outside a checkout
+  std::string commit;  // of the sources, "unknown" outside a checkout
   std::string compiler;
-  std::string cuda;      // toolkit version and architectures, or "not built"
-  std::string simd;      // Highway version and dispatch, or "none"
+  std::string cuda;  // toolkit version and architectures, or "not built"
+  std::string simd;  // Highway version and dispatch, or "none"
   std::string blas;
   std::string openmp;
 };

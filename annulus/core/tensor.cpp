@@ -11,8 +11,8 @@ namespace {
 
 void set_shape(TensorView& v, std::span<const std::int64_t> shape) {
   if (shape.size() > kMaxRank) {
-    throw InvalidArgument("[tensor] rank must be at most " + std::to_string(kMaxRank) +
-                          " but is " + std::to_string(shape.size()));
+    throw InvalidArgument("[tensor] rank must be at most " + std::to_string(kMaxRank) + " but is " +
+                          std::to_string(shape.size()));
   }
   v.rank = static_cast<int>(shape.size());
   for (std::size_t i = 0; i < shape.size(); ++i) v.shape[i] = shape[i];

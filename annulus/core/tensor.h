@@ -1,6 +1,6 @@
-// TensorView: what an operator's caller passes. Non-owning and trivially copyable; shape and strides
-// are counted in elements and are 64-bit. Strided<T, Rank>: what a kernel gets, typed and indexed as
-// x(b, h, t, c), so that no kernel computes an offset by hand.
+// TensorView: what an operator's caller passes. Non-owning and trivially copyable; shape and
+// strides are counted in elements and are 64-bit. Strided<T, Rank>: what a kernel gets, typed and
+// indexed as x(b, h, t, c), so that no kernel computes an offset by hand.
 #pragma once
 
 #include <array>

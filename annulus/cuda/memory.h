@@ -1,4 +1,5 @@
-// The CUDA runtime calls that C++ files need, behind plain types, so that only files under cuda/ and
+// The CUDA runtime calls that C++ files need, behind plain types, so that only files under cuda/
+// and
 // *_cuda.cu see CUDA headers. In a build without CUDA every one of them throws NotSupported.
 #pragma once
 
@@ -20,8 +21,8 @@ struct DeviceInfo {
   int runtime_version = 0;
 };
 
-ANNULUS_API bool built();          // this library was compiled with CUDA
-ANNULUS_API int device_count();    // 0 without CUDA, without a driver, or without a device
+ANNULUS_API bool built();                   // this library was compiled with CUDA
+ANNULUS_API int device_count();             // 0 without CUDA, without a driver, or without a device
 ANNULUS_API std::string why_unavailable();  // empty when device 0 can be used
 ANNULUS_API DeviceInfo device_info(int device);
 ANNULUS_API std::size_t free_bytes(int device);

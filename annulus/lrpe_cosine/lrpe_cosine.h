@@ -2,15 +2,18 @@
 // (RoPE) from the same kernel.
 //
 //   Inputs   x     (B, H, L, D)  activations; L = prefix + n1 * ... * nm
-//            theta (H, E)        frequencies, radians per unit of position; all m axes share a head's row
-//   Position Token t >= prefix has s = t - prefix, unravelled row-major over (n1..nm): s_m is fastest.
+//            theta (H, E)        frequencies, radians per unit of position; all m axes share a
+//            head's row
+//   Position Token t >= prefix has s = t - prefix, unravelled row-major over (n1..nm): s_m is
+//   fastest.
 //            Tokens t < prefix have no position: their phase is 0.
 //   Phase    The D columns are cut in m blocks of E, the last one truncated (m * E >= D):
 //              phi[h,t,c] = s_{1 + c div E} * theta[h, c mod E]
 //            It is exact modular arithmetic (see phase.h): as right at position 2^31 as at 10.
-//   Cosine   xb = f(x),  y[..., c] = xb cos(phi),  y[..., D + c] = xb sin(phi)        y (B, H, L, 2D)
-//   Rotate   pairs (x1, x2) of columns:  y1 = x1 cos(phi) - x2 sin(phi),
-//                                        y2 = x1 sin(phi) + x2 cos(phi)               y (B, H, L, D)
+//   Cosine   xb = f(x),  y[..., c] = xb cos(phi),  y[..., D + c] = xb sin(phi)        y (B, H, L,
+//   2D) Rotate   pairs (x1, x2) of columns:  y1 = x1 cos(phi) - x2 sin(phi),
+//                                        y2 = x1 sin(phi) + x2 cos(phi)               y (B, H, L,
+//                                        D)
 //   f        none, relu, sigmoid, silu, softmax over the D features of a token, softmax over the L
 //            tokens of a (b, h, c) column (prefix tokens included)
 //
@@ -57,7 +60,7 @@ struct LrpeGrid {
 
 enum class LrpeActivation : std::uint8_t {
   kNone,
-  kRelu,     // derivative 0 at exactly 0
+  kRelu,  // derivative 0 at exactly 0
   kSigmoid,
   kSilu,
   kSoftmaxFeatures,  // over the D columns of a token
@@ -68,9 +71,9 @@ enum class LrpeActivation : std::uint8_t {
 struct LrpePositions {
   LrpeGrid shape;           // required
   std::int64_t prefix = 0;  // leading tokens without a position
-  // 1-D shapes only: token t >= prefix has position offset + offsets[b] + t - prefix. `offsets` is a
-  // (B,) i32 or i64 tensor on x's device, read when the kernel runs (so a CUDA graph can replay it
-  // with new values), or left out.
+  // 1-D shapes only: token t >= prefix has position offset + offsets[b] + t - prefix. `offsets` is
+  // a (B,) i32 or i64 tensor on x's device, read when the kernel runs (so a CUDA graph can replay
+  // it with new values), or left out.
   std::int64_t offset = 0;
   TensorView offsets;
 };
