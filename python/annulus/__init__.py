@@ -1,0 +1,38 @@
+"""Annulus: sequence-model operators that frameworks do not ship, for PyTorch.
+
+Every function takes torch tensors of any strides without copying them, works under autograd, torch.compile and
+torch.export, and raises InvalidArgument (a ValueError), NotSupported (a NotImplementedError), DeviceError or RankLost
+(RuntimeErrors) with a message that names operator, argument, rule and what came.
+"""
+
+from . import _library  # noqa: F401  (loads the compiled operators first)
+from . import nn
+from .errors import DeviceError, InvalidArgument, NotSupported, RankLost
+from .lrpe_cosine import lrpe_cosine, lrpe_cosine_qk, lrpe_rotate, lrpe_rotate_
+
+
+def info():
+    """What this build is and what it can run here: version, commit, devices, and per operator support with reasons."""
+    from .info import collect  # loaded on demand: `python -m annulus.info` runs that module itself
+
+    return collect()
+
+
+def __getattr__(name):
+    if name == "__version__":
+        return info()["version"]
+    raise AttributeError(f"module 'annulus' has no attribute {name!r}")
+
+
+__all__ = [
+    "DeviceError",
+    "InvalidArgument",
+    "NotSupported",
+    "RankLost",
+    "info",
+    "lrpe_cosine",
+    "lrpe_cosine_qk",
+    "lrpe_rotate",
+    "lrpe_rotate_",
+    "nn",
+]

@@ -1,0 +1,26 @@
+"""Loads the compiled operators (annulus/_ops.so) into torch, once."""
+
+import os
+
+import torch
+
+_OLDEST_TORCH = (2, 10)
+
+
+def _load():
+    version = tuple(int(p) for p in torch.__version__.split("+")[0].split(".")[:2])
+    if version < _OLDEST_TORCH:
+        raise ImportError(
+            f"annulus needs torch >= {_OLDEST_TORCH[0]}.{_OLDEST_TORCH[1]} (its stable ABI) but found {torch.__version__}"
+        )
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_ops.so")
+    if not os.path.exists(path):
+        raise ImportError(
+            f"annulus is not built: {path} is missing. Install it with `pip install .`, or build with CMake and put "
+            "<build folder>/python on PYTHONPATH"
+        )
+    torch.ops.load_library(path)
+
+
+_load()
+ops = torch.ops.annulus

@@ -1,0 +1,287 @@
+"""LRPE-cosine and its rotating sibling (RoPE): multi-axis relative positional encoding with exact phases.
+
+    phi[h,t,c] = s_{1 + c div E} * theta[h, c mod E]     s = grid position of token t >= prefix, row-major over `shape`
+    cosine:  y = [f(x) cos(phi), f(x) sin(phi)]          rotate:  pairs of columns turned by phi
+
+The C++ library checks every argument; Python only routes. Outputs keep x's order of heads and tokens in memory, so a
+transposed (B, L, H, D) view goes through without a copy in either direction.
+"""
+
+import torch
+
+from ._autograd import below_autograd, call_backward, differentiable, needs_autograd, refuse_double_backward
+from ._library import ops
+from .errors import InvalidArgument, typed
+
+
+def lrpe_cosine(x, theta, shape, *, prefix=0, activation="none", softmax_dim=-1, offset=0):
+    """Encodes x (B, H, L, D) into y (B, H, L, 2D), L = prefix + n1 * ... * nm.
+
+    theta (H, E): radians per unit of position, float32 or x's dtype, m * E >= D, every axis longer than 1 owns a column.
+    shape: (n1..nm), 1 <= m <= 4.  prefix: leading tokens without a position (phase 0).
+    activation f: none | relu | sigmoid | silu | softmax (softmax_dim -1: features of a token, -2: tokens of a column).
+    offset: int or (B,) integer tensor, 1-D shapes only: token t >= prefix has position offset + t - prefix.
+    Gradients: x, theta.  Nothing is saved for backward unless an activation or theta's gradient needs it.
+    """
+    offset, offsets = _split_offset(offset)
+    arguments = (x, theta, _grid("lrpe_cosine", shape), prefix, activation, softmax_dim, offset, offsets)
+    try:
+        if needs_autograd(x, theta):
+            return _Cosine.apply(*arguments)
+        return ops.lrpe_cosine.default(*arguments)
+    except RuntimeError as e:
+        raise typed(e) from None
+
+
+def lrpe_cosine_qk(q, k, theta, shape, *, prefix=0, activation="none", softmax_dim=-1, offset=0):
+    """lrpe_cosine of queries (B, Hq, L, D) and keys (B, Hk, L, D) in one launch: returns (q2, k2).
+
+    theta has a row per head of the smaller count, which divides the larger; heads of one GQA group share a row.
+    """
+    offset, offsets = _split_offset(offset)
+    arguments = (q, k, theta, _grid("lrpe_cosine_qk", shape), prefix, activation, softmax_dim, offset, offsets)
+    try:
+        if needs_autograd(q, k, theta):
+            return _CosineQk.apply(*arguments)
+        return ops.lrpe_cosine_qk.default(*arguments)
+    except RuntimeError as e:
+        raise typed(e) from None
+
+
+def lrpe_rotate(x, theta, shape, *, prefix=0, interleaved=False, offset=0):
+    """The rotating form (RoPE): y (B, H, L, D), D even, m * E >= D / 2.
+
+    Columns (c, c + D/2) form a pair, or (2c, 2c + 1) when interleaved. Gradients: x, theta.
+    """
+    offset, offsets = _split_offset(offset)
+    arguments = (x, theta, _grid("lrpe_rotate", shape), prefix, interleaved, offset, offsets)
+    try:
+        if needs_autograd(x, theta):
+            return _Rotate.apply(*arguments)
+        return ops.lrpe_rotate.default(*arguments)
+    except RuntimeError as e:
+        raise typed(e) from None
+
+
+def lrpe_rotate_(x, theta, shape, *, prefix=0, interleaved=False, offset=0):
+    """lrpe_rotate over x's own memory; returns x. Differentiable, as any in-place function of torch."""
+    offset, offsets = _split_offset(offset)
+    arguments = (x, theta, _grid("lrpe_rotate", shape), prefix, interleaved, offset, offsets)
+    try:
+        if torch.compiler.is_compiling():
+            # Functional form plus copy: the compiler turns it back into one in-place write where it can.
+            return x.copy_(ops.lrpe_rotate.default(*arguments))
+        if needs_autograd(x, theta):
+            if x.requires_grad and x.is_leaf:
+                raise InvalidArgument(
+                    "[lrpe_rotate] x must not be a leaf that requires grad, since its values are overwritten; "
+                    "use lrpe_rotate, or x.detach()"
+                )
+            return _RotateInPlace.apply(*arguments)
+        ops.lrpe_rotate_.default(*arguments)
+        torch.autograd.graph.increment_version(x)  # so that a graph that saved the old values notices
+        return x
+    except RuntimeError as e:
+        raise typed(e) from None
+
+
+def _split_offset(offset):
+    """(int part, tensor part) of an offset argument."""
+    return (0, offset) if isinstance(offset, torch.Tensor) else (offset, None)
+
+
+def _grid(op, shape):
+    if isinstance(shape, (tuple, list)):
+        return shape
+    raise InvalidArgument(f"[{op}] shape must be a tuple of 1 to 4 integers but is {shape!r}")
+
+
+# Fake kernels: shapes, dtypes and strides without data, for torch.compile and torch.export ------------------------------
+
+
+def _token_major(x):
+    return x.stride(1) < x.stride(2)
+
+
+def _empty(like, H, width, token_major):
+    B, L = like.shape[0], like.shape[2]
+    if token_major:
+        return like.new_empty((B, L, H, width)).transpose(1, 2)
+    return like.new_empty((B, H, L, width))
+
+
+def _check(op, name, x, theta):
+    """The rules a fake kernel cannot go on without; all others are C++'s."""
+    if x.dim() != 4:
+        raise InvalidArgument(f"[{op}] {name} must have 4 dimensions but has shape {tuple(x.shape)}")
+    if theta.device != x.device:  # a meta tensor among real ones leads here, too
+        raise InvalidArgument(f"[{op}] theta must be on the device of {name}, {x.device}, but is on {theta.device}")
+
+
+def _encoded(op, name, x, theta, factor):
+    _check(op, name, x, theta)
+    return _empty(x, x.shape[1], factor * x.shape[3], _token_major(x))
+
+
+def _gradient(like, needed, token_major, columns):
+    return _empty(like, like.shape[1], columns, token_major) if needed else like.new_empty((0,))
+
+
+def _theta_gradient(theta, needed):
+    return theta.new_empty(theta.shape) if needed else theta.new_empty((0,))
+
+
+@torch.library.register_fake("annulus::lrpe_cosine")
+def _(x, theta, shape, prefix, activation, softmax_dim, offset, offsets):
+    return _encoded("lrpe_cosine", "x", x, theta, 2)
+
+
+@torch.library.register_fake("annulus::lrpe_cosine_backward")
+def _(dy, x, theta, shape, prefix, activation, softmax_dim, offset, offsets, token_major, need_dx, need_dtheta):
+    return _gradient(dy, need_dx, token_major, dy.shape[3] // 2), _theta_gradient(theta, need_dtheta)
+
+
+@torch.library.register_fake("annulus::lrpe_cosine_qk")
+def _(q, k, theta, shape, prefix, activation, softmax_dim, offset, offsets):
+    return _encoded("lrpe_cosine_qk", "q", q, theta, 2), _encoded("lrpe_cosine_qk", "k", k, theta, 2)
+
+
+@torch.library.register_fake("annulus::lrpe_cosine_qk_backward")
+def _(dyq, dyk, q, k, theta, shape, prefix, activation, softmax_dim, offset, offsets, q_token_major, k_token_major,
+      need_dq, need_dk, need_dtheta):
+    return (
+        _gradient(dyq, need_dq, q_token_major, dyq.shape[3] // 2),
+        _gradient(dyk, need_dk, k_token_major, dyk.shape[3] // 2),
+        _theta_gradient(theta, need_dtheta),
+    )
+
+
+@torch.library.register_fake("annulus::lrpe_rotate")
+def _(x, theta, shape, prefix, interleaved, offset, offsets):
+    return _encoded("lrpe_rotate", "x", x, theta, 1)
+
+
+@torch.library.register_fake("annulus::lrpe_rotate_")
+def _(x, theta, shape, prefix, interleaved, offset, offsets):
+    _check("lrpe_rotate", "x", x, theta)
+
+
+@torch.library.register_fake("annulus::lrpe_rotate_backward")
+def _(dy, x, theta, shape, prefix, interleaved, offset, offsets, token_major, need_dx, need_dtheta):
+    return _gradient(dy, need_dx, token_major, dy.shape[3]), _theta_gradient(theta, need_dtheta)
+
+
+# Autograd ---------------------------------------------------------------------------------------------------------------
+
+
+def _cosine_setup(ctx, inputs, output):
+    x, theta, shape, prefix, activation, softmax_dim, offset, offsets = inputs
+    ctx.set_materialize_grads(False)
+    needs_x = activation != "none" or ctx.needs_input_grad[1]
+    ctx.save_for_backward(x if needs_x else None, theta, offsets)
+    ctx.options = (shape, prefix, activation, softmax_dim, offset)
+    ctx.token_major = _token_major(x)
+
+
+def _cosine_backward(ctx, dy):
+    need_dx, need_dtheta = ctx.needs_input_grad[:2]
+    if dy is None:
+        return (None,) * 8
+    x, theta, offsets = ctx.saved_tensors
+    try:
+        dx, dtheta = call_backward(
+            ops.lrpe_cosine_backward.default, dy, x, theta, *ctx.options, offsets, ctx.token_major, need_dx, need_dtheta
+        )
+    except RuntimeError as e:
+        raise typed(e) from None
+    return (dx if need_dx else None, dtheta if need_dtheta else None) + (None,) * 6
+
+
+def _qk_setup(ctx, inputs, output):
+    q, k, theta, shape, prefix, activation, softmax_dim, offset, offsets = inputs
+    ctx.set_materialize_grads(False)
+    needs_inputs = activation != "none" or ctx.needs_input_grad[2]
+    ctx.save_for_backward(q if needs_inputs else None, k if needs_inputs else None, theta, offsets)
+    ctx.options = (shape, prefix, activation, softmax_dim, offset)
+    ctx.token_major = (_token_major(q), _token_major(k))
+    ctx.shapes = (output[0].shape, output[1].shape)
+
+
+def _qk_backward(ctx, dyq, dyk):
+    if dyq is None and dyk is None:
+        return (None,) * 9
+    # An output nobody used has gradient 0: one element, expanded, instead of a tensor of zeros.
+    dyq = dyk.new_zeros(()).expand(ctx.shapes[0]) if dyq is None else dyq
+    dyk = dyq.new_zeros(()).expand(ctx.shapes[1]) if dyk is None else dyk
+    needed = ctx.needs_input_grad[:3]
+    q, k, theta, offsets = ctx.saved_tensors
+    try:
+        gradients = call_backward(
+            ops.lrpe_cosine_qk_backward.default, dyq, dyk, q, k, theta, *ctx.options, offsets, *ctx.token_major, *needed
+        )
+    except RuntimeError as e:
+        raise typed(e) from None
+    return tuple(g if n else None for g, n in zip(gradients, needed)) + (None,) * 6
+
+
+def _rotate_setup(ctx, inputs, output):
+    x, theta, shape, prefix, interleaved, offset, offsets = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, theta, offsets)
+    ctx.options = (shape, prefix, interleaved, offset)
+    ctx.token_major = _token_major(x)
+
+
+def _rotate_backward(ctx, dy):
+    need_dx, need_dtheta = ctx.needs_input_grad[:2]
+    if dy is None:
+        return (None,) * 7
+    x, theta, offsets = ctx.saved_tensors
+    try:
+        dx, dtheta = call_backward(
+            ops.lrpe_rotate_backward.default, dy, x, theta, *ctx.options, offsets, ctx.token_major, need_dx, need_dtheta
+        )
+    except RuntimeError as e:
+        raise typed(e) from None
+    return (dx if need_dx else None, dtheta if need_dtheta else None) + (None,) * 5
+
+
+class _RotateInPlace(torch.autograd.Function):
+    """x is gone after the forward, and not needed: a rotation turns the gradient of the phase, dy . J y, with it."""
+
+    @staticmethod
+    def forward(ctx, x, theta, shape, prefix, interleaved, offset, offsets):
+        below_autograd(ops.lrpe_rotate_.default, x, theta, shape, prefix, interleaved, offset, offsets)
+        ctx.mark_dirty(x)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, theta, offsets)
+        ctx.options = (shape, prefix, interleaved, offset)
+        ctx.token_major = _token_major(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, dy):
+        need_dx, need_dtheta = ctx.needs_input_grad[:2]
+        if dy is None:
+            return (None,) * 7
+        y, theta, offsets = ctx.saved_tensors
+        dx = dtheta = None
+        try:
+            if need_dx:
+                dx = call_backward(
+                    ops.lrpe_rotate_backward.default, dy, None, theta, *ctx.options, offsets, ctx.token_major, True, False
+                )[0]
+            if need_dtheta:  # with theta = 0 the backward's x is its y
+                dtheta = call_backward(
+                    ops.lrpe_rotate_backward.default, dy, y, torch.zeros_like(theta), *ctx.options, offsets, ctx.token_major, False, True
+                )[1]
+        except RuntimeError as e:
+            raise typed(e) from None
+        return (dx, dtheta) + (None,) * 5
+
+
+_Cosine = differentiable(ops.lrpe_cosine.default, _cosine_setup, _cosine_backward)
+_CosineQk = differentiable(ops.lrpe_cosine_qk.default, _qk_setup, _qk_backward)
+_Rotate = differentiable(ops.lrpe_rotate.default, _rotate_setup, _rotate_backward)
+for _op in (ops.lrpe_cosine_backward, ops.lrpe_cosine_qk_backward, ops.lrpe_rotate_backward):
+    refuse_double_backward(_op.default)

@@ -1,0 +1,81 @@
+// The op namespace "annulus" and what the build says about itself. Operators add themselves to the
+// namespace in their own <op>_torch.cpp.
+#include <string>
+
+#include "annulus/core/info.h"
+#include "python/csrc/torch_glue.h"
+
+namespace {
+
+using annulus::DeviceType;
+
+std::string quoted(const std::string& s) {
+  static constexpr char kHex[] = "0123456789abcdef";
+  std::string out = "\"";
+  for (const char c : s) {
+    const auto u = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (u < 0x20) {
+      out += "\\u00";
+      out += kHex[u >> 4];
+      out += kHex[u & 15];
+    } else {
+      out += c;
+    }
+  }
+  return out + "\"";
+}
+
+std::string support_json(const annulus::Support& s) {
+  return "{\"available\":" + std::string(s.available ? "true" : "false") +
+         ",\"reason\":" + quoted(s.reason) + "}";
+}
+
+template <class List, class F>
+std::string list_json(const List& list, F&& item) {
+  std::string out = "[";
+  for (const auto& e : list) {
+    if (out.size() > 1) out += ",";
+    out += item(e);
+  }
+  return out + "]";
+}
+
+std::string operator_json(const annulus::OperatorInfo& op) {
+  const auto device = [&op](DeviceType type) {
+    return support_json(op.support ? op.support(type) : annulus::Support{});
+  };
+  return quoted(op.name) + ":{\"summary\":" + quoted(op.summary) + ",\"dtypes\":" +
+         list_json(op.dtypes, [](annulus::DType t) { return quoted(annulus::name_of(t)); }) +
+         ",\"gradients\":" +
+         list_json(op.gradients, [](const std::string& g) { return quoted(g); }) +
+         ",\"deterministic\":" + (op.deterministic ? "true" : "false") +
+         ",\"cpu\":" + device(DeviceType::kCPU) + ",\"cuda\":" + device(DeviceType::kCUDA) + "}";
+}
+
+std::string info_json() {
+  return annulus::torch_glue::typed_errors([] {
+    const annulus::BuildInfo b = annulus::build_info();
+    std::string ops = "{";
+    for (const annulus::OperatorInfo& op : annulus::operators()) {
+      if (ops.size() > 1) ops += ",";
+      ops += operator_json(op);
+    }
+    return "{\"version\":" + quoted(b.version) + ",\"commit\":" + quoted(b.commit) +
+           ",\"compiler\":" + quoted(b.compiler) + ",\"cuda\":" + quoted(b.cuda) +
+           ",\"simd\":" + quoted(b.simd) + ",\"blas\":" + quoted(b.blas) +
+           ",\"openmp\":" + quoted(b.openmp) + ",\"cpu\":" + quoted(annulus::cpu_name()) +
+           ",\"cpu_features\":" + quoted(annulus::cpu_features()) +
+           ",\"cpu_threads\":" + std::to_string(annulus::cpu_threads()) + ",\"operators\":" + ops +
+           "}}";
+  });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY(annulus, m) { m.def("_info_json() -> str"); }
+STABLE_TORCH_LIBRARY_IMPL(annulus, CompositeExplicitAutograd, m) {
+  m.impl("_info_json", TORCH_BOX(&info_json));
+}
