@@ -4,6 +4,7 @@
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #if defined(_OPENMP)
 #include <omp.h>
@@ -28,13 +29,11 @@ void parallel_for(std::int64_t tasks, int threads, void (*body)(void*, std::int6
     for (std::int64_t i = 0; i < tasks; ++i) body(state, i);
     return;
   }
-#if defined(_OPENMP)
   // An exception may not leave a parallel region, so the first one is kept and rethrown after it.
   std::exception_ptr error;
   std::int64_t error_task = tasks;
   std::mutex guard;
-#pragma omp parallel for num_threads(n) schedule(static)
-  for (std::int64_t i = 0; i < tasks; ++i) {
+  const auto run = [&](std::int64_t i) {
     try {
       body(state, i);
     } catch (...) {
@@ -44,9 +43,21 @@ void parallel_for(std::int64_t tasks, int threads, void (*body)(void*, std::int6
         error = std::current_exception();
       }
     }
+  };
+#if defined(_OPENMP)
+#pragma omp parallel for num_threads(n) schedule(static)
+  for (std::int64_t i = 0; i < tasks; ++i) run(i);
+#else
+  // Started anew for each call: this branch is for ThreadSanitizer, which cannot see into libgomp.
+  std::vector<std::thread> workers;
+  for (int w = 0; w < n; ++w) {
+    workers.emplace_back([&, w] {
+      for (std::int64_t i = tasks * w / n; i < tasks * (w + 1) / n; ++i) run(i);
+    });
   }
-  if (error) std::rethrow_exception(error);
+  for (std::thread& worker : workers) worker.join();
 #endif
+  if (error) std::rethrow_exception(error);
 }
 
 }  // namespace detail
