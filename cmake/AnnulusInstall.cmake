@@ -18,7 +18,4 @@ install(FILES ${PROJECT_BINARY_DIR}/annulusConfig.cmake
   ${PROJECT_SOURCE_DIR}/cmake/FindHighway.cmake DESTINATION ${package_dir}
   COMPONENT development)
 
-# cli/ calls its target annulus_cli; the file it makes is called annulus.
-if(TARGET annulus_cli)
-  install(TARGETS annulus_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT runtime)
-endif()
+# The annulus command is installed by cli/, the Python package by python/ (component python).
