@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "annulus/lrpe_cosine/lrpe_cosine.h"
 #include "testing/case.h"
@@ -25,5 +26,20 @@ struct LrpeProblem {
 
 // calls: "forward", "backward" (dx and/or dtheta as asked). Inputs are named as in the header.
 Case lrpe_case(const LrpeProblem& problem);
+
+// A random problem: the same for a seed on every machine.
+LrpeProblem lrpe_fuzz_problem(std::uint64_t seed);
+// Hand-picked problems: every edge and every defect of the original implementation.
+std::vector<Case> lrpe_named_cases();
+std::vector<BadCall> lrpe_bad_calls(Device device);
+
+// What a straightforward programmer writes: float(position) * theta, then std::cos, sums in fp32
+// (everything in fp64 for f64 tensors). Dense tensors on the CPU in the call's own dtypes; x, dx
+// and dtheta may be undefined. theta has a row per head.
+void lrpe_baseline_forward(const LrpeProblem& p, const TensorView& x, const TensorView& theta,
+                           const TensorView& offsets, const TensorView& y);
+void lrpe_baseline_backward(const LrpeProblem& p, const TensorView& dy, const TensorView& x,
+                            const TensorView& theta, const TensorView& offsets,
+                            const TensorView& dx, const TensorView& dtheta);
 
 }  // namespace annulus::testing

@@ -1,0 +1,605 @@
+// LRPE-cosine on the CPU.
+//
+// A task is one head of one tensor and a run of tokens; it makes each token's row of sines and
+// cosines once and applies it to the whole batch. Tasks are fixed by the problem, and each writes
+// only what is its own, so the bits do not depend on the number of threads. Without an activation
+// and with dense columns a row goes from x to y in registers; everything else goes through row
+// buffers.
+//
+// Floor: bytes over copy bandwidth (no arithmetic to speak of). See lrpe_cosine.md for the figures.
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "annulus/lrpe_cosine/lrpe_cosine_cpu.cpp"
+#if ANNULUS_HAVE_HWY && ANNULUS_HWY_DISPATCH
+#include <hwy/foreach_target.h>  // compiles this file once per instruction set
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "annulus/core/dispatch.h"
+#include "annulus/cpu/features.h"
+#include "annulus/cpu/parallel.h"
+#include "annulus/cpu/simd-inl.h"
+#include "annulus/lrpe_cosine/lrpe_cosine_apply-inl.h"
+#include "annulus/lrpe_cosine/lrpe_cosine_plan.h"
+#include "annulus/lrpe_cosine/lrpe_cosine_rows-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace annulus::lrpe::HWY_NAMESPACE {
+
+// Scratch is laid out per worker, not per thread: the number of workers is fixed, so the workspace
+// is the same for every number of threads.
+inline constexpr std::int64_t kWorkers = 64;
+
+// How the work is cut: `chunks` runs of `chunk` tokens for each head of each side.
+struct Tasks {
+  std::int64_t chunk = 1, chunks = 0, heads = 0;
+  std::int64_t count() const { return chunks * heads; }
+};
+
+inline Tasks make_tasks(const Plan& plan) {
+  constexpr std::int64_t kTasks = 128;  // enough to balance tens of threads
+  Tasks t;
+  t.heads = plan.heads();
+  t.chunk = std::max<std::int64_t>(
+      64, round_up(ceil_div(plan.L * std::max<std::int64_t>(t.heads, 1), kTasks), 64));
+  t.chunks = ceil_div(plan.L, t.chunk);
+  return t;
+}
+
+// Byte counts of one call's scratch, and its pieces once there is memory.
+template <class T>
+struct Scratch {
+  using Real = compute_t<T>;
+  static constexpr int kRows = 6;  // x1, x2, g1, g2, and the two dtheta sums
+
+  explicit Scratch(const Plan& plan, bool backward)
+      : segments(make_segments(plan)), tasks(make_tasks(plan)), width(segments.width) {
+    tables.width = round_up(plan.E, kRowPad);
+    buffered = backward ? plan.need_dtheta || plan.activation != LrpeActivation::kNone
+                        : plan.activation != LrpeActivation::kNone;
+    columns = plan.activation == LrpeActivation::kSoftmaxTokens ? plan.B * tasks.heads * plan.C : 0;
+    dot_columns = backward ? columns : 0;
+    partials = backward && plan.need_dtheta ? tasks.count() * width : 0;
+    rows = plan.theta_rows;
+  }
+
+  // Visits every piece: p(pointer, count). The one list that counting and carving share.
+  template <class P>
+  void pieces(P&& p) {
+    const std::int64_t step_bytes = std::is_same_v<Real, double> ? 2 : 1;
+    p(steps, rows * tables.width * step_bytes);
+    p(tables_real, rows * tables.width * (std::is_same_v<Real, double> ? 1 : 2 * kFine));
+    p(theta, rows * tables.width);
+    p(table_turns, rows * tables.width);
+    // Dense column strides are known only at run time, so the row buffers are always counted.
+    p(worker_reals, kWorkers * width * (PhaseRow<T>::reals(1) + kRows));
+    p(worker_turns, kWorkers * PhaseRow<T>::turns(width));
+    p(worker_sums, partials > 0 ? kWorkers * width : 0);
+    p(column_max, columns);
+    p(column_scale, columns);
+    p(column_dot, dot_columns);
+    p(partial, partials);
+  }
+
+  std::size_t bytes() {
+    std::size_t total = 0;
+    pieces([&]<class U>(U*&, std::int64_t n) {
+      total += Workspace::piece(static_cast<std::size_t>(n) * sizeof(U));
+    });
+    return total;
+  }
+
+  void carve(Workspace& workspace) {
+    pieces([&]<class U>(U*& p, std::int64_t n) { p = workspace.take<U>(n); });
+    if constexpr (std::is_same_v<Real, double>) {
+      tables.step = reinterpret_cast<Turn*>(steps);
+      tables.poison = tables_real;
+    } else {
+      tables.step = steps;
+      tables.fine_cos = tables_real;
+      tables.fine_sin = tables_real + rows * kFine * tables.width;
+    }
+  }
+
+  Segments segments;
+  Tasks tasks;
+  std::int64_t width;
+  bool buffered = false;
+  std::int64_t columns = 0, dot_columns = 0, partials = 0, rows = 0;
+  ThetaTables<Real> tables;
+  std::uint64_t* steps = nullptr;
+  Real* tables_real = nullptr;
+  double* theta = nullptr;
+  std::uint64_t* table_turns = nullptr;
+  Real* worker_reals = nullptr;
+  std::uint64_t* worker_turns = nullptr;
+  double* worker_sums = nullptr;
+  Real* column_max = nullptr;
+  Real* column_scale = nullptr;
+  Real* column_dot = nullptr;
+  double* partial = nullptr;
+};
+
+inline std::int64_t batch_offset(const Plan& plan, std::int64_t b) {
+  if (!plan.offsets.defined()) return plan.offset;
+  const std::int64_t i = b * plan.offsets.stride[0];
+  return plan.offset + (plan.offsets.dtype == DType::kI64
+                            ? static_cast<const std::int64_t*>(plan.offsets.data)[i]
+                            : static_cast<const std::int32_t*>(plan.offsets.data)[i]);
+}
+
+// Which of the fine rows some token will use.
+inline unsigned fine_rows(const Plan& plan) {
+  constexpr unsigned kAll = (1u << kFine) - 1;
+  const std::int64_t tokens = plan.L - plan.prefix;
+  if (plan.axes == 1 && tokens < kFine) {
+    unsigned mask = 0;
+    const std::int64_t sequences = plan.offsets.defined() ? plan.B : 1;
+    for (std::int64_t b = 0; b < sequences && mask != kAll; ++b) {
+      for (std::int64_t t = 0; t < tokens; ++t) {
+        mask |= 1u << ((batch_offset(plan, b) + t) & (kFine - 1));
+      }
+    }
+    return mask;
+  }
+  if (plan.axes == 1) return kAll;
+  const std::int64_t longest = *std::max_element(plan.extent, plan.extent + plan.axes);
+  return longest >= kFine ? kAll : (1u << longest) - 1;
+}
+
+template <class T>
+void make_tables(const Plan& plan, const Scratch<T>& scratch, int threads) {
+  const std::int64_t width = scratch.tables.width;
+  const unsigned fine = fine_rows(plan);
+  annulus::cpu::parallel_for(plan.theta_rows, threads, [&](std::int64_t row) {
+    double* theta = scratch.theta + row * width;
+    visit_floating(plan.theta.dtype, [&]<class U>() {
+      const auto view = as_strided<U, 2>(plan.theta);
+      for (std::int64_t k = 0; k < plan.E; ++k) {
+        theta[k] = static_cast<double>(static_cast<compute_t<U>>(view(row, k)));
+      }
+    });
+    fill_tables(scratch.tables, row, theta, plan.E, fine, scratch.table_turns + row * width);
+  });
+}
+
+// One task's place: which side and head, which tokens.
+struct Place {
+  int side = 0;
+  std::int64_t head = 0, flat_head = 0, begin = 0, end = 0;
+};
+
+inline Place place_of(const Plan& plan, const Tasks& tasks, std::int64_t task) {
+  Place p;
+  p.flat_head = task / tasks.chunks;
+  p.side = p.flat_head >= plan.side[0].heads ? 1 : 0;
+  p.head = p.flat_head - (p.side == 1 ? plan.side[0].heads : 0);
+  p.begin = (task % tasks.chunks) * tasks.chunk;
+  p.end = std::min(plan.L, p.begin + tasks.chunk);
+  return p;
+}
+
+// One worker: its buffers, and the loops over tokens and batch.
+template <class T>
+class Worker {
+ public:
+  using Real = compute_t<T>;
+
+  Worker(const Plan& plan, const Scratch<T>& scratch, std::int64_t index)
+      : plan_(plan),
+        scratch_(scratch),
+        width_(scratch.width),
+        base_(scratch.worker_reals + index * width_ * (PhaseRow<T>::reals(1) + Scratch<T>::kRows)),
+        phase_(scratch.segments, scratch.tables, base_,
+               scratch.worker_turns + index * PhaseRow<T>::turns(width_)),
+        hardware_bf16_(annulus::cpu::has_arm_bf16()) {
+    Real* p = base_ + PhaseRow<T>::reals(width_);
+    row_.x1 = p;
+    row_.x2 = p + width_;
+    row_.g1 = p + 2 * width_;
+    row_.g2 = p + 3 * width_;
+    sum0_ = p + 4 * width_;
+    sum1_ = p + 5 * width_;
+    if (scratch.worker_sums != nullptr) sums_ = scratch.worker_sums + index * width_;
+  }
+
+  void forward(const Place& place) {
+    const Side& side = plan_.side[place.side];
+    phase_.start_head(place.head / side.heads_per_row);
+    const bool direct =
+        plan_.activation == LrpeActivation::kNone && side.x.stride[3] == 1 && side.y.stride[3] == 1;
+    for_tokens(place, [&](std::int64_t t, std::int64_t b0, std::int64_t b1) {
+      for (std::int64_t b = b0; b < b1; ++b) {
+        const Pair<T> x = at(side.x, b, place.head, t);
+        const Pair<T> y = at(side.y, b, place.head, t);
+        if (direct) {
+          for (int i = 0; i < scratch_.segments.count; ++i) {
+            const Segment& g = scratch_.segments.at[i];
+            turn_direct(g, x, y, Direction::kForward);
+          }
+          continue;
+        }
+        load_activated(x, b, place, t);
+        for (int i = 0; i < scratch_.segments.count; ++i) {
+          const Segment& g = scratch_.segments.at[i];
+          rotate_row(row_.x1 + g.slot, x.second ? row_.x2 + g.slot : nullptr, phase_.cos() + g.slot,
+                     phase_.sin() + g.slot, g.length, row_.g1 + g.slot, row_.g2 + g.slot);
+        }
+        store_rows(y, row_.g1, row_.g2);
+      }
+    });
+  }
+
+  void backward(const Place& place, std::int64_t task) {
+    const Side& side = plan_.side[place.side];
+    phase_.start_head(place.head / side.heads_per_row);
+    const bool direct =
+        !scratch_.buffered && side.dx.defined() && side.dy.stride[3] == 1 && side.dx.stride[3] == 1;
+    if (plan_.need_dtheta) {
+      std::fill_n(sums_, width_, 0.0);
+      clear_run();
+    }
+    for_tokens(place, [&](std::int64_t t, std::int64_t b0, std::int64_t b1) {
+      if (plan_.need_dtheta && t >= plan_.prefix) begin_token(t, b0);
+      for (std::int64_t b = b0; b < b1; ++b) {
+        const Pair<T> dy = at(side.dy, b, place.head, t);
+        if (direct) {
+          const Pair<T> dx = at(side.dx, b, place.head, t);
+          for (int i = 0; i < scratch_.segments.count; ++i) {
+            turn_direct(scratch_.segments.at[i], dy, dx, Direction::kBackward);
+          }
+          continue;
+        }
+        load_gradient(dy);
+        if (scratch_.buffered) load_activated(at(side.x, b, place.head, t), b, place, t);
+        if (plan_.need_dtheta && t >= plan_.prefix) add_dtheta();
+        if (side.dx.defined()) {
+          const Pair<T> dx = at(side.dx, b, place.head, t);
+          if (plan_.activation != LrpeActivation::kNone) {
+            activation_backward(at(side.x, b, place.head, t), b, place);
+          }
+          store_rows(dx, row_.g1, row_.g2);
+        }
+      }
+    });
+    if (plan_.need_dtheta) {
+      flush_run();
+      std::copy_n(sums_, width_, scratch_.partial + task * width_);
+    }
+  }
+
+  // Softmax over tokens: maximum and reciprocal sum of each column of one (b, head).
+  void column_statistics(const Place& place, std::int64_t b) {
+    const Side& side = plan_.side[place.side];
+    Real* high = scratch_.column_max + column_index(place.flat_head, b);
+    Real* scale = scratch_.column_scale + column_index(place.flat_head, b);
+    std::fill_n(high, plan_.C, -std::numeric_limits<Real>::infinity());
+    std::fill_n(scale, plan_.C, Real{0});
+    for (std::int64_t t = 0; t < plan_.L; ++t) {
+      load_row(at(side.x, b, place.head, t).first, side.x.stride[3], plan_.C, row_.x1);
+      for (std::int64_t c = 0; c < plan_.C; ++c) high[c] = max_with_nan(high[c], row_.x1[c]);
+    }
+    for (std::int64_t t = 0; t < plan_.L; ++t) {
+      load_row(at(side.x, b, place.head, t).first, side.x.stride[3], plan_.C, row_.x1);
+      exp_minus(row_.x1, high, plan_.C);
+      for (std::int64_t c = 0; c < plan_.C; ++c) scale[c] += row_.x1[c];
+    }
+    for (std::int64_t c = 0; c < plan_.C; ++c) scale[c] = 1 / scale[c];
+  }
+
+  // ... and sum(p g) of each column, for the backward.
+  void column_dots(const Place& place, std::int64_t b) {
+    const Side& side = plan_.side[place.side];
+    phase_.start_head(place.head / side.heads_per_row);
+    Real* dot = scratch_.column_dot + column_index(place.flat_head, b);
+    std::fill_n(dot, plan_.C, Real{0});
+    for (std::int64_t t = 0; t < plan_.L; ++t) {
+      seek(t, b);
+      load_gradient(at(side.dy, b, place.head, t));
+      load_activated(at(side.x, b, place.head, t), b, place, t);
+      for (int i = 0; i < scratch_.segments.count; ++i) {
+        const Segment& g = scratch_.segments.at[i];
+        for (std::int64_t k = 0; k < g.length; ++k) {
+          dot[g.column + k] += row_.x1[g.slot + k] * row_.g1[g.slot + k];
+        }
+      }
+    }
+  }
+
+ private:
+  Pair<T> at(const Operand& o, std::int64_t b, std::int64_t h, std::int64_t t) const {
+    const std::int64_t i = b * o.stride[0] + h * o.stride[1] + t * o.stride[2];
+    return {static_cast<T*>(o.first) + i, o.second ? static_cast<T*>(o.second) + i : nullptr,
+            o.stride[3]};
+  }
+
+  std::int64_t column_index(std::int64_t flat_head, std::int64_t b) const {
+    return (b * scratch_.tasks.heads + flat_head) * plan_.C;
+  }
+
+  // Makes the row of sines and cosines of token t (of sequence b, when offsets differ).
+  void seek(std::int64_t t, std::int64_t b) {
+    if (t < plan_.prefix) return phase_.set_zero_phase();
+    std::int64_t position[LrpeGrid::kMaxAxes];
+    positions(t, b, position);
+    for (int i = 0; i < scratch_.segments.count; ++i) {
+      const Segment& g = scratch_.segments.at[i];
+      phase_.move(g, position[g.axis]);
+    }
+  }
+
+  void positions(std::int64_t t, std::int64_t b, std::int64_t* position) const {
+    std::int64_t s = t - plan_.prefix;
+    for (int j = plan_.axes - 1; j > 0; --j) {
+      position[j] = s % plan_.extent[j];
+      s /= plan_.extent[j];
+    }
+    position[0] = plan_.axes == 1 ? s + batch_offset(plan_, b) : s;
+  }
+
+  // f(t, b0, b1) for every token, with its row made: the batch at once, or one sequence at a time
+  // where each has its own offset.
+  template <class F>
+  void for_tokens(const Place& place, F&& f) {
+    const std::int64_t step = plan_.offsets.defined() ? 1 : std::max<std::int64_t>(plan_.B, 1);
+    for (std::int64_t b = 0; b < plan_.B; b += step) {
+      for (std::int64_t t = place.begin; t < place.end; ++t) {
+        seek(t, b);
+        f(t, b, b + step);
+      }
+    }
+  }
+
+  void turn_direct(const Segment& g, const Pair<T>& in, const Pair<T>& out, Direction direction) {
+    apply_direct(in, out, g.column, phase_.cos() + g.slot, phase_.sin() + g.slot, g.length,
+                 direction, hardware_bf16_);
+  }
+
+  // x1 (and x2) = f(x), as row buffers.
+  void load_activated(const Pair<T>& x, std::int64_t b, const Place& place, std::int64_t) {
+    for (int i = 0; i < scratch_.segments.count; ++i) {
+      const Segment& g = scratch_.segments.at[i];
+      load_row(x.first + g.column * x.step, x.step, g.length, row_.x1 + g.slot);
+      if (x.second) load_row(x.second + g.column * x.step, x.step, g.length, row_.x2 + g.slot);
+    }
+    const Real* high = nullptr;
+    const Real* scale = nullptr;
+    if (plan_.activation == LrpeActivation::kSoftmaxTokens) {
+      high = scratch_.column_max + column_index(place.flat_head, b);
+      scale = scratch_.column_scale + column_index(place.flat_head, b);
+    }
+    activate(plan_.activation, scratch_.segments, row_.x1, high, scale);
+  }
+
+  // g = the gradient turned back by the phase.
+  void load_gradient(const Pair<T>& dy) {
+    for (int i = 0; i < scratch_.segments.count; ++i) {
+      const Segment& g = scratch_.segments.at[i];
+      load_row(dy.first + g.column * dy.step, dy.step, g.length, row_.g1 + g.slot);
+      load_row(dy.second + g.column * dy.step, dy.step, g.length, row_.g2 + g.slot);
+      rotate_back_row(row_.g1 + g.slot, row_.g2 + g.slot, phase_.cos() + g.slot,
+                      phase_.sin() + g.slot, g.length);
+    }
+  }
+
+  // g1 = dx, from g1 and x (loaded again: the activated row is no longer x).
+  void activation_backward(const Pair<T>& x, std::int64_t b, const Place& place) {
+    const Real* dot = plan_.activation == LrpeActivation::kSoftmaxTokens
+                          ? scratch_.column_dot + column_index(place.flat_head, b)
+                          : nullptr;
+    for (int i = 0; i < scratch_.segments.count; ++i) {
+      const Segment& g = scratch_.segments.at[i];
+      load_row(x.first + g.column * x.step, x.step, g.length, row_.g2 + g.slot);
+    }
+    annulus::lrpe::HWY_NAMESPACE::activation_backward(plan_.activation, scratch_.segments, row_.g2,
+                                                      row_.x1, dot, row_.g1);
+  }
+
+  void store_rows(const Pair<T>& y, const Real* r1, const Real* r2) {
+    for (int i = 0; i < scratch_.segments.count; ++i) {
+      const Segment& g = scratch_.segments.at[i];
+      store_row(r1 + g.slot, g.length, y.first + g.column * y.step, y.step);
+      if (y.second) store_row(r2 + g.slot, g.length, y.second + g.column * y.step, y.step);
+    }
+  }
+
+  // dtheta = sum of s q, where s runs over positions up to 2^31 and more: within a run of 16
+  // positions the sums of q and of (s - s0) q are kept in Real, and s0 sum(q) + sum((s - s0) q)
+  // goes to double.
+  void begin_token(std::int64_t t, std::int64_t b) {
+    std::int64_t position[LrpeGrid::kMaxAxes];
+    positions(t, b, position);
+    for (int i = 0; i < scratch_.segments.count; ++i) {
+      const Segment& g = scratch_.segments.at[i];
+      const std::int64_t anchor = position[g.axis] & ~(kFine - 1);
+      if (run_open_[i] && run_[i] != anchor) flush_segment(i);
+      run_open_[i] = true;
+      run_[i] = anchor;
+      within_[i] = static_cast<Real>(position[g.axis] - anchor);
+    }
+  }
+
+  void add_dtheta() {
+    for (int i = 0; i < scratch_.segments.count; ++i) {
+      const Segment& g = scratch_.segments.at[i];
+      add_moments(row_.x1 + g.slot, plan_.rotate ? row_.x2 + g.slot : nullptr, row_.g1 + g.slot,
+                  row_.g2 + g.slot, within_[i], g.length, sum0_ + g.slot, sum1_ + g.slot);
+    }
+  }
+
+  void flush_segment(int i) {
+    const Segment& g = scratch_.segments.at[i];
+    const auto s0 = static_cast<double>(run_[i]);
+    for (std::int64_t k = g.slot; k < g.slot + g.length; ++k) {
+      sums_[k] += s0 * static_cast<double>(sum0_[k]) + static_cast<double>(sum1_[k]);
+      sum0_[k] = 0;
+      sum1_[k] = 0;
+    }
+  }
+
+  void flush_run() {
+    for (int i = 0; i < scratch_.segments.count; ++i) {
+      if (run_open_[i]) flush_segment(i);
+      run_open_[i] = false;
+    }
+  }
+
+  void clear_run() {
+    std::fill_n(sum0_, width_, Real{0});
+    std::fill_n(sum1_, width_, Real{0});
+    for (bool& open : run_open_) open = false;
+  }
+
+  struct Rows {
+    Real *x1 = nullptr, *x2 = nullptr, *g1 = nullptr, *g2 = nullptr;
+  };
+
+  const Plan& plan_;
+  const Scratch<T>& scratch_;
+  std::int64_t width_;
+  Real* base_;
+  PhaseRow<T> phase_;
+  bool hardware_bf16_;
+  Rows row_;
+  Real *sum0_ = nullptr, *sum1_ = nullptr;
+  double* sums_ = nullptr;
+  std::int64_t run_[LrpeGrid::kMaxAxes] = {};
+  bool run_open_[LrpeGrid::kMaxAxes] = {};
+  Real within_[LrpeGrid::kMaxAxes] = {};
+};
+
+// Runs body(worker, task) over all tasks: worker w takes a fixed share of them.
+template <class T, class F>
+void for_tasks(const Plan& plan, const Scratch<T>& scratch, std::int64_t tasks, int threads,
+               F&& body) {
+  const std::int64_t workers = std::min(kWorkers, tasks);
+  annulus::cpu::parallel_for(workers, threads, [&](std::int64_t w) {
+    Worker<T> worker(plan, scratch, w);
+    for (std::int64_t i = w * tasks / workers; i < (w + 1) * tasks / workers; ++i) body(worker, i);
+  });
+}
+
+template <class T>
+void column_pass(const Plan& plan, const Scratch<T>& scratch, int threads, bool dots) {
+  for_tasks(plan, scratch, scratch.tasks.heads * plan.B, threads,
+            [&](Worker<T>& worker, std::int64_t i) {
+              Place place = place_of(plan, scratch.tasks, i / plan.B * scratch.tasks.chunks);
+              if (dots) {
+                worker.column_dots(place, i % plan.B);
+              } else {
+                worker.column_statistics(place, i % plan.B);
+              }
+            });
+}
+
+template <class T>
+void forward_as(const Plan& plan, Context& context) {
+  Scratch<T> scratch(plan, false);
+  if (plan.B == 0 || plan.C == 0 || scratch.tasks.count() == 0) return;
+  Workspace workspace(context, plan.op, plan.device, scratch.bytes());
+  scratch.carve(workspace);
+  make_tables(plan, scratch, context.threads);
+  if (plan.activation == LrpeActivation::kSoftmaxTokens) {
+    column_pass(plan, scratch, context.threads, false);
+  }
+  for_tasks(plan, scratch, scratch.tasks.count(), context.threads,
+            [&](Worker<T>& worker, std::int64_t task) {
+              worker.forward(place_of(plan, scratch.tasks, task));
+            });
+}
+
+// dtheta[row, k] = the partial sums of the row's heads in order, all axes that own column k.
+template <class T>
+void sum_partials(const Plan& plan, const Scratch<T>& scratch, int threads) {
+  annulus::cpu::parallel_for(plan.theta_rows, threads, [&](std::int64_t row) {
+    double* total = scratch.theta + row * scratch.tables.width;  // theta is no longer needed
+    std::fill_n(total, plan.E, 0.0);
+    for (std::int64_t task = 0; task < scratch.tasks.count(); ++task) {
+      const Place place = place_of(plan, scratch.tasks, task);
+      if (place.head / plan.side[place.side].heads_per_row != row) continue;
+      const double* partial = scratch.partial + task * scratch.width;
+      for (int i = 0; i < scratch.segments.count; ++i) {
+        const Segment& g = scratch.segments.at[i];
+        for (std::int64_t k = 0; k < g.length; ++k) total[k] += partial[g.slot + k];
+      }
+    }
+    visit_floating(plan.dtheta.dtype, [&]<class U>() {
+      const auto dtheta = as_strided<U, 2>(plan.dtheta);
+      for (std::int64_t k = 0; k < plan.E; ++k) {
+        dtheta(row, k) = U(static_cast<compute_t<U>>(total[k]));
+      }
+    });
+  });
+}
+
+inline void zero_dtheta(const Plan& plan) {
+  visit_floating(plan.dtheta.dtype, [&]<class U>() {
+    const auto dtheta = as_strided<U, 2>(plan.dtheta);
+    for (std::int64_t row = 0; row < plan.theta_rows; ++row) {
+      for (std::int64_t k = 0; k < plan.E; ++k) dtheta(row, k) = U(compute_t<U>{0});
+    }
+  });
+}
+
+template <class T>
+void backward_as(const Plan& plan, Context& context) {
+  Scratch<T> scratch(plan, true);
+  if (plan.B == 0 || plan.C == 0 || scratch.tasks.count() == 0) {
+    if (plan.need_dtheta) zero_dtheta(plan);
+    return;
+  }
+  Workspace workspace(context, plan.op, plan.device, scratch.bytes());
+  scratch.carve(workspace);
+  make_tables(plan, scratch, context.threads);
+  if (plan.activation == LrpeActivation::kSoftmaxTokens) {
+    column_pass(plan, scratch, context.threads, false);
+    column_pass(plan, scratch, context.threads, true);
+  }
+  for_tasks(plan, scratch, scratch.tasks.count(), context.threads,
+            [&](Worker<T>& worker, std::int64_t task) {
+              worker.backward(place_of(plan, scratch.tasks, task), task);
+            });
+  if (plan.need_dtheta) sum_partials(plan, scratch, context.threads);
+}
+
+void run_forward(const Plan& plan, Context& context) {
+  visit_floating(plan.dtype, [&]<class T>() { forward_as<T>(plan, context); });
+}
+void run_backward(const Plan& plan, Context& context) {
+  visit_floating(plan.dtype, [&]<class T>() { backward_as<T>(plan, context); });
+}
+std::size_t scratch_bytes(const Plan& plan, bool backward) {
+  return visit_floating(plan.dtype, [&]<class T>() {
+    Scratch<T> scratch(plan, backward);
+    const bool empty = plan.B == 0 || plan.C == 0 || scratch.tasks.count() == 0;
+    return empty ? std::size_t{0} : scratch.bytes();
+  });
+}
+
+}  // namespace annulus::lrpe::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace annulus::lrpe {
+
+ANNULUS_CPU_EXPORT(run_forward);
+ANNULUS_CPU_EXPORT(run_backward);
+ANNULUS_CPU_EXPORT(scratch_bytes);
+
+namespace cpu {
+void forward(const Plan& plan, Context& context) { ANNULUS_CPU_CALL(run_forward)(plan, context); }
+void backward(const Plan& plan, Context& context) { ANNULUS_CPU_CALL(run_backward)(plan, context); }
+std::size_t forward_workspace(const Plan& plan) {
+  return ANNULUS_CPU_CALL(scratch_bytes)(plan, false);
+}
+std::size_t backward_workspace(const Plan& plan) {
+  return ANNULUS_CPU_CALL(scratch_bytes)(plan, true);
+}
+}  // namespace cpu
+
+}  // namespace annulus::lrpe
+#endif
