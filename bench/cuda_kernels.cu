@@ -1,0 +1,181 @@
+// Kernels that only move bytes, event timing, and the ceilings of a CUDA device.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "annulus/core/buffer.h"
+#include "annulus/core/errors.h"
+#include "annulus/cuda/memory.h"
+#include "bench/gpu.h"
+#include "bench/statistics.h"
+#if ANNULUS_BENCH_CUBLAS
+#include <cublas_v2.h>
+#endif
+
+namespace annulus::bench::gpu {
+namespace {
+
+void check(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return;
+  throw DeviceError(std::string("[bench] ") + what + ": " + cudaGetErrorString(status));
+}
+
+constexpr int kThreads = 256;
+constexpr std::size_t kMaxStreams = 4;
+constexpr std::size_t kFlushBytes = std::size_t{256} << 20;
+
+struct Streams {
+  const uint4* in[kMaxStreams];
+  uint4* out[kMaxStreams];
+};
+
+// Thread i owns vector i of every stream. All loads are issued before the first use.
+template <int In, int Out>
+__global__ void move_kernel(Streams s, std::int64_t vectors) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= vectors) return;
+  uint4 v[In];
+#pragma unroll
+  for (int k = 0; k < In; ++k) v[k] = __ldcs(s.in[k] + i);  // streamed: read once, never again
+  uint4 r = v[0];
+#pragma unroll
+  for (int k = 1; k < In; ++k) {
+    r.x ^= v[k].x;
+    r.y ^= v[k].y;
+    r.z ^= v[k].z;
+    r.w ^= v[k].w;
+  }
+#pragma unroll
+  for (int k = 0; k < Out; ++k) __stcs(s.out[k] + i, r);
+}
+
+__global__ void empty_kernel() {}
+
+using Kernel = void (*)(Streams, std::int64_t);
+
+Kernel kernel_for(std::size_t in, std::size_t out) {
+  if (in == 1 && out == 1) return move_kernel<1, 1>;
+  if (in == 1 && out == 2) return move_kernel<1, 2>;
+  if (in == 2 && out == 1) return move_kernel<2, 1>;
+  if (in == 2 && out == 4) return move_kernel<2, 4>;
+  if (in == 3 && out == 1) return move_kernel<3, 1>;
+  return nullptr;
+}
+
+}  // namespace
+
+struct ColdTimer::State {
+  Buffer flush{cuda_device(), kFlushBytes};
+  std::vector<cudaEvent_t> events;
+
+  void reserve(std::size_t n) {
+    while (events.size() < n) {
+      cudaEvent_t e;
+      check(cudaEventCreate(&e), "cudaEventCreate");
+      events.push_back(e);
+    }
+  }
+  ~State() {
+    for (cudaEvent_t e : events) cudaEventDestroy(e);
+  }
+};
+
+ColdTimer::ColdTimer() : state_(std::make_unique<State>()) {}
+ColdTimer::~ColdTimer() = default;
+
+std::vector<std::vector<double>> ColdTimer::time(
+    const std::vector<std::function<void()>>& implementations, int repetitions) {
+  const std::size_t count = implementations.size() * static_cast<std::size_t>(repetitions);
+  state_->reserve(2 * count);
+  std::size_t next = 0;
+  for (int r = 0; r < repetitions; ++r) {
+    for (const auto& run : implementations) {
+      check(cudaMemsetAsync(state_->flush.data(), r & 1, kFlushBytes, nullptr), "cudaMemsetAsync");
+      check(cudaEventRecord(state_->events[next++], nullptr), "cudaEventRecord");
+      run();
+      check(cudaEventRecord(state_->events[next++], nullptr), "cudaEventRecord");
+    }
+  }
+  check(cudaDeviceSynchronize(), "a timed call");
+  std::vector<std::vector<double>> times(implementations.size());
+  for (std::size_t i = 0; i < count; ++i) {
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, state_->events[2 * i], state_->events[2 * i + 1]),
+          "cudaEventElapsedTime");
+    times[i % implementations.size()].push_back(static_cast<double>(ms));
+  }
+  return times;
+}
+
+bool can_move(std::size_t in, std::size_t out) { return kernel_for(in, out) != nullptr; }
+
+void move(const std::vector<const void*>& in, const std::vector<void*>& out, std::size_t bytes) {
+  const Kernel kernel = kernel_for(in.size(), out.size());
+  if (kernel == nullptr) throw NotSupported("[bench] no kernel moves that many streams");
+  Streams s{};
+  for (std::size_t k = 0; k < in.size(); ++k) s.in[k] = static_cast<const uint4*>(in[k]);
+  for (std::size_t k = 0; k < out.size(); ++k) s.out[k] = static_cast<uint4*>(out[k]);
+  const auto vectors = static_cast<std::int64_t>(bytes / sizeof(uint4));
+  if (vectors == 0) return;
+  const auto blocks = static_cast<unsigned>((vectors + kThreads - 1) / kThreads);
+  kernel<<<blocks, kThreads>>>(s, vectors);
+  check(cudaGetLastError(), "move_kernel");
+}
+
+double copy_gbs() {
+  const std::size_t bytes = std::min(std::size_t{1} << 30, cuda::free_bytes(0) / 4) / 256 * 256;
+  const Buffer from(cuda_device(), bytes), to(cuda_device(), bytes);
+  check(cudaMemset(from.data(), 1, bytes), "cudaMemset");
+  ColdTimer timer;
+  const std::function<void()> run = [&] { move({from.data()}, {to.data()}, bytes); };
+  timer.time({run}, 3);
+  const TimeMs t = summarize(timer.time({run}, 20)[0]);
+  return 2e-6 * static_cast<double>(bytes) / t.median;
+}
+
+double launch_ms() {
+  ColdTimer timer;
+  const std::function<void()> run = [] { empty_kernel<<<1, 32>>>(); };
+  timer.time({run}, 10);
+  return summarize(timer.time({run}, 50)[0]).median;
+}
+
+#if ANNULUS_BENCH_CUBLAS
+double gemm_gflops() {
+  // 8192^3 fills any GPU; a small one gets less so that three matrices fit easily.
+  int n = 8192;
+  while (n > 1024 &&
+         static_cast<std::size_t>(n) * static_cast<std::size_t>(n) * 6 > cuda::free_bytes(0) / 4) {
+    n /= 2;
+  }
+  const std::size_t bytes = static_cast<std::size_t>(n) * static_cast<std::size_t>(n) * 2;
+  const Buffer a(cuda_device(), bytes), b(cuda_device(), bytes), c(cuda_device(), bytes);
+  // Small normal numbers: zeros would let the chip clock higher than real data does.
+  check(cudaMemset(a.data(), 0x3d, bytes), "cudaMemset");
+  check(cudaMemset(b.data(), 0x3c, bytes), "cudaMemset");
+  cublasHandle_t handle;
+  if (cublasCreate(&handle) != CUBLAS_STATUS_SUCCESS) {
+    throw DeviceError("[bench] cublasCreate failed");
+  }
+  const float one = 1, zero = 0;
+  bool ok = true;
+  const std::function<void()> run = [&] {
+    ok = ok && cublasGemmEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, n, n, n, &one, a.data(), CUDA_R_16BF,
+                            n, b.data(), CUDA_R_16BF, n, &zero, c.data(), CUDA_R_16BF, n,
+                            CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_SUCCESS;
+  };
+  ColdTimer timer;
+  timer.time({run}, 3);
+  const TimeMs t = summarize(timer.time({run}, 10)[0]);
+  cublasDestroy(handle);
+  if (!ok) throw DeviceError("[bench] cublasGemmEx failed");
+  const double size = n;
+  return 2e-6 * size * size * size / t.median;
+}
+#else
+double gemm_gflops() { return 0; }
+#endif
+
+}  // namespace annulus::bench::gpu

@@ -1,0 +1,110 @@
+#include "bench/json_guard.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+namespace annulus::bench {
+namespace {
+
+// Nesting and string lengths, read off the bytes: what this lets through is small enough to parse.
+void check_shape(std::string_view text, int max_depth, std::size_t max_string) {
+  int depth = 0;
+  std::size_t string_length = 0;
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '"') {
+        in_string = false;
+      } else {
+        if (c == '\\') ++i;
+        if (++string_length > max_string) {
+          throw JsonError("a string is longer than " + std::to_string(max_string) + " bytes",
+                          false);
+        }
+      }
+    } else if (c == '"') {
+      in_string = true;
+      string_length = 0;
+    } else if (c == '{' || c == '[') {
+      if (++depth > max_depth) {
+        throw JsonError("nested more than " + std::to_string(max_depth) + " deep", false);
+      }
+    } else if (c == '}' || c == ']') {
+      --depth;
+    }
+  }
+}
+
+}  // namespace
+
+nlohmann::json parse_guarded(std::string_view text, int max_depth, std::size_t max_string) {
+  using nlohmann::json;
+  check_shape(text, max_depth, max_string);
+  std::vector<std::set<std::string>> keys;
+  std::string duplicate;
+  const auto watch_keys = [&](int, json::parse_event_t event, json& value) {
+    if (event == json::parse_event_t::object_start) {
+      keys.emplace_back();
+    } else if (event == json::parse_event_t::object_end) {
+      keys.pop_back();
+    } else if (event == json::parse_event_t::key) {
+      const auto& key = value.get_ref<const std::string&>();
+      if (!keys.back().insert(key).second && duplicate.empty()) duplicate = key;
+    }
+    return true;
+  };
+  json result;
+  try {
+    result = json::parse(text.begin(), text.end(), watch_keys);
+  } catch (const json::parse_error& e) {
+    // "[json.exception.parse_error.101] parse error at line 1, column 5: what": keep column and
+    // what.
+    std::string what = e.what();
+    if (const auto column = what.find("column "); column != std::string::npos) {
+      what = what.substr(column);
+    }
+    throw JsonError("not valid JSON: " + printable(what, 160), e.byte >= text.size());
+  } catch (const json::exception& e) {
+    throw JsonError("not valid JSON: " + printable(e.what(), 160), false);
+  }
+  if (!duplicate.empty()) {
+    throw JsonError("key \"" + printable(duplicate) + "\" appears twice", false);
+  }
+  return result;
+}
+
+std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
+  if (word.size() > 64) return {};
+  std::string best;
+  std::size_t best_distance = word.size() / 2 + 2;
+  for (const std::string& candidate : candidates) {
+    // Levenshtein distance, one row at a time.
+    std::vector<std::size_t> row(candidate.size() + 1);
+    std::iota(row.begin(), row.end(), std::size_t{0});
+    for (std::size_t i = 1; i <= word.size(); ++i) {
+      std::size_t diagonal = row[0];
+      row[0] = i;
+      for (std::size_t j = 1; j <= candidate.size(); ++j) {
+        const std::size_t substituted = diagonal + (word[i - 1] != candidate[j - 1]);
+        diagonal = row[j];
+        row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+      }
+    }
+    if (row.back() < best_distance) {
+      best_distance = row.back();
+      best = candidate;
+    }
+  }
+  return best;
+}
+
+std::string printable(std::string_view text, std::size_t max) {
+  std::string out;
+  for (const char c : text.substr(0, max)) out += (c >= ' ' && c <= '~') ? c : '?';
+  if (text.size() > max) out += "...";
+  return out;
+}
+
+}  // namespace annulus::bench

@@ -1,0 +1,33 @@
+// The `move` implementation of a row: the row's own bytes, moved and nothing else.
+//   CPU   a 1:1 copy of the same number of bytes on all threads (half read, half written);
+//   CUDA  the row's own tensors, streamed: the forward reads one and writes two, the backward reads
+//   two
+//         and writes one.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "annulus/core/device.h"
+#include "bench/problem.h"
+
+namespace annulus::bench {
+
+class Mover {
+ public:
+  virtual ~Mover() = default;
+  virtual void run() = 0;
+  virtual double bytes() const = 0;             // read plus written
+  virtual double wrong_share() const = 0;       // of the bytes checked after a run
+  virtual std::string description() const = 0;  // "copy 1:1", "read 1, write 2"
+};
+
+// nullptr and the reason when nothing moves that combination of tensors.
+std::unique_ptr<Mover> make_mover(Problem& problem, Device device, std::string* why_not);
+// Memory it needs beyond the problem's own.
+std::size_t mover_bytes(const testing::Case& problem, const std::vector<std::string>& calls,
+                        Device device);
+
+}  // namespace annulus::bench

@@ -1,0 +1,200 @@
+#include "bench/output.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+namespace annulus::bench {
+namespace {
+
+std::string significant(double v, int digits = 4) { return fmt::format("{:.{}g}", v, digits); }
+
+// Milliseconds with as many digits as a repetition can be trusted for.
+std::string ms(double v) {
+  return v >= 100 ? fmt::format("{:.1f}", v)
+         : v >= 1 ? fmt::format("{:.3f}", v)
+                  : fmt::format("{:.4f}", v);
+}
+
+std::string mib(double bytes) { return fmt::format("{:.1f}", bytes / (1 << 20)); }
+
+class Markdown final : public Output {
+ public:
+  explicit Markdown(std::ostream& out) : out_(out) {}
+
+  void begin(const OutputContext& c) override {
+    out_ << fmt::format("{} ({}), annulus {} ({}), {}\n", c.hardware, c.device, c.version, c.commit,
+                        c.compiler);
+    out_ << fmt::format("measured ceilings: copy {:.1f} GB/s, GEMM {}\n\n",
+                        c.ceilings.figures.copy_gbs,
+                        c.ceilings.figures.gemm_gflops > 0
+                            ? fmt::format("{:.0f} GFLOP/s", c.ceilings.figures.gemm_gflops)
+                            : std::string("not measured (no BLAS)"));
+    line({"row", "dtype", "impl", "median ms", "p95", "floor", "x floor", "x move", "error",
+          "peak MiB", "seed"});
+    out_ << "|" << std::string(static_cast<std::size_t>(kWidths[0]) + 2, '-');
+    out_ << "|" << std::string(static_cast<std::size_t>(kWidths[1]) + 2, '-');
+    out_ << "|" << std::string(static_cast<std::size_t>(kWidths[2]) + 2, '-');
+    for (std::size_t i = 3; i < kColumns; ++i) {
+      out_ << "|" << std::string(static_cast<std::size_t>(kWidths[i]) + 1, '-') << ":";
+    }
+    out_ << "|" << std::endl;
+  }
+
+  void rows(const std::vector<Record>& records) override {
+    double move = 0;
+    for (const Record& r : records) {
+      if (r.impl == "move" && r.time_ms) move = r.time_ms->median;
+    }
+    for (const Record& r : records) {
+      if (!r.time_ms) {
+        out_ << fmt::format("| {:<{}} | {:<{}} | {:<{}} | {}: {} |", r.row, kWidths[0], r.dtype,
+                            kWidths[1], r.impl, kWidths[2], name_of(r.status), r.reason)
+             << std::endl;
+        continue;
+      }
+      const bool memory = r.measures == Measures::kMemory;
+      const double t = r.time_ms->median;
+      std::string seed;
+      if (r.seed) {
+        seed =
+            fmt::format("{} {}", memory ? fmt::format("{:.1f}", r.seed->value) : ms(r.seed->value),
+                        r.seed->unit);
+      }
+      line({r.row, r.dtype, r.impl, memory ? "" : ms(t), memory ? "" : ms(r.time_ms->p95),
+            r.floor_ms && !memory ? ms(*r.floor_ms) : "",
+            r.floor_ms && *r.floor_ms > 0 && !memory ? fmt::format("{:.2f}", t / *r.floor_ms) : "",
+            move > 0 && r.impl != "move" && !memory ? fmt::format("{:.2f}", t / move) : "",
+            r.error ? significant(r.error->value, 2) : "", r.peak_bytes ? mib(*r.peak_bytes) : "",
+            seed});
+      if (r.status == Status::kFailed) out_ << "  FAILED: " << r.reason << std::endl;
+    }
+  }
+  void end() override {}
+
+ private:
+  static constexpr std::size_t kColumns = 11;
+  static constexpr int kWidths[kColumns] = {27, 5, 7, 9, 8, 8, 7, 6, 7, 8, 11};
+
+  void line(const std::vector<std::string>& cells) {
+    for (std::size_t i = 0; i < kColumns; ++i) {
+      out_ << (i < 3 ? fmt::format("| {:<{}} ", cells[i], kWidths[i])
+                     : fmt::format("| {:>{}} ", cells[i], kWidths[i]));
+    }
+    out_ << "|" << std::endl;
+  }
+
+  std::ostream& out_;
+};
+
+class Csv final : public Output {
+ public:
+  explicit Csv(std::ostream& out) : out_(out) {}
+  void begin(const OutputContext&) override {
+    out_ << "suite,row,op,impl,device,dtype,measures,median_ms,min_ms,p95_ms,n,floor_ms,floor_kind,"
+            "error_metric,error,zero_rows,bytes,flops_needed,workspace_bytes,peak_bytes,seed_value,"
+            "seed_unit,seed_hardware,hardware,commit,date,status,reason"
+         << std::endl;
+  }
+  void rows(const std::vector<Record>& records) override {
+    for (const Record& r : records) {
+      const auto opt = [](const std::optional<double>& v) {
+        return v ? significant(*v, 10) : std::string();
+      };
+      std::vector<std::string> cells = {
+          r.suite, r.row, r.op, r.impl, r.device, r.dtype, name_of(r.measures)};
+      const auto add = [&](bool there, auto&&... values) {
+        (cells.push_back(there ? std::string(values()) : std::string()), ...);
+      };
+      add(
+          r.time_ms.has_value(), [&] { return significant(r.time_ms->median, 6); },
+          [&] { return significant(r.time_ms->min, 6); },
+          [&] { return significant(r.time_ms->p95, 6); },
+          [&] { return std::to_string(r.time_ms->n); });
+      cells.push_back(opt(r.floor_ms));
+      add(r.floor_kind.has_value(), [&] { return name_of(*r.floor_kind); });
+      add(
+          r.error.has_value(), [&] { return r.error->metric; },
+          [&] { return significant(r.error->value, 6); });
+      for (const auto& v :
+           {r.zero_rows, r.bytes, r.flops_needed, r.workspace_bytes, r.peak_bytes}) {
+        cells.push_back(opt(v));
+      }
+      add(
+          r.seed.has_value(), [&] { return significant(r.seed->value, 8); },
+          [&] { return r.seed->unit; }, [&] { return r.seed->hardware; });
+      for (const auto& s : {r.hardware, r.commit, r.date, name_of(r.status), r.reason}) {
+        cells.push_back(s);
+      }
+      for (std::size_t i = 0; i < cells.size(); ++i) out_ << (i ? "," : "") << quoted(cells[i]);
+      out_ << std::endl;
+    }
+  }
+  void end() override {}
+
+ private:
+  static std::string quoted(const std::string& s) {
+    if (s.find_first_of(",\"\n\r") == std::string::npos) return s;
+    std::string q = "\"";
+    for (const char c : s) {
+      if (c == '"') q += '"';
+      q += c;
+    }
+    return q + "\"";
+  }
+  std::ostream& out_;
+};
+
+// Google Benchmark's shape, so that its compare.py reads the file; our own record rides along.
+class Json final : public Output {
+ public:
+  explicit Json(std::ostream& out) : out_(out) {}
+  void begin(const OutputContext& c) override {
+    document_["context"] = {{"date", c.date},
+                            {"host_name", c.hardware},
+                            {"executable", "annulus"},
+                            {"library_version", c.version},
+                            {"library_build_type", "release"},
+                            {"commit", c.commit},
+                            {"compiler", c.compiler},
+                            {"device", c.device},
+                            {"copy_gbs", c.ceilings.figures.copy_gbs},
+                            {"gemm_gflops", c.ceilings.figures.gemm_gflops}};
+    document_["benchmarks"] = nlohmann::ordered_json::array();
+  }
+  void rows(const std::vector<Record>& records) override {
+    for (const Record& r : records) {
+      nlohmann::ordered_json b;
+      b["name"] = fmt::format("{}/{}/{}/{}/{}", r.suite, r.row, r.dtype, r.device, r.impl);
+      b["run_name"] = b["name"];
+      b["run_type"] = "iteration";
+      if (r.time_ms) {
+        b["iterations"] = r.time_ms->n;
+        b["real_time"] = r.time_ms->median;
+        b["cpu_time"] = r.time_ms->median;
+        b["time_unit"] = "ms";
+      } else {
+        b["error_occurred"] = r.status == Status::kFailed;
+        b["skipped"] = r.status == Status::kSkipped;
+        b["error_message"] = r.reason;
+      }
+      b["record"] = nlohmann::ordered_json::parse(to_json_line(r));
+      document_["benchmarks"].push_back(std::move(b));
+    }
+  }
+  void end() override { out_ << document_.dump(2) << std::endl; }
+
+ private:
+  std::ostream& out_;
+  nlohmann::ordered_json document_;
+};
+
+}  // namespace
+
+std::unique_ptr<Output> make_output(const std::string& format, std::ostream& out) {
+  if (format == "csv") return std::make_unique<Csv>(out);
+  if (format == "json") return std::make_unique<Json>(out);
+  return std::make_unique<Markdown>(out);
+}
+
+}  // namespace annulus::bench

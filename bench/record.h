@@ -1,0 +1,119 @@
+// Record: one measured row, and the only thing that benchmarks, peers and the report exchange. A
+// results file holds one JSON object a line (JSONL). bench/README.md documents the fields.
+//
+// The reader trusts nothing: sizes, nesting, types, ranges and keys are checked, and whatever is
+// wrong throws RecordError with the file and the line. It never skips a bad row silently.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace annulus::bench {
+
+inline constexpr int kSchemaVersion = 1;
+
+struct TimeMs {
+  double median = 0, min = 0, p95 = 0;
+  std::int64_t n = 0;  // timed repetitions
+};
+
+struct ErrorFigure {
+  std::string metric;
+  double value = 0;  // NaN and infinity are legal here: they are what a broken kernel gives
+};
+
+// What the table that started the suite says about this row.
+struct SeedFigure {
+  double value = 0;
+  std::string unit;  // "ms" or "MiB"
+  std::string hardware;
+  std::vector<std::pair<std::string, double>> columns;  // every column of the seed's table
+};
+
+struct Ceiling {
+  double copy_gbs = 0;     // bytes read plus bytes written, a second
+  double gemm_gflops = 0;  // 0: not measured (no BLAS)
+};
+
+using ParamValue = std::variant<bool, std::int64_t, double, std::string, std::vector<std::int64_t>>;
+using Params = std::map<std::string, ParamValue>;
+
+enum class Status { kOk, kSkipped, kFailed };
+enum class FloorKind { kBandwidth, kCompute, kLatency };
+enum class Measures { kTime, kMemory };  // which of the two the row compares with the seed
+
+struct Record {
+  std::string suite, row, op, impl, device, dtype;
+  Params params;
+  Measures measures = Measures::kTime;
+  std::optional<TimeMs> time_ms;
+  std::optional<ErrorFigure> error;
+  std::optional<double> zero_rows;  // share of output rows that are all zeros
+  std::optional<double> flops_needed, flops_executed, bytes, workspace_bytes, peak_bytes;
+  std::optional<double> floor_ms;
+  std::optional<FloorKind> floor_kind;
+  std::optional<Ceiling> ceiling;
+  std::optional<SeedFigure> seed;
+  std::string hardware, commit, date;
+  Status status = Status::kOk;
+  std::string reason;  // why it was skipped or failed
+};
+
+std::string name_of(Status s);
+std::string name_of(FloorKind k);
+std::string name_of(Measures m);
+std::string to_string(const ParamValue& v);
+
+class RecordError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// What a file may hold. A record of ours is about 1 KiB, so these are generous.
+struct ReadLimits {
+  std::size_t file_bytes = std::size_t{64} << 20;
+  std::size_t line_bytes = std::size_t{1} << 20;
+  std::size_t string_bytes = std::size_t{64} << 10;
+  std::size_t rows = 100'000;
+  int depth = 16;
+};
+
+// One line, without its newline.
+std::string to_json_line(const Record& r);
+Record parse_record(std::string_view line, const ReadLimits& limits = {});
+
+struct RecordFile {
+  std::vector<Record> records;
+  std::vector<std::string> warnings;  // a last line cut short, which a killed run leaves behind
+};
+RecordFile read_records(const std::string& path, const ReadLimits& limits = {});
+
+// Appends row by row; every row is on disk before the next is measured, so a crash loses nothing.
+// The file has its final name from the start, and `truncated last line` is what the reader
+// tolerates.
+class RecordWriter {
+ public:
+  explicit RecordWriter(const std::string& path);  // truncates; throws RecordError
+  ~RecordWriter();
+  RecordWriter(const RecordWriter&) = delete;
+  RecordWriter& operator=(const RecordWriter&) = delete;
+  void write(const Record& r);
+
+ private:
+  std::string path_;
+  int fd_ = -1;
+};
+
+// Writes all of it to a temporary name beside `path`, then renames: a reader sees the old file or
+// the new one, never half of either. Throws RecordError.
+void write_file_atomically(const std::string& path, std::string_view content);
+
+}  // namespace annulus::bench

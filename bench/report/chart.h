@@ -1,0 +1,36 @@
+// Time against floor on two log axes, as inline SVG: the diagonal is the floor, so the height above
+// it is what an implementation wastes. Native <title> tooltips, no script.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace annulus::bench::report {
+
+struct Point {
+  double floor_ms = 0, time_ms = 0;
+  std::string label;
+};
+
+struct Series {
+  std::string name;
+  int style = 0;        // colour and shape; see kStyles
+  bool hollow = false;  // figures of another machine
+  std::vector<Point> points;
+};
+
+inline constexpr int kStyles = 9;  // 0 annulus, 1 move, then peers
+
+struct Panel {
+  std::string title;
+  std::vector<Series> series;
+};
+
+// Panels side by side with common axes. At most `max_points` points a series are drawn; `thinned`
+// counts the rest.
+std::string chart(const std::vector<Panel>& panels, std::size_t max_points, std::size_t* thinned);
+
+// The mark of a style, for the legend: a small inline SVG.
+std::string legend_mark(int style, bool hollow);
+
+}  // namespace annulus::bench::report

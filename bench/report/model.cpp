@@ -1,0 +1,140 @@
+#include "bench/report/model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <tuple>
+
+#include "bench/statistics.h"
+
+namespace annulus::bench::report {
+namespace {
+
+constexpr std::size_t kMaxCommits = 5;
+constexpr std::size_t kMaxImpls = 12;
+
+// annulus leads, the yardstick follows, peers come by name.
+std::pair<int, std::string> rank(const std::string& impl) {
+  return {impl == "annulus" ? 0 : impl == "move" ? 1 : 2, impl};
+}
+
+void count(Place& place, const Record& r) {
+  place.ok += r.status == Status::kOk;
+  place.skipped += r.status == Status::kSkipped;
+  place.failed += r.status == Status::kFailed;
+  if (r.ceiling && !place.ceiling) place.ceiling = r.ceiling;
+  const auto missing = [](const auto& list, const auto& value) {
+    return std::find(list.begin(), list.end(), value) == list.end();
+  };
+  // A page has room for a few of either, and a hostile file may name thousands.
+  if (place.commits.size() < kMaxCommits && !r.commit.empty() && missing(place.commits, r.commit)) {
+    place.commits.push_back(r.commit);
+  }
+  if (place.impls.size() < kMaxImpls && missing(place.impls, r.impl)) place.impls.push_back(r.impl);
+  if (r.date.empty()) return;
+  if (place.first_date.empty() || r.date < place.first_date) place.first_date = r.date;
+  if (r.date > place.last_date) place.last_date = r.date;
+}
+
+}  // namespace
+
+const Record* ProblemGroup::find(const std::string& impl) const {
+  for (const Record* r : records) {
+    if (r->impl == impl && r->time_ms) return r;
+  }
+  return nullptr;
+}
+
+Model build_model(const std::vector<Record>& records) {
+  Model model;
+  std::map<std::tuple<std::string, std::string, std::string>, std::size_t> place_index;
+  std::map<std::tuple<std::size_t, bool, std::string, std::string>, std::size_t> group_index;
+  std::map<std::tuple<std::size_t, bool, std::size_t, std::string>, std::size_t> member_index;
+  for (const Record& r : records) {
+    const auto [place_it, new_place] =
+        place_index.try_emplace({r.suite, r.device, r.hardware}, model.places.size());
+    if (new_place) {
+      Place place;
+      place.suite = r.suite;
+      place.device = r.device;
+      place.hardware = r.hardware;
+      model.places.push_back(std::move(place));
+    }
+    Place& place = model.places[place_it->second];
+    const bool memory = r.measures == Measures::kMemory;
+    auto& groups = memory ? place.memory : place.time;
+    const auto [group_it, new_group] =
+        group_index.try_emplace({place_it->second, memory, r.row, r.dtype}, groups.size());
+    if (new_group) groups.push_back({r.row, r.dtype, {}});
+    auto& members = groups[group_it->second].records;
+    const auto [member_it, new_member] = member_index.try_emplace(
+        {place_it->second, memory, group_it->second, r.impl}, members.size());
+    if (new_member) {
+      members.push_back(&r);
+    } else {
+      members[member_it->second] = &r;
+    }
+  }
+  for (Place& place : model.places) {
+    for (auto* groups : {&place.time, &place.memory}) {
+      for (ProblemGroup& g : *groups) {
+        std::sort(g.records.begin(), g.records.end(),
+                  [](const Record* a, const Record* b) { return rank(a->impl) < rank(b->impl); });
+        for (const Record* r : g.records) count(place, *r);
+        model.records += g.records.size();
+      }
+    }
+    std::sort(place.impls.begin(), place.impls.end(),
+              [](const auto& a, const auto& b) { return rank(a) < rank(b); });
+  }
+  std::stable_sort(model.places.begin(), model.places.end(),
+                   [](const Place& a, const Place& b) { return a.suite < b.suite; });
+  return model;
+}
+
+std::optional<double> over_floor(const Record& r) {
+  if (!r.time_ms || !r.floor_ms || !(*r.floor_ms > 0) || !(r.time_ms->median > 0)) return {};
+  return r.time_ms->median / *r.floor_ms;
+}
+
+Comparison compare(const Place& place, const std::string& ours, const std::string& other) {
+  Comparison c;
+  double log_sum = 0;
+  for (const ProblemGroup& g : place.time) {
+    const Record* a = g.find(ours);
+    const Record* b = g.find(other);
+    if (!a || !b || !(a->time_ms->median > 0) || !(b->time_ms->median > 0)) continue;
+    const double ratio = b->time_ms->median / a->time_ms->median;
+    c.low = c.rows == 0 ? ratio : std::min(c.low, ratio);
+    c.high = std::max(c.high, ratio);
+    log_sum += std::log(ratio);
+    ++c.rows;
+  }
+  if (c.rows > 0) c.geometric_mean = std::exp(log_sum / static_cast<double>(c.rows));
+  return c;
+}
+
+FloorSpread floor_spread(const Place& place, const std::string& impl) {
+  FloorSpread s;
+  std::vector<double> ratios;
+  for (const ProblemGroup& g : place.time) {
+    const Record* r = g.find(impl);
+    const auto ratio = r ? over_floor(*r) : std::nullopt;
+    if (!ratio) continue;
+    if (ratios.empty() || *ratio < s.best) {
+      s.best = *ratio;
+      s.best_row = g.row + " " + g.dtype;
+    }
+    if (*ratio > s.worst) {
+      s.worst = *ratio;
+      s.worst_row = g.row + " " + g.dtype;
+    }
+    ratios.push_back(*ratio);
+  }
+  s.rows = ratios.size();
+  std::sort(ratios.begin(), ratios.end());
+  if (!ratios.empty()) s.median = quantile(ratios, 0.5);
+  return s;
+}
+
+}  // namespace annulus::bench::report

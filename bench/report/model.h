@@ -1,0 +1,58 @@
+// The records of all files, sorted into what the page shows: suite, place (device and hardware),
+// problem, implementation.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bench/record.h"
+
+namespace annulus::bench::report {
+
+// One problem and everyone who solved it.
+struct ProblemGroup {
+  std::string row, dtype;
+  std::vector<const Record*> records;  // annulus first, then move, then peers by name
+
+  const Record* find(const std::string& impl) const;  // status ok or failed with a time; or nullptr
+};
+
+struct Place {
+  std::string suite, device, hardware;
+  std::vector<ProblemGroup> time, memory;  // in order of appearance
+  std::vector<std::string> impls;          // annulus, move, peers by name; a dozen at most
+  std::optional<Ceiling> ceiling;
+  std::vector<std::string> commits;
+  std::string first_date, last_date;
+  std::size_t ok = 0, skipped = 0, failed = 0;
+};
+
+struct Model {
+  std::vector<Place> places;  // by suite, then in order of appearance
+  std::size_t records = 0;
+};
+
+// A record measured twice (same problem, same implementation, same place) counts once: the later
+// one.
+Model build_model(const std::vector<Record>& records);
+
+// time / floor of a record that has both.
+std::optional<double> over_floor(const Record& r);
+
+// How one implementation compares with another over the problems both solved.
+struct Comparison {
+  std::size_t rows = 0;
+  double low = 0, geometric_mean = 0, high = 0;  // of other / ours
+};
+Comparison compare(const Place& place, const std::string& ours, const std::string& other);
+
+struct FloorSpread {
+  std::size_t rows = 0;
+  double best = 0, median = 0, worst = 0;
+  std::string best_row, worst_row;
+};
+FloorSpread floor_spread(const Place& place, const std::string& impl);
+
+}  // namespace annulus::bench::report

@@ -1,0 +1,238 @@
+#include "bench/report/page.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "bench/report/chart.h"
+#include "bench/report/html.h"
+#include "bench/report/model.h"
+#include "bench/report/style.h"
+#include "bench/report/tables.h"
+
+namespace annulus::bench::report {
+namespace {
+
+struct Limits {
+  std::size_t table_rows = 1600;
+  std::size_t points = 300;  // a series and panel
+  std::size_t places = 24;
+};
+
+std::string times(double v) {
+  return v >= 100  ? fmt::format("{:.0f}×", v)
+         : v >= 10 ? fmt::format("{:.1f}×", v)
+                   : fmt::format("{:.2f}×", v);
+}
+
+std::string tile(const std::string& value, const std::string& key, const std::string& detail,
+                 const char* css = "") {
+  return fmt::format(
+      "<div class=\"tile {}\"><div class=\"v\">{}</div><div class=\"k\">{}</div>"
+      "<div class=\"d\">{}</div></div>",
+      css, text(value), text(key), text(detail));
+}
+
+std::string direction_title(const std::string& direction) {
+  if (direction == "fwd") return "forward";
+  if (direction == "bwd") return "backward";
+  if (direction == "fwdbwd") return "forward and backward";
+  return direction;
+}
+
+std::string direction_of(const ProblemGroup& g) {
+  for (const Record* r : g.records) {
+    const auto it = r->params.find("direction");
+    if (it != r->params.end()) return direction_title(to_string(it->second));
+  }
+  return "";
+}
+
+// Small multiples by direction; one panel when there is none, or too many.
+std::vector<Panel> panels_of(const Place& place) {
+  std::vector<std::string> titles;
+  for (const ProblemGroup& g : place.time) {
+    const std::string d = direction_of(g);
+    if (std::find(titles.begin(), titles.end(), d) == titles.end()) titles.push_back(d);
+  }
+  const bool split = titles.size() <= 3;
+  if (!split) titles = {""};
+  std::vector<Panel> panels;
+  for (const std::string& title : titles) {
+    Panel panel{title.empty() ? "time" : title, {}};
+    for (const std::string& impl : place.impls) {
+      panel.series.push_back({impl, style_of(place, impl), false, {}});
+    }
+    Series seed{"seed", 0, true, {}};
+    for (const ProblemGroup& g : place.time) {
+      if (split && direction_of(g) != title) continue;
+      const Record* ours = g.find("annulus");
+      const auto floor = ours ? ours->floor_ms : std::nullopt;
+      for (Series& s : panel.series) {
+        const Record* r = g.find(s.name);
+        if (!r || !(r->time_ms->median > 0)) continue;
+        // Everyone is held against the floor of the problem, so that a column is one problem.
+        const double x = floor.value_or(r->floor_ms.value_or(0));
+        if (!(x > 0)) continue;
+        s.points.push_back({x, r->time_ms->median,
+                            fmt::format("{} {}: {} {:.4g} ms, {} floor", g.row, g.dtype, s.name,
+                                        r->time_ms->median, times(r->time_ms->median / x))});
+      }
+      if (ours && ours->seed && ours->seed->unit == "ms" && floor && *floor > 0 &&
+          ours->seed->value > 0) {
+        seed.name = "seed, " + ours->seed->hardware;
+        seed.points.push_back(
+            {*floor, ours->seed->value,
+             fmt::format("{}: {:.4g} ms on {}", g.row, ours->seed->value, ours->seed->hardware)});
+      }
+    }
+    if (!seed.points.empty()) panel.series.push_back(std::move(seed));
+    std::erase_if(panel.series, [](const Series& s) { return s.points.empty(); });
+    if (!panel.series.empty()) panels.push_back(std::move(panel));
+  }
+  return panels;
+}
+
+std::string place_name(const Place& place) {
+  return fmt::format("{} on {}", place.suite,
+                     place.hardware.empty() ? place.device : place.hardware);
+}
+
+std::string tiles(const Place& place) {
+  std::string s = "<div class=\"tiles\">";
+  const FloorSpread f = floor_spread(place, "annulus");
+  if (f.rows > 0) {
+    s += tile(times(f.median), "of the floor, median row",
+              fmt::format("annulus over {} rows", f.rows), "lead");
+    s += tile(times(f.best), "of the floor, best row", f.best_row);
+    s += tile(times(f.worst), "of the floor, worst row", f.worst_row);
+  }
+  for (const std::string& impl : place.impls) {
+    if (impl == "annulus") continue;
+    const Comparison c = compare(place, "annulus", impl);
+    if (c.rows == 0) continue;
+    if (impl == "move") {
+      // Against the yardstick the reader asks how much longer we take, so the ratio is turned.
+      s += tile(times(1 / c.geometric_mean), "of the time of a plain move",
+                fmt::format("{} to {} over {} rows", times(1 / c.high), times(1 / c.low), c.rows));
+    } else {
+      s += tile(times(c.geometric_mean), "faster than " + impl,
+                fmt::format("{} to {} over {} rows, geometric mean", times(c.low), times(c.high),
+                            c.rows));
+    }
+  }
+  s += tile(fmt::format("{}", place.ok), "rows measured",
+            fmt::format("{} skipped, {} failed", place.skipped, place.failed),
+            place.failed > 0 ? "bad" : "");
+  return s + "</div>";
+}
+
+std::string where_line(const Place& place) {
+  std::string s = fmt::format("<p class=\"where\"><b>{}</b> ({})", text(place.hardware),
+                              text(place.device, 24));
+  if (place.ceiling) {
+    s += fmt::format(", copy {:.4g} GB/s", place.ceiling->copy_gbs);
+    if (place.ceiling->gemm_gflops > 0) {
+      s += fmt::format(", GEMM {:.4g} GFLOP/s", place.ceiling->gemm_gflops);
+    }
+    s += " measured in the same run";
+  }
+  if (!place.commits.empty()) {
+    s += ", commit ";
+    for (std::size_t i = 0; i < std::min<std::size_t>(place.commits.size(), 4); ++i) {
+      s += (i ? ", " : "") + text(place.commits[i], 40);
+    }
+  }
+  if (!place.first_date.empty()) s += ", " + text(place.first_date, 40);
+  return s + "</p>";
+}
+
+std::string place_section(const Place& place, const Limits& limits, std::size_t* budget) {
+  std::string s = where_line(place);
+  const auto panels = panels_of(place);
+  std::size_t thinned = 0;
+  const std::string drawing = chart(panels, limits.points, &thinned);
+  if (!drawing.empty()) {
+    s += "<div class=\"legend\">";
+    std::vector<std::string> shown;
+    for (const Panel& panel : panels) {
+      for (const Series& series : panel.series) {
+        if (std::find(shown.begin(), shown.end(), series.name) != shown.end()) continue;
+        shown.push_back(series.name);
+        s += fmt::format("<span>{}{}</span>", legend_mark(series.style, series.hollow),
+                         text(series.name, 48));
+      }
+    }
+    s += "</div><div class=\"card\">" + drawing + "</div>";
+    s += "<p class=\"note\">Each column of marks is one problem; the diagonal is the floor, the "
+         "least "
+         "time this machine could take. Point at a mark to read it.";
+    if (thinned > 0) s += fmt::format(" {} marks were left out to keep the page small.", thinned);
+    s += "</p>";
+  }
+  s += seed_table(place, budget);
+  s += time_table(place, budget);
+  s += memory_table(place, budget);
+  return s;
+}
+
+std::string render_within(const Model& model, const Limits& limits) {
+  std::string s =
+      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
+      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; "
+      "style-src 'unsafe-inline'; img-src data:\">"
+      "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">"
+      "<title>Annulus benchmark report</title><style>";
+  s += kStyle;
+  s +=
+      "</style></head><body><main><header>"
+      "<svg width=\"46\" height=\"46\" viewBox=\"0 0 46 46\" aria-hidden=\"true\">"
+      "<circle cx=\"23\" cy=\"23\" r=\"17\" fill=\"none\" stroke=\"var(--s0)\" stroke-width=\"8\"/>"
+      "<circle cx=\"35\" cy=\"11\" r=\"5\" fill=\"var(--s2)\" stroke=\"var(--bg)\" "
+      "stroke-width=\"2\"/></svg><h1>Annulus benchmark report</h1></header>";
+  const std::size_t shown = std::min(model.places.size(), limits.places);
+  s += fmt::format(
+      "<p class=\"lede\">{} rows, {} place{}. Every time stands beside the least this "
+      "hardware could take and the error against double precision.</p>",
+      model.records, model.places.size(), model.places.size() == 1 ? "" : "s");
+  for (std::size_t i = 0; i < shown; ++i) {
+    s += fmt::format("<h3>{}</h3>", text(place_name(model.places[i])));
+    s += tiles(model.places[i]);
+  }
+  if (shown < model.places.size()) {
+    s += fmt::format("<p class=\"note\">{} more places are in the result files.</p>",
+                     model.places.size() - shown);
+  }
+  std::size_t budget = limits.table_rows;
+  for (std::size_t i = 0; i < shown; ++i) {
+    const bool new_suite = i == 0 || model.places[i].suite != model.places[i - 1].suite;
+    if (new_suite) s += fmt::format("<h2>{}</h2>", text(model.places[i].suite, 80));
+    s += place_section(model.places[i], limits, &budget);
+  }
+  s += "<footer><p>Time: median of interleaved repetitions with cold caches. Floor: the largest of "
+       "bytes / copy bandwidth, flops / GEMM rate and an empty launch, measured in the same run. "
+       "move: the same bytes moved and nothing else. Error: as the cell's tooltip says, against a "
+       "double-precision definition. Peak: inputs, outputs and scratch. Seed: the table that "
+       "started "
+       "the suite, on the hardware named.</p></footer></main></body></html>\n";
+  return s;
+}
+
+}  // namespace
+
+std::string render(const std::vector<Record>& records) {
+  const Model model = build_model(records);
+  Limits limits;
+  for (;;) {
+    std::string page = render_within(model, limits);
+    const bool smallest = limits.table_rows == 0 && limits.points <= 8 && limits.places <= 1;
+    if (page.size() <= kMaxPageBytes || smallest) return page;
+    // Thousands of rows: show fewer of everything until it fits.
+    limits.table_rows = limits.table_rows * 2 / 3;
+    limits.points = std::max<std::size_t>(limits.points * 2 / 3, 8);
+    limits.places = std::max<std::size_t>(limits.places * 3 / 4, 1);
+  }
+}
+
+}  // namespace annulus::bench::report

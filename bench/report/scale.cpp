@@ -1,0 +1,42 @@
+#include "bench/report/scale.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+namespace annulus::bench::report {
+
+LogScale::LogScale(double low, double high, double from, double to)
+    : low_(low), high_(high), from_(from), to_(to) {
+  if (!(high_ > low_)) {
+    low_ = low / 2;
+    high_ = low * 2;
+  }
+}
+
+double LogScale::operator()(double value) const {
+  return from_ + (to_ - from_) * std::log(value / low_) / std::log(high_ / low_);
+}
+
+std::vector<double> LogScale::ticks() const {
+  const double decades = std::log10(high_ / low_);
+  std::vector<double> ticks;
+  for (int e = static_cast<int>(std::floor(std::log10(low_))) - 1; std::pow(10, e) <= high_; ++e) {
+    // Very wide domains keep every other power of ten.
+    if (decades > 8 && e % 2 != 0) continue;
+    for (const double m : {1.0, 2.0, 5.0}) {
+      if (m != 1.0 && decades > 2.2) continue;
+      const double v = m * std::pow(10, e);
+      if (v >= low_ * (1 - 1e-9) && v <= high_ * (1 + 1e-9)) ticks.push_back(v);
+    }
+  }
+  return ticks;
+}
+
+std::string duration_label(double ms) {
+  if (ms < 1) return fmt::format("{:.3g} µs", ms * 1e3);
+  if (ms < 1e3) return fmt::format("{:.3g} ms", ms);
+  return fmt::format("{:.4g} s", ms * 1e-3);
+}
+
+}  // namespace annulus::bench::report

@@ -1,0 +1,28 @@
+// Axes on a logarithmic scale.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace annulus::bench::report {
+
+class LogScale {
+ public:
+  // Maps [low, high] to [from, to], both ends included; low and high must be positive. Equal ends
+  // are spread by a factor of two either way.
+  LogScale(double low, double high, double from, double to);
+  double operator()(double value) const;
+  double low() const { return low_; }
+  double high() const { return high_; }
+  // Powers of ten inside the domain; with 2 and 5 between them where there are few; always at least
+  // two values when the domain spans a factor of three or more.
+  std::vector<double> ticks() const;
+
+ private:
+  double low_, high_, from_, to_;
+};
+
+// 0.0005 -> "0.5 µs", 20 -> "20 ms", 3000 -> "3 s".
+std::string duration_label(double ms);
+
+}  // namespace annulus::bench::report

@@ -1,0 +1,77 @@
+// The look of the page. Light and dark follow the reader's system; numbers are tabular; colour
+// belongs to implementations alone.
+#pragma once
+
+namespace annulus::bench::report {
+
+inline constexpr const char* kStyle = R"css(
+:root{color-scheme:light dark;--bg:#fbfaf7;--card:#fff;--ink:#1d2126;--soft:#5d6670;--faint:#8b939c;
+--line:#e4e1da;--grid:#edeae3;--s0:#0b6e69;--s1:#8a929a;--s2:#c2571a;--s3:#5b52b5;--s4:#b3861b;
+--s5:#b0396a;--s6:#3b7a2a;--s7:#2a6db0;--s8:#8a5a44;--bad:#b3261e;--wash:#e3f1ef}
+@media(prefers-color-scheme:dark){:root{--bg:#14171a;--card:#1b1f23;--ink:#e8eaec;--soft:#a4adb6;
+--faint:#78828c;--line:#2c3238;--grid:#262b30;--s0:#4fc3b8;--s1:#8d97a1;--s2:#f0905a;--s3:#a79ff0;
+--s4:#e0b84f;--s5:#ee82ad;--s6:#8bc873;--s7:#77b3ec;--s8:#c79a84;--bad:#ff8a80;--wash:#173430}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--bg);color:var(--ink);font:15px/1.55 ui-sans-serif,system-ui,"Segoe UI",
+"Helvetica Neue",Arial,sans-serif;-webkit-font-smoothing:antialiased}
+main{max-width:1184px;margin:0 auto;padding:40px 32px 72px}
+header{display:flex;gap:18px;align-items:center;margin-bottom:6px}
+h1,h2{font-family:"Iowan Old Style","Palatino Linotype",Palatino,"Book Antiqua",Georgia,serif;
+font-weight:600;letter-spacing:-.01em;line-height:1.2}
+h1{font-size:34px;margin:0}
+h2{font-size:25px;margin:56px 0 2px;padding-top:26px;border-top:1px solid var(--line)}
+h3{font-size:15px;margin:30px 0 8px;font-weight:600}
+p{margin:6px 0;max-width:76ch}
+.lede,.where{color:var(--soft)}
+.where b{color:var(--ink);font-weight:600}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(214px,1fr));gap:12px;margin:16px 0 6px}
+.tile{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 16px 12px}
+.tile.lead{background:var(--wash);border-color:transparent}
+.tile .v{font-size:27px;line-height:1.15;font-weight:600;font-variant-numeric:tabular-nums;
+letter-spacing:-.02em}
+.tile .k{color:var(--soft);font-size:13px}
+.tile .d{color:var(--faint);font-size:12px;margin-top:4px;overflow-wrap:anywhere}
+.bad{color:var(--bad)}
+.legend{display:flex;flex-wrap:wrap;gap:4px 20px;color:var(--soft);font-size:13px;margin:18px 0 2px}
+.legend span{display:inline-flex;align-items:center;gap:6px}
+.card{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 14px 6px}
+.chart{display:block;width:100%;height:auto;font-size:12px}
+.chart text{fill:var(--soft);font-variant-numeric:tabular-nums}
+.chart .ptitle{fill:var(--ink);font-size:13.5px;font-weight:600}
+.chart .axis,.chart .dname{fill:var(--faint);font-size:11px}
+.chart .grid{stroke:var(--grid)}
+.chart .floor{stroke:var(--ink);stroke-width:1.3}
+.chart .times{stroke:var(--faint);stroke-dasharray:2 4}
+.chart .label{font-size:11.5px;font-weight:600}
+.s0{fill:var(--s0)}.s1{fill:var(--s1)}.s2{fill:var(--s2)}.s3{fill:var(--s3)}.s4{fill:var(--s4)}
+.s5{fill:var(--s5)}.s6{fill:var(--s6)}.s7{fill:var(--s7)}.s8{fill:var(--s8)}
+.chart circle,.chart path,.chart rect{stroke:var(--card);stroke-width:.8}
+.hollow{fill:none!important;stroke:var(--faint)!important;stroke-width:1.3!important}
+.chart .t0{fill:var(--s0)}.chart .t1{fill:var(--s1)}.chart .t2{fill:var(--s2)}.chart .t3{fill:var(--s3)}
+.chart .t4{fill:var(--s4)}.chart .t5{fill:var(--s5)}.chart .t6{fill:var(--s6)}.chart .t7{fill:var(--s7)}
+.chart .t8{fill:var(--s8)}
+.scroll{overflow-x:auto;background:var(--card);border:1px solid var(--line);border-radius:10px}
+table{border-collapse:collapse;width:100%;font-size:13px;font-variant-numeric:tabular-nums}
+th{font-weight:600;color:var(--soft);text-align:right;padding:9px 10px;white-space:nowrap;
+border-bottom:1px solid var(--line);font-size:12px}
+td{text-align:right;padding:4px 10px;white-space:nowrap}
+th.l,td.l{text-align:left}
+tr.g td{border-top:1px solid var(--grid)}
+tr:hover td{background:var(--grid)}
+td.row{font-family:ui-monospace,"SF Mono",Menlo,Consolas,monospace;font-size:12px}
+td.ours{font-weight:600}
+td .key{vertical-align:-1px;margin-right:6px}
+td.why{text-align:left;color:var(--soft);white-space:normal}
+.bar{display:inline-block;height:7px;border-radius:2px;margin-right:8px;vertical-align:1px;opacity:.75}
+.b0{background:var(--s0)}.b1{background:var(--s1)}.b2{background:var(--s2)}.b3{background:var(--s3)}
+.b4{background:var(--s4)}.b5{background:var(--s5)}.b6{background:var(--s6)}.b7{background:var(--s7)}
+.b8{background:var(--s8)}
+.dim{color:var(--faint)}
+.note,footer{color:var(--faint);font-size:12.5px}
+footer{margin-top:56px;padding-top:18px;border-top:1px solid var(--line)}
+footer p{max-width:92ch}
+@media(max-width:640px){main{padding:24px 16px 48px}h1{font-size:27px}}
+@media print{.scroll,.card{break-inside:avoid}}
+)css";
+
+}  // namespace annulus::bench::report

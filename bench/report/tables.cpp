@@ -1,0 +1,237 @@
+#include "bench/report/tables.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "bench/report/chart.h"
+#include "bench/report/html.h"
+
+namespace annulus::bench::report {
+namespace {
+
+constexpr double kMiB = 1 << 20;
+
+std::string ms(double v) { return fmt::format("{:.4g}", v); }
+std::string times(double v) {
+  return v >= 100  ? fmt::format("{:.0f}×", v)
+         : v >= 10 ? fmt::format("{:.1f}×", v)
+                   : fmt::format("{:.2f}×", v);
+}
+std::string mib(double bytes) { return fmt::format("{:.1f}", bytes / kMiB); }
+
+std::string cell(const std::string& content, const char* css = "") {
+  return *css ? fmt::format("<td class=\"{}\">{}</td>", css, content)
+              : fmt::format("<td>{}</td>", content);
+}
+
+std::string left_out(std::size_t rows) {
+  if (rows == 0) return "";
+  return fmt::format(
+      "<p class=\"note\">{} more rows are in the result files; the page keeps to a "
+      "megabyte.</p>",
+      rows);
+}
+
+// The length says time / floor on a log scale: nothing at the floor, full at a hundred times it.
+std::string bar(double ratio, int style) {
+  const double width = std::clamp(30 * std::log10(std::max(ratio, 1.0)), 0.0, 60.0);
+  return fmt::format("<span class=\"bar b{}\" style=\"width:{:.0f}px\"></span>", style,
+                     std::max(width, 1.0));
+}
+
+std::string error_cell(const Record& r) {
+  if (!r.error) return cell("");
+  const double v = r.error->value;
+  return fmt::format("<td title=\"{}\"{}>{}</td>", text(r.error->metric),
+                     std::isfinite(v) ? "" : " class=\"bad\"",
+                     v == 0          ? "0"
+                     : std::isnan(v) ? "NaN"
+                                     : fmt::format("{:.1e}", v));
+}
+
+std::string time_row(const Place& place, const ProblemGroup& g, const Record& r, bool first) {
+  const int style = style_of(place, r.impl);
+  std::string row = first ? "<tr class=\"g\">" : "<tr>";
+  row += cell(first ? text(g.row, 60) : "", "l row");
+  row += cell(first ? text(g.dtype, 12) : "", "l dim");
+  row += cell(legend_mark(style, false) + text(r.impl, 32), r.impl == "annulus" ? "l ours" : "l");
+  if (!r.time_ms) {
+    return row + fmt::format("<td class=\"why\" colspan=\"8\">{}: {}</td></tr>", name_of(r.status),
+                             text(r.reason));
+  }
+  row += cell(ms(r.time_ms->median), r.impl == "annulus" ? "ours" : "");
+  row += cell(ms(r.time_ms->p95), "dim");
+  row += cell(r.floor_ms ? ms(*r.floor_ms) : "", "dim");
+  const auto ratio = over_floor(r);
+  row += cell(ratio ? bar(*ratio, style) + times(*ratio) : "");
+  const Record* ours = g.find("annulus");
+  row += cell(ours && ours != &r && ours->time_ms->median > 0
+                  ? times(r.time_ms->median / ours->time_ms->median)
+                  : "");
+  row += error_cell(r);
+  row += cell(r.peak_bytes ? mib(*r.peak_bytes) : "");
+  if (r.seed && r.seed->unit == "ms" && r.time_ms->median > 0) {
+    row += fmt::format("<td title=\"{}\">{} <span class=\"dim\">({})</span></td>",
+                       text(r.seed->hardware), ms(r.seed->value),
+                       times(r.seed->value / r.time_ms->median));
+  } else {
+    row += cell("");
+  }
+  row += "</tr>";
+  if (r.status == Status::kFailed) {
+    row += fmt::format(
+        "<tr><td></td><td></td><td class=\"why bad\" colspan=\"9\">failed: {}</td></tr>",
+        text(r.reason));
+  }
+  return row;
+}
+
+std::string open_table(const std::vector<std::pair<std::string, bool>>& heads) {
+  std::string s = "<div class=\"scroll\"><table><thead><tr>";
+  for (const auto& [name, left] : heads) {
+    s += fmt::format("<th{}>{}</th>", left ? " class=\"l\"" : "", text(name, 48));
+  }
+  return s + "</tr></thead><tbody>";
+}
+constexpr const char* kCloseTable = "</tbody></table></div>";
+
+}  // namespace
+
+int style_of(const Place& place, const std::string& impl) {
+  if (impl == "annulus") return 0;
+  if (impl == "move") return 1;
+  int peer = 2;
+  for (const std::string& name : place.impls) {
+    if (name == "annulus" || name == "move") continue;
+    if (name == impl) break;
+    ++peer;
+  }
+  return 2 + (peer - 2) % (kStyles - 2);
+}
+
+std::string time_table(const Place& place, std::size_t* budget) {
+  if (place.time.empty()) return "";
+  std::string s = "<h3>Every row</h3>" + open_table({{"row", true},
+                                                     {"dtype", true},
+                                                     {"implementation", true},
+                                                     {"median ms", false},
+                                                     {"p95", false},
+                                                     {"floor", false},
+                                                     {"time / floor", false},
+                                                     {"vs annulus", false},
+                                                     {"error", false},
+                                                     {"peak MiB", false},
+                                                     {"seed ms (seed / ours)", false}});
+  std::size_t omitted = 0;
+  for (const ProblemGroup& g : place.time) {
+    bool first = true;
+    for (const Record* r : g.records) {
+      if (*budget == 0) {
+        ++omitted;
+        continue;
+      }
+      --*budget;
+      s += time_row(place, g, *r, first);
+      first = false;
+    }
+  }
+  return s + kCloseTable + left_out(omitted);
+}
+
+std::string memory_table(const Place& place, std::size_t* budget) {
+  if (place.memory.empty()) return "";
+  std::vector<std::string> columns;
+  std::string hardware;
+  for (const ProblemGroup& g : place.memory) {
+    for (const Record* r : g.records) {
+      if (!r->seed) continue;
+      hardware = r->seed->hardware;
+      for (const auto& [name, value] : r->seed->columns) {
+        const bool known = std::find(columns.begin(), columns.end(), name) != columns.end();
+        if (!known && columns.size() < 8) columns.push_back(name);
+      }
+    }
+  }
+  std::vector<std::pair<std::string, bool>> heads = {{"row", true},
+                                                     {"dtype", true},
+                                                     {"implementation", true},
+                                                     {"peak MiB", false},
+                                                     {"of it scratch", false}};
+  for (const auto& c : columns) heads.emplace_back(c, false);
+  heads.emplace_back("seed / ours", false);
+  std::string s = fmt::format("<h3>Memory{}</h3>",
+                              hardware.empty() ? "" : ", beside the seed's on " + text(hardware)) +
+                  open_table(heads);
+  std::size_t omitted = 0;
+  for (const ProblemGroup& g : place.memory) {
+    for (const Record* r : g.records) {
+      if (*budget == 0) {
+        ++omitted;
+        continue;
+      }
+      --*budget;
+      s += "<tr class=\"g\">" + cell(text(g.row, 60), "l row") + cell(text(g.dtype, 12), "l dim") +
+           cell(text(r->impl, 32), "l") + cell(r->peak_bytes ? mib(*r->peak_bytes) : "", "ours") +
+           cell(r->workspace_bytes ? mib(*r->workspace_bytes) : "", "dim");
+      for (const auto& c : columns) {
+        std::string value;
+        if (r->seed) {
+          for (const auto& [name, v] : r->seed->columns) {
+            if (name == c) value = fmt::format("{:.1f}", v);
+          }
+        }
+        s += cell(value);
+      }
+      const bool both = r->seed && r->peak_bytes && *r->peak_bytes > 0;
+      s += cell(both ? times(r->seed->value / (*r->peak_bytes / kMiB)) : "") + "</tr>";
+    }
+  }
+  return s + kCloseTable + left_out(omitted);
+}
+
+std::string seed_table(const Place& place, std::size_t* budget) {
+  std::vector<std::string> columns;
+  std::string hardware;
+  for (const ProblemGroup& g : place.time) {
+    const Record* r = g.find("annulus");
+    if (!r || !r->seed) continue;
+    hardware = r->seed->hardware;
+    for (const auto& [name, value] : r->seed->columns) {
+      const bool known = std::find(columns.begin(), columns.end(), name) != columns.end();
+      if (!known && columns.size() < 8) columns.push_back(name);
+    }
+  }
+  if (columns.empty()) return "";
+  std::vector<std::pair<std::string, bool>> heads = {{"row", true}, {"ours, ms", false}};
+  for (const auto& c : columns) heads.emplace_back(c, false);
+  heads.emplace_back("best of them / ours", false);
+  std::string s = fmt::format("<h3>Beside the seed's table, measured on {}</h3>", text(hardware)) +
+                  open_table(heads);
+  std::size_t omitted = 0;
+  for (const ProblemGroup& g : place.time) {
+    const Record* r = g.find("annulus");
+    if (!r || !r->seed || r->seed->columns.empty()) continue;
+    if (*budget == 0) {
+      ++omitted;
+      continue;
+    }
+    --*budget;
+    s += "<tr class=\"g\">" + cell(text(g.row, 60), "l row") + cell(ms(r->time_ms->median), "ours");
+    double best = 0;
+    for (const auto& c : columns) {
+      std::string value;
+      for (const auto& [name, v] : r->seed->columns) {
+        if (name != c) continue;
+        value = ms(v);
+        if (v > 0 && (best == 0 || v < best)) best = v;
+      }
+      s += cell(value);
+    }
+    s += cell(best > 0 && r->time_ms->median > 0 ? times(best / r->time_ms->median) : "") + "</tr>";
+  }
+  return s + kCloseTable + left_out(omitted);
+}
+
+}  // namespace annulus::bench::report

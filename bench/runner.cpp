@@ -1,0 +1,218 @@
+#include "bench/runner.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <ctime>
+#include <fstream>
+#include <functional>
+
+#include "annulus/core/errors.h"
+#include "annulus/core/info.h"
+#include "annulus/cuda/memory.h"
+#include "bench/mover_impl.h"
+#include "bench/movers.h"
+#include "bench/problem.h"
+#include "bench/statistics.h"
+
+namespace annulus::bench {
+namespace {
+
+constexpr double kGiB = 1 << 30;
+constexpr int kMinRepetitions = 7;
+constexpr int kMaxRepetitions = 200;
+constexpr const char* kErrorMetric = "max|err|/max|ref|";
+
+bool on_cuda(Device device) { return device.type == DeviceType::kCUDA; }
+
+double milliseconds(const std::function<void()>& f) {
+  const auto start = std::chrono::steady_clock::now();
+  f();
+  const std::chrono::duration<double, std::milli> t = std::chrono::steady_clock::now() - start;
+  return t.count();
+}
+
+Record with_status(Record r, Status status, std::string reason) {
+  r.status = status;
+  r.reason = std::move(reason);
+  return r;
+}
+
+}  // namespace
+
+std::size_t available_bytes(Device device) {
+  if (on_cuda(device)) return cuda::free_bytes(device.index);
+  std::ifstream file("/proc/meminfo");
+  for (std::string key; file >> key;) {
+    std::size_t kib = 0;
+    if (key == "MemAvailable:" && file >> kib) return kib * 1024;
+    file.ignore(256, '\n');
+  }
+  return std::size_t{4} << 30;  // no /proc: assume a small machine
+}
+
+std::string hardware_name(Device device) {
+  if (on_cuda(device)) return cuda::device_info(device.index).name;
+  const int threads = cpu_threads();
+  return fmt::format("{}, {} core{}", cpu_name(), threads, threads == 1 ? "" : "s");
+}
+
+std::string iso_date() {
+  return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
+}
+
+struct Runner::Implementation {
+  std::string name;
+  std::function<void()> run;
+};
+
+Runner::Runner(const RunnerOptions& options)
+    : options_(options), ceilings_(measure_ceilings(options.device.type)) {
+  if (options_.hardware.empty()) options_.hardware = hardware_name(options_.device);
+  if (on_cuda(options_.device)) {
+    cuda_ = std::make_unique<gpu::ColdTimer>();
+  } else {
+    sweep_ = Buffer(kCPU, std::max(2 * last_level_cache_bytes(), std::size_t{64} << 20));
+    std::memset(sweep_.data(), 1, sweep_.bytes());
+  }
+}
+
+int Runner::repetitions_for(double one_round_ms) const {
+  if (options_.repetitions > 0) return options_.repetitions;
+  const double fit = 1e3 * options_.seconds / std::max(one_round_ms, 1e-3);
+  return std::clamp(static_cast<int>(std::min(fit, 1e6)), kMinRepetitions, kMaxRepetitions);
+}
+
+std::vector<std::vector<double>> Runner::time_cpu(const std::vector<Implementation>& impls) {
+  const auto round = [&](auto&& record) {
+    for (std::size_t i = 0; i < impls.size(); ++i) {
+      sweep_caches(sweep_.data(), sweep_.bytes());
+      record(i, milliseconds(impls[i].run));
+    }
+  };
+  const auto discard = [](std::size_t, double) {};
+  round(discard);  // page faults, thread start
+  const double round_ms = milliseconds([&] { round(discard); });
+  std::vector<std::vector<double>> times(impls.size());
+  for (int r = repetitions_for(round_ms); r > 0; --r) {
+    round([&](std::size_t i, double ms) { times[i].push_back(ms); });
+  }
+  return times;
+}
+
+std::vector<std::vector<double>> Runner::time(const std::vector<Implementation>& impls) {
+  if (!on_cuda(options_.device)) return time_cpu(impls);
+  std::vector<std::function<void()>> runs;
+  for (const auto& i : impls) runs.push_back(i.run);
+  cuda_->time(runs, 3);
+  const double round_ms = milliseconds([&] { cuda_->time(runs, 3); }) / 3;
+  return cuda_->time(runs, repetitions_for(round_ms));
+}
+
+std::vector<Record> Runner::measure_or_throw(const Row& row, const Record& blank) {
+  const testing::Case problem_case = row.problem();
+  const std::size_t needed =
+      peak_bytes_of(problem_case, row.calls, options_.device) +
+      (row.with_move ? mover_bytes(problem_case, row.calls, options_.device) : 0);
+  const std::size_t has = available_bytes(options_.device);
+  // The last tenth belongs to the rest of the machine.
+  if (static_cast<double>(needed) > 0.9 * static_cast<double>(has)) {
+    return {with_status(
+        blank, Status::kSkipped,
+        fmt::format("needs {:.1f} GiB, {} has {:.1f} free", static_cast<double>(needed) / kGiB,
+                    to_string(options_.device), static_cast<double>(has) / kGiB))};
+  }
+
+  // Accuracy first: its buffers are gone before the large ones come.
+  const testing::Case error_case = row.error_problem();
+  const Accuracy accuracy = measure_accuracy(error_case, row.calls, options_.device);
+
+  Problem problem(problem_case, row.calls, options_.device);
+  std::vector<Implementation> impls{{"annulus", [&] { problem.run(); }}};
+  std::unique_ptr<Mover> mover;
+  std::string no_mover;
+  if (row.with_move) {
+    mover = make_mover(problem, options_.device, &no_mover);
+    if (mover) impls.push_back({"move", [&] { mover->run(); }});
+  }
+  const auto times = time(impls);
+
+  Record r = blank;
+  r.params["error_on"] = error_case.params;
+  r.bytes = problem.bytes();
+  r.flops_needed = problem.flops();
+  const Floor floor = floor_of(problem.bytes(), problem.flops(), ceilings_);
+  r.floor_ms = floor.ms;
+  r.floor_kind = floor.kind;
+  r.ceiling = ceilings_.figures;
+
+  std::vector<Record> records;
+  Record ours = r;
+  ours.impl = "annulus";
+  ours.time_ms = summarize(times[0]);
+  ours.error = ErrorFigure{kErrorMetric, accuracy.max_relative};
+  ours.zero_rows = accuracy.zero_rows;
+  ours.workspace_bytes = static_cast<double>(problem.workspace_bytes());
+  ours.peak_bytes = static_cast<double>(problem.peak_bytes());
+  ours.seed = row.seed;
+  if (!(accuracy.guard_ratio <= 1)) {
+    ours = with_status(ours, Status::kFailed,
+                       fmt::format("{}: rms error is {:.3g} times the limit", accuracy.worst_output,
+                                   accuracy.guard_ratio));
+  }
+  records.push_back(ours);
+
+  if (mover) {
+    Record move = r;
+    move.impl = "move";
+    move.params.erase("error_on");
+    move.params["moves"] = mover->description();
+    move.time_ms = summarize(times[1]);
+    move.error = ErrorFigure{"share of bytes wrong", mover->wrong_share()};
+    move.bytes = mover->bytes();
+    move.flops_needed.reset();
+    if (move.error->value > 0)
+      move = with_status(move, Status::kFailed, "the bytes did not arrive");
+    records.push_back(move);
+  } else if (row.with_move) {
+    Record move = blank;
+    move.impl = "move";
+    records.push_back(with_status(move, Status::kSkipped, no_mover));
+  }
+
+  if (row.memory_seed) {
+    Record memory = records.front();
+    memory.row = row.memory_name;
+    memory.measures = Measures::kMemory;
+    memory.seed = row.memory_seed;
+    records.push_back(memory);
+  }
+  return records;
+}
+
+std::vector<Record> Runner::measure(const std::string& suite, const Row& row) {
+  Record blank;
+  blank.suite = suite;
+  blank.row = row.name;
+  blank.op = row.op;
+  blank.impl = "annulus";
+  blank.device = on_cuda(options_.device) ? "cuda" : "cpu";
+  blank.dtype = annulus::name_of(row.dtype);
+  blank.params = row.params;
+  blank.hardware = options_.hardware;
+  blank.commit = build_info().commit;
+  blank.date = iso_date();
+  try {
+    return measure_or_throw(row, blank);
+  } catch (const NotSupported& e) {
+    return {with_status(blank, Status::kSkipped, e.what())};
+  } catch (const std::exception& e) {
+    return {with_status(blank, Status::kFailed, e.what())};
+  }
+}
+
+}  // namespace annulus::bench

@@ -1,0 +1,57 @@
+// Measures a row: all implementations in turn (A, B, A, B, ...) with cold caches, the error against
+// fp64, the floor, the memory.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "annulus/core/buffer.h"
+#include "annulus/core/device.h"
+#include "bench/ceilings.h"
+#include "bench/gpu.h"
+#include "bench/record.h"
+#include "bench/suite.h"
+
+namespace annulus::bench {
+
+struct RunnerOptions {
+  Device device = kCPU;
+  int repetitions = 0;   // 0: as many as fit in `seconds`, at least 7
+  double seconds = 0.8;  // a row, all implementations together
+  std::string hardware;  // filled by the constructor when empty
+};
+
+// Memory this process may still take on the device.
+std::size_t available_bytes(Device device);
+// "Neoverse-V1, 2 cores" or "NVIDIA H200".
+std::string hardware_name(Device device);
+// Now, as 2025-11-15T13:37:00Z.
+std::string iso_date();
+
+class Runner {
+ public:
+  explicit Runner(const RunnerOptions& options);  // measures the ceilings
+
+  // One record an implementation, and one more where the row states a memory figure. What cannot
+  // run comes back as a skipped record with the reason; what throws, as a failed one.
+  std::vector<Record> measure(const std::string& suite, const Row& row);
+
+  const Ceilings& ceilings() const { return ceilings_; }
+  const std::string& hardware() const { return options_.hardware; }
+
+ private:
+  struct Implementation;
+  std::vector<std::vector<double>> time(const std::vector<Implementation>& implementations);
+  std::vector<std::vector<double>> time_cpu(const std::vector<Implementation>& implementations);
+  std::vector<Record> measure_or_throw(const Row& row, const Record& blank);
+  int repetitions_for(double one_round_ms) const;
+
+  RunnerOptions options_;
+  Ceilings ceilings_;
+  Buffer sweep_;                          // CPU: read between repetitions
+  std::unique_ptr<gpu::ColdTimer> cuda_;  // CUDA
+};
+
+}  // namespace annulus::bench

@@ -1,0 +1,62 @@
+// A suite is one table: its rows are problems of the operators' Cases, each with the value that the
+// table which started it (the seed) states. Suites register themselves; no list of them exists.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "annulus/core/device.h"
+#include "annulus/core/dtype.h"
+#include "bench/record.h"
+#include "testing/case.h"
+
+namespace annulus::bench {
+
+enum class Size { kQuick, kMachine, kFull };
+
+// One row: which problem, which of its calls, what to compare with.
+struct Row {
+  std::string name;  // unique in the suite together with the dtype, and the same on every machine
+  std::string op;
+  DType dtype = DType::kF32;
+  Params params;
+  std::function<testing::Case()> problem;
+  // The same problem with fewer batch elements and heads, small enough for the fp64 reference. It
+  // keeps length, positions, width and dtype, so it meets the same arithmetic.
+  std::function<testing::Case()> error_problem;
+  std::vector<std::string> calls;  // timed together: {"forward"}, {"backward"} or both
+  bool with_move = true;           // a `move` row beside it
+  std::optional<SeedFigure> seed;
+  // Where the seed also states the memory of this row: a second record, named so, of the same run.
+  std::string memory_name;
+  std::optional<SeedFigure> memory_seed;
+};
+
+struct SuiteRequest {
+  Size size = Size::kQuick;
+  DeviceType device = DeviceType::kCPU;
+  std::size_t memory_bytes = 0;  // what a row of size `machine` may use
+};
+
+struct Suite {
+  std::string name;     // "lrpe-cosine"
+  std::string summary;  // one line
+  std::function<std::vector<Row>(const SuiteRequest&)> rows;
+};
+
+const std::vector<Suite>& all_suites();  // sorted by name
+
+class SuiteRegistration {
+ public:
+  explicit SuiteRegistration(Suite suite);
+};
+
+// Inputs, outputs and scratch of the row's calls; tensors of the same name are shared between
+// calls.
+std::size_t peak_bytes_of(const testing::Case& problem, const std::vector<std::string>& calls,
+                          Device device);
+
+}  // namespace annulus::bench

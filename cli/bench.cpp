@@ -1,0 +1,174 @@
+// annulus bench: runs suites, prints a table, saves records row by row.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <regex>
+
+#include "annulus/core/errors.h"
+#include "annulus/core/info.h"
+#include "annulus/cuda/memory.h"
+#include "bench/json_guard.h"
+#include "bench/output.h"
+#include "bench/record.h"
+#include "bench/runner.h"
+#include "bench/suite.h"
+#include "cli/commands.h"
+#include "cli/progress.h"
+
+namespace annulus::cli {
+namespace {
+
+struct Options {
+  std::vector<std::string> suites;
+  std::string device = "auto", size = "quick", filter, format = "md", save;
+  int repetitions = 0;
+  bool list = false;
+};
+
+struct Job {
+  const bench::Suite* suite;
+  bench::Row row;
+};
+
+Device pick_device(const std::string& name) {
+  const std::string why_not =
+      cuda::built() ? cuda::why_unavailable() : std::string("this build has no CUDA");
+  if (name == "cuda" && !why_not.empty())
+    throw NotSupported("device cuda is not available: " + why_not);
+  return name == "cuda" || (name == "auto" && why_not.empty()) ? cuda_device() : kCPU;
+}
+
+std::vector<const bench::Suite*> pick_suites(const std::vector<std::string>& names) {
+  std::vector<const bench::Suite*> picked;
+  std::vector<std::string> known;
+  for (const bench::Suite& s : bench::all_suites()) {
+    known.push_back(s.name);
+    if (names.empty()) picked.push_back(&s);
+  }
+  for (const std::string& name : names) {
+    const auto it = std::find(known.begin(), known.end(), name);
+    if (it == known.end()) {
+      const std::string near = bench::nearest(name, known);
+      std::string message = "unknown suite \"" + bench::printable(name) + "\"";
+      if (!near.empty()) message += ", did you mean \"" + near + "\"?";
+      message += " Suites:";
+      for (const auto& k : known) message += " " + k;
+      throw InvalidArgument(message);
+    }
+    picked.push_back(&bench::all_suites()[static_cast<std::size_t>(it - known.begin())]);
+  }
+  return picked;
+}
+
+std::vector<Job> pick_rows(const Options& o, Device device) {
+  bench::SuiteRequest request;
+  request.size = o.size == "full"      ? bench::Size::kFull
+                 : o.size == "machine" ? bench::Size::kMachine
+                                       : bench::Size::kQuick;
+  request.device = device.type;
+  request.memory_bytes = bench::available_bytes(device) / 10 * 9;
+  std::optional<std::regex> filter;
+  if (!o.filter.empty()) {
+    try {
+      filter.emplace(o.filter, std::regex::ECMAScript | std::regex::optimize);
+    } catch (const std::regex_error& e) {
+      throw InvalidArgument("--filter must be a regular expression but \"" +
+                            bench::printable(o.filter) + "\" is not one: " + e.what());
+    }
+  }
+  std::vector<Job> jobs;
+  for (const bench::Suite* suite : pick_suites(o.suites)) {
+    for (bench::Row& row : suite->rows(request)) {
+      const std::string full = fmt::format("{}/{}/{}", suite->name, row.name, name_of(row.dtype));
+      if (!filter || std::regex_search(full, *filter)) jobs.push_back({suite, std::move(row)});
+    }
+  }
+  if (jobs.empty())
+    throw InvalidArgument("--filter \"" + bench::printable(o.filter) + "\" leaves no row");
+  return jobs;
+}
+
+int run(const Options& o) {
+  const Device device = pick_device(o.device);
+  const std::vector<Job> jobs = pick_rows(o, device);
+  if (o.list) {
+    for (const Job& job : jobs) {
+      std::cout << fmt::format("{}/{}/{}\n", job.suite->name, job.row.name, name_of(job.row.dtype));
+    }
+    return kDone;
+  }
+  std::unique_ptr<bench::RecordWriter> writer;
+  if (!o.save.empty()) writer = std::make_unique<bench::RecordWriter>(o.save);
+
+  Progress progress(jobs.size());
+  progress.start("measuring the ceilings of this machine");
+  bench::RunnerOptions runner_options;
+  runner_options.device = device;
+  runner_options.repetitions = o.repetitions;
+  bench::Runner runner(runner_options);
+
+  const BuildInfo build = build_info();
+  const auto output = bench::make_output(o.format, std::cout);
+  progress.clear();
+  output->begin({runner.hardware(), to_string(device), build.version, build.commit, build.compiler,
+                 bench::iso_date(), runner.ceilings()});
+  std::size_t failed = 0, skipped = 0;
+  for (const Job& job : jobs) {
+    progress.start(job.row.name);
+    const auto records = runner.measure(job.suite->name, job.row);
+    for (const bench::Record& r : records) {
+      if (writer) writer->write(r);
+      failed += r.status == bench::Status::kFailed;
+      skipped += r.status == bench::Status::kSkipped;
+    }
+    progress.clear();
+    output->rows(records);
+    progress.advance();
+  }
+  progress.clear();
+  output->end();
+  if (skipped > 0)
+    std::cerr << fmt::format("annulus: {} rows skipped, reasons in the table\n", skipped);
+  if (failed > 0) std::cerr << fmt::format("annulus: {} rows FAILED\n", failed);
+  if (writer) std::cerr << fmt::format("annulus: rows saved in {}\n", o.save);
+  return failed > 0 ? kFailed : kDone;
+}
+
+}  // namespace
+
+void add_bench_command(CLI::App& app, int& exit_code) {
+  auto o = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand(
+      "bench", "time the operators against floors measured here and the seed's tables");
+  std::string suites;
+  for (const bench::Suite& s : bench::all_suites()) suites += "\n  " + s.name + "  " + s.summary;
+  command->footer("Suites:" + suites);
+  command->add_option("SUITE", o->suites, "which tables; all when none is named");
+  command->add_option("--device", o->device, "cpu, cuda, or auto: cuda where there is one")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->capture_default_str();
+  command
+      ->add_option(
+          "--size", o->size,
+          "quick: about a minute on a laptop; machine: the largest of the seed's rows that "
+          "fit; full: all of the seed's rows")
+      ->check(CLI::IsMember({"quick", "machine", "full"}))
+      ->capture_default_str();
+  command->add_option("--reps", o->repetitions, "repetitions a row; 0: as many as fit in a second")
+      ->check(CLI::Range(0, 1'000'000))
+      ->capture_default_str();
+  command->add_option("--filter", o->filter,
+                      "rows whose suite/row/dtype matches this regular expression");
+  command->add_option("--format", o->format, "md, csv or json, on stdout")
+      ->check(CLI::IsMember({"md", "csv", "json"}))
+      ->capture_default_str();
+  command->add_option("--save", o->save,
+                      "write every row to this file as soon as it is measured (JSONL)");
+  command->add_flag("--list", o->list, "print the rows that would run, and stop");
+  command->callback([o, &exit_code] { exit_code = run(*o); });
+}
+
+}  // namespace annulus::cli

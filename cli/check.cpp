@@ -1,0 +1,198 @@
+// `annulus check`: every operator against its definition in fp64, on this machine.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "annulus/cuda/memory.h"
+#include "cli/commands.h"
+#include "testing/suite.h"
+
+namespace annulus::cli {
+
+namespace {
+
+using testing::OperatorCases;
+using testing::SuiteRow;
+
+struct CheckArguments {
+  std::vector<std::string> ops;
+  std::string device;  // empty: cpu, or what the repro line says
+  std::int64_t cases = 1000;
+  std::uint64_t seed = 0;
+  std::string repro;
+  bool named_only = false;
+  std::string format = "md";
+  int jobs = 0;
+};
+
+constexpr std::size_t kMostFailuresShown = 20;
+
+void show_progress(const SuiteRow& row, std::int64_t done, std::int64_t all) {
+  if (isatty(STDERR_FILENO) == 0) return;
+  if (done == all) {
+    std::fprintf(stderr, "\r\033[K");
+  } else if (done % std::max<std::int64_t>(1, all / 200) == 0) {
+    std::fprintf(stderr, "\r%s %s %lld / %lld\033[K", row.op.c_str(), row.kind.c_str(),
+                 static_cast<long long>(done), static_cast<long long>(all));
+  }
+  std::fflush(stderr);
+}
+
+void print_md(const std::vector<SuiteRow>& rows, const std::string& device) {
+  std::printf("| op | kind | device | cases | failures | worst error / limit | mistrusted |\n");
+  std::printf("|---|---|---|--:|--:|--:|--:|\n");
+  for (const SuiteRow& r : rows) {
+    std::printf("| %s | %s | %s | %lld | %zu | %.3f | %lld |\n", r.op.c_str(), r.kind.c_str(),
+                device.c_str(), static_cast<long long>(r.cases), r.failures.size(), r.worst_ratio,
+                static_cast<long long>(r.mistrusted));
+  }
+  for (const SuiteRow& r : rows) {
+    for (std::size_t i = 0; i < r.failures.size(); ++i) {
+      if (i == kMostFailuresShown) {
+        std::printf("... and %zu more\n", r.failures.size() - i);
+        break;
+      }
+      const testing::Failure& f = r.failures[i];
+      std::printf("\nFAILED %s\n  %s: %s\n  %s\n", f.params.c_str(), f.where.c_str(),
+                  f.detail.c_str(), f.repro.c_str());
+    }
+    if (r.too_many_mistrusted()) {
+      std::printf("\nFAILED %s %s: %lld of %lld cases have a reference that is nearly all zero\n",
+                  r.op.c_str(), r.kind.c_str(), static_cast<long long>(r.mistrusted),
+                  static_cast<long long>(r.cases));
+    }
+  }
+}
+
+void print_json(const std::vector<SuiteRow>& rows, const std::string& device) {
+  nlohmann::json out = nlohmann::json::array();
+  for (const SuiteRow& r : rows) {
+    nlohmann::json failures = nlohmann::json::array();
+    for (const testing::Failure& f : r.failures) {
+      failures.push_back(
+          {{"params", f.params}, {"where", f.where}, {"detail", f.detail}, {"repro", f.repro}});
+    }
+    nlohmann::json worst = r.worst_ratio;  // JSON has no infinity
+    if (!std::isfinite(r.worst_ratio)) worst = "inf";
+    out.push_back({{"op", r.op},
+                   {"kind", r.kind},
+                   {"device", device},
+                   {"cases", r.cases},
+                   {"mistrusted", r.mistrusted},
+                   {"worst_ratio", worst},
+                   {"passed", r.passed()},
+                   {"failures", failures}});
+  }
+  std::printf("%s\n", out.dump(2).c_str());
+}
+
+std::vector<SuiteRow> run_all(const CheckArguments& a, Device device) {
+  std::vector<const OperatorCases*> ops;
+  for (const std::string& name : a.ops) {
+    const OperatorCases* op = testing::find_cases(name);
+    if (op == nullptr) throw std::invalid_argument("no operator is called '" + name + "'");
+    ops.push_back(op);
+  }
+  if (ops.empty()) {
+    for (const OperatorCases& op : testing::all_cases()) ops.push_back(&op);
+  }
+  testing::SuiteOptions options{.device = device, .jobs = a.jobs, .progress = {}};
+  // One stream and one device: more host threads would only take turns.
+  if (device.type == DeviceType::kCUDA) options.jobs = 1;
+  if (options.jobs <= 0) {
+    options.jobs = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  }
+  std::vector<SuiteRow> rows;
+  for (const OperatorCases* op : ops) {
+    const auto with_progress = [&](const char* kind) {
+      SuiteRow label{.op = op->op, .kind = kind, .failures = {}};
+      options.progress = [label](std::int64_t done, std::int64_t all) {
+        show_progress(label, done, all);
+      };
+    };
+    with_progress("named");
+    rows.push_back(testing::run_named(*op, options));
+    with_progress("bad calls");
+    rows.push_back(testing::run_bad_calls(*op, options));
+    if (a.named_only || a.cases == 0) continue;
+    with_progress("fuzz");
+    rows.push_back(testing::run_fuzz(*op, a.seed, a.cases, options));
+  }
+  return rows;
+}
+
+int check(const CheckArguments& a) {
+  testing::Repro repro;
+  try {
+    if (!a.repro.empty()) repro = testing::parse_repro(a.repro);
+  } catch (const std::invalid_argument& e) {
+    std::fprintf(stderr, "annulus check: --repro: %s\n", e.what());
+    return kBadUsage;
+  }
+  const Device device = a.device == "cuda"  ? cuda_device(0)
+                        : a.device == "cpu" ? kCPU
+                                            : repro.device;
+  const std::string device_name = device.type == DeviceType::kCPU ? "cpu" : "cuda";
+  if (device.type == DeviceType::kCUDA) {
+    const std::string reason = cuda::why_unavailable();
+    if (!reason.empty()) {
+      std::fprintf(stderr, "annulus check: device cuda is not available: %s\n", reason.c_str());
+      return kNotAvailable;
+    }
+  }
+  std::vector<SuiteRow> rows;
+  try {
+    if (repro.op != nullptr) {
+      repro.device = device;
+      rows.push_back(testing::run_repro(repro));
+    } else {
+      rows = run_all(a, device);
+    }
+  } catch (const std::invalid_argument& e) {
+    std::fprintf(stderr, "annulus check: %s\n", e.what());
+    return kBadUsage;
+  }
+  if (a.format == "json") {
+    print_json(rows, device_name);
+  } else {
+    print_md(rows, device_name);
+  }
+  const bool passed =
+      std::all_of(rows.begin(), rows.end(), [](const SuiteRow& r) { return r.passed(); });
+  return passed ? kDone : kFailed;
+}
+
+}  // namespace
+
+void add_check_command(CLI::App& app, int& exit_code) {
+  auto a = std::make_shared<CheckArguments>();
+  CLI::App* command =
+      app.add_subcommand("check", "Check operators against their fp64 definition on this machine");
+  command->add_option("op", a->ops, "Operators; all of them when none is named");
+  command->add_option("--device", a->device, "cpu (the default) or cuda")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+  command->add_option("--cases", a->cases, "Fuzzed cases per operator")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--seed", a->seed, "First seed of the fuzzed cases")->capture_default_str();
+  command->add_option("--repro", a->repro,
+                      "Run one case again, as a failure printed it: \"OP seed=N device=cpu\"");
+  command->add_flag("--named-only", a->named_only, "Skip the fuzzed cases");
+  command->add_option("--format", a->format, "md or json")
+      ->check(CLI::IsMember({"md", "json"}))
+      ->capture_default_str();
+  command->add_option("--jobs", a->jobs, "Host threads (default: all processors; 1 on CUDA)")
+      ->check(CLI::NonNegativeNumber);
+  command->callback([a, &exit_code] { exit_code = check(*a); });
+}
+
+}  // namespace annulus::cli

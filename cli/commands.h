@@ -1,0 +1,19 @@
+// The subcommands of `annulus`. Each file adds its own; main.cpp only calls these.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace annulus::cli {
+
+// Exit codes, the same for every command.
+inline constexpr int kDone = 0;
+inline constexpr int kFailed = 1;        // a check or a comparison failed
+inline constexpr int kBadUsage = 2;      // bad usage or input
+inline constexpr int kNotAvailable = 3;  // what was asked for is not available here (and why)
+
+void add_info_command(CLI::App& app, int& exit_code);
+void add_check_command(CLI::App& app, int& exit_code);
+void add_bench_command(CLI::App& app, int& exit_code);
+void add_report_command(CLI::App& app, int& exit_code);
+
+}  // namespace annulus::cli

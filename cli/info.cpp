@@ -1,0 +1,201 @@
+// annulus info: the machine, the build, what runs here and why not.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "annulus/core/info.h"
+#include "annulus/cuda/memory.h"
+#include "bench/ceilings.h"
+#include "bench/runner.h"
+#include "cli/commands.h"
+
+namespace annulus::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+struct Options {
+  bool json = false, markdown = false, measure = false;
+};
+
+bool cuda_usable() { return cuda::built() && cuda::why_unavailable().empty(); }
+
+std::string join(const std::vector<std::string>& words) {
+  std::string s;
+  for (const auto& w : words) s += (s.empty() ? "" : ", ") + w;
+  return s;
+}
+
+std::vector<std::string> dtype_names(const OperatorInfo& op) {
+  std::vector<std::string> names;
+  for (const DType t : op.dtypes) names.emplace_back(name_of(t));
+  return names;
+}
+
+ordered_json ceilings_json(DeviceType device) {
+  const bench::Ceilings c = bench::measure_ceilings(device);
+  ordered_json j{{"copy_gbs", c.figures.copy_gbs}};
+  if (c.figures.gemm_gflops > 0) {
+    j["gemm_gflops"] = c.figures.gemm_gflops;
+  } else {
+    j["gemm_gflops"] = nullptr;  // no BLAS in this build
+  }
+  if (c.latency_ms > 0) j["launch_ms"] = c.latency_ms;
+  return j;
+}
+
+ordered_json support_json(const Support& s) {
+  return {{"available", s.available}, {s.available ? "implementation" : "reason", s.reason}};
+}
+
+ordered_json collect(bool measure) {
+  const BuildInfo build = build_info();
+  ordered_json j;
+  j["version"] = build.version;
+  j["commit"] = build.commit;
+  j["build"] = {{"compiler", build.compiler},
+                {"cuda", build.cuda},
+                {"simd", build.simd},
+                {"blas", build.blas},
+                {"openmp", build.openmp}};
+  auto& cpu = j["hardware"]["cpu"];
+  cpu = {{"name", cpu_name()},
+         {"threads", cpu_threads()},
+         {"simd", cpu_features()},
+         {"memory_available_bytes", bench::available_bytes(kCPU)}};
+  if (measure) cpu["ceilings"] = ceilings_json(DeviceType::kCPU);
+  j["backends"]["cpu"] = {{"available", true}};
+  const std::string why_not =
+      cuda::built() ? cuda::why_unavailable() : std::string("this build has no CUDA");
+  j["backends"]["cuda"] = {{"available", why_not.empty()}};
+  if (!why_not.empty()) j["backends"]["cuda"]["reason"] = why_not;
+  if (why_not.empty()) {
+    j["hardware"]["cuda"] = ordered_json::array();
+    for (int i = 0; i < cuda::device_count(); ++i) {
+      const cuda::DeviceInfo d = cuda::device_info(i);
+      ordered_json g{{"name", d.name},
+                     {"compute_capability", fmt::format("{}.{}", d.major, d.minor)},
+                     {"multiprocessors", d.multiprocessors},
+                     {"memory_bytes", d.total_bytes},
+                     {"l2_bytes", d.l2_bytes},
+                     {"driver", d.driver_version},
+                     {"runtime", d.runtime_version}};
+      if (measure && i == 0) g["ceilings"] = ceilings_json(DeviceType::kCUDA);
+      j["hardware"]["cuda"].push_back(std::move(g));
+    }
+  }
+  j["operators"] = ordered_json::object();
+  for (const OperatorInfo& op : operators()) {
+    auto& o = j["operators"][op.name];
+    o = {{"summary", op.summary},
+         {"dtypes", dtype_names(op)},
+         {"gradients", op.gradients},
+         {"deterministic", op.deterministic}};
+    o["cpu"] = support_json(op.support(DeviceType::kCPU));
+    o["cuda"] = support_json(op.support(DeviceType::kCUDA));
+  }
+  return j;
+}
+
+std::string ceilings_line(const ordered_json& c) {
+  std::string s = fmt::format("copy {:.1f} GB/s", c["copy_gbs"].get<double>());
+  s += c["gemm_gflops"].is_null()
+           ? ", GEMM not measured (no BLAS in this build)"
+           : fmt::format(", GEMM {:.0f} GFLOP/s", c["gemm_gflops"].get<double>());
+  if (c.contains("launch_ms")) {
+    s += fmt::format(", empty launch {:.1f} us", 1e3 * c["launch_ms"].get<double>());
+  }
+  return s;
+}
+
+void print_text(const ordered_json& j) {
+  const auto text = [](const ordered_json& v) { return v.get<std::string>(); };
+  constexpr double kGiB = 1 << 30;
+  const auto& build = j["build"];
+  const auto& cpu = j["hardware"]["cpu"];
+  std::cout << fmt::format("annulus {} ({})\n\n", text(j["version"]), text(j["commit"]));
+  std::cout << "hardware\n";
+  std::cout << fmt::format("  cpu       {}, {} threads, {}, {:.1f} GiB free\n", text(cpu["name"]),
+                           cpu["threads"].get<int>(), text(cpu["simd"]),
+                           cpu["memory_available_bytes"].get<double>() / kGiB);
+  if (cpu.contains("ceilings"))
+    std::cout << "            " << ceilings_line(cpu["ceilings"]) << "\n";
+  if (j["hardware"].contains("cuda")) {
+    for (const auto& g : j["hardware"]["cuda"]) {
+      std::cout << fmt::format(
+          "  cuda      {}, sm_{}, {} SMs, {:.0f} GiB, L2 {:.0f} MiB\n", text(g["name"]),
+          text(g["compute_capability"]), g["multiprocessors"].get<int>(),
+          g["memory_bytes"].get<double>() / kGiB, g["l2_bytes"].get<double>() / (1 << 20));
+      if (g.contains("ceilings"))
+        std::cout << "            " << ceilings_line(g["ceilings"]) << "\n";
+    }
+  }
+  std::cout << "\nbuild\n";
+  for (const char* key : {"compiler", "simd", "cuda", "blas", "openmp"}) {
+    std::cout << fmt::format("  {:<9} {}\n", key, text(build[key]));
+  }
+  std::cout << "\nbackends\n  cpu       available\n";
+  const auto& gpu = j["backends"]["cuda"];
+  std::cout << "  cuda      "
+            << (gpu["available"].get<bool>() ? std::string("available")
+                                             : "not available: " + text(gpu["reason"]))
+            << "\n\noperators\n";
+  for (const auto& [name, op] : j["operators"].items()) {
+    std::cout << fmt::format("  {}: {}\n", name, text(op["summary"]));
+    std::cout << fmt::format(
+        "    dtypes {}; gradients {}; {}\n", join(op["dtypes"].get<std::vector<std::string>>()),
+        join(op["gradients"].get<std::vector<std::string>>()),
+        op["deterministic"].get<bool>() ? "deterministic" : "not deterministic");
+    for (const char* device : {"cpu", "cuda"}) {
+      const auto& s = op[device];
+      const bool available = s["available"].get<bool>();
+      std::cout << fmt::format(
+          "    {:<5} {}\n", device,
+          available ? "yes: " + text(s["implementation"]) : "no: " + text(s["reason"]));
+    }
+  }
+  if (j["operators"].empty()) std::cout << "  none is linked into this program\n";
+}
+
+// The table of the README. It speaks of the product, not of this machine: an operator has a CPU and
+// a CUDA implementation, a PyTorch function, gradients.
+void print_markdown() {
+  std::cout << "| operator | dtypes | gradients | CPU | CUDA | PyTorch | deterministic |\n"
+               "|---|---|---|---|---|---|---|\n";
+  for (const OperatorInfo& op : operators()) {
+    std::cout << fmt::format("| `{}` | {} | {} | yes | yes | `annulus.{}` | {} |\n", op.name,
+                             join(dtype_names(op)), join(op.gradients), op.name,
+                             op.deterministic ? "always" : "when asked");
+  }
+}
+
+}  // namespace
+
+void add_info_command(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command =
+      app.add_subcommand("info", "hardware, build, backends and what each operator supports here");
+  auto* json = command->add_flag("--json", options->json, "one JSON object");
+  command->add_flag("--markdown", options->markdown, "the support table of the README")
+      ->excludes(json);
+  command->add_flag("--measure", options->measure,
+                    "measure the ceilings (copy, GEMM) of the devices here; takes seconds");
+  command->callback([options, &exit_code] {
+    if (options->markdown) {
+      print_markdown();
+    } else {
+      const ordered_json j = collect(options->measure);
+      if (options->json) {
+        std::cout << j.dump(2, ' ', false, ordered_json::error_handler_t::replace) << "\n";
+      } else {
+        print_text(j);
+      }
+    }
+    exit_code = kDone;
+  });
+}
+
+}  // namespace annulus::cli

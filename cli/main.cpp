@@ -1,0 +1,66 @@
+// annulus: the command line. Results go to stdout, everything else to stderr.
+#include <CLI/CLI.hpp>
+#include <exception>
+#include <iostream>
+#include <new>
+
+#include "annulus/core/errors.h"
+#include "annulus/core/info.h"
+#include "bench/record.h"
+#include "cli/commands.h"
+
+namespace {
+
+using namespace annulus::cli;
+
+// Turns whatever a command throws into its exit code and one line on stderr.
+int explain(const std::exception& e, int code) {
+  std::cerr << "annulus: " << e.what() << "\n";
+  return code;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{"Sequence-model operators: what runs here, is it right, how fast is it."};
+  app.name("annulus");
+  app.require_subcommand(1);
+  app.set_version_flag("--version", "annulus " + annulus::build_info().version + " (" +
+                                        annulus::build_info().commit + ")");
+  app.footer(
+      "Exit codes: 0 done, 1 a check or a comparison failed, 2 bad usage or input,\n"
+      "3 what was asked for is not available here (and why).");
+  int exit_code = kDone;
+  add_info_command(app, exit_code);
+  add_check_command(app, exit_code);
+  add_bench_command(app, exit_code);
+  add_report_command(app, exit_code);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& e) {  // --help, --version
+    return app.exit(e);
+  } catch (const CLI::ParseError& e) {
+    app.exit(e);
+    return kBadUsage;
+  }
+  return exit_code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const annulus::bench::RecordError& e) {
+    return explain(e, kBadUsage);
+  } catch (const annulus::InvalidArgument& e) {
+    return explain(e, kBadUsage);
+  } catch (const annulus::NotSupported& e) {
+    return explain(e, kNotAvailable);
+  } catch (const annulus::DeviceError& e) {
+    return explain(e, kNotAvailable);
+  } catch (const std::bad_alloc&) {
+    std::cerr << "annulus: not enough memory for this\n";
+    return kNotAvailable;
+  } catch (const std::exception& e) {
+    return explain(e, kFailed);
+  }
+}

@@ -1,0 +1,46 @@
+// annulus report: result files in, one self-contained page out.
+#include <fmt/format.h>
+
+#include <iostream>
+#include <memory>
+
+#include "bench/record.h"
+#include "bench/report/page.h"
+#include "cli/commands.h"
+
+namespace annulus::cli {
+namespace {
+
+struct Options {
+  std::vector<std::string> files;
+  std::string out = "report.html";
+};
+
+int run(const Options& o) {
+  std::vector<bench::Record> records;
+  for (const std::string& path : o.files) {
+    bench::RecordFile file = bench::read_records(path);
+    for (const std::string& warning : file.warnings) std::cerr << "annulus: " << warning << "\n";
+    std::move(file.records.begin(), file.records.end(), std::back_inserter(records));
+  }
+  const std::string page = bench::report::render(records);
+  bench::write_file_atomically(o.out, page);
+  std::cout << fmt::format("{}: {} rows from {} file{}, {} KiB\n", o.out, records.size(),
+                           o.files.size(), o.files.size() == 1 ? "" : "s",
+                           (page.size() + 1023) / 1024);
+  return kDone;
+}
+
+}  // namespace
+
+void add_report_command(CLI::App& app, int& exit_code) {
+  auto o = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand(
+      "report", "draw result files, peers' included, as one self-contained HTML page");
+  command->add_option("FILE", o->files, "results as `annulus bench --save` writes them (JSONL)")
+      ->required();
+  command->add_option("--out", o->out, "where to write the page")->capture_default_str();
+  command->callback([o, &exit_code] { exit_code = run(*o); });
+}
+
+}  // namespace annulus::cli
