@@ -1,0 +1,98 @@
+"""Peers of the suite lrpe-cosine: the formula as one writes it in torch, eager and compiled, beside annulus.
+
+Rows, names and sizes are those of the C++ suite (bench/README.md), so that a report merges them. Forward is fn(x);
+backward is y.backward(dy, retain_graph=True) with x.grad set to None before each repetition, so that no accumulation
+is timed; for every implementation alike. theta has no gradient, as in the table that started the suite.
+"""
+
+import dataclasses
+import itertools
+import math
+
+import torch
+
+from .lrpe_cosine import lrpe_cosine
+
+H, D = 12, 128
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+
+
+def formula(x, theta, shape, prefix, phase_dtype=torch.float32):
+    """What a straightforward programmer writes: phases in float32, a table of cos and sin, a concatenation."""
+    axes = [torch.arange(n, device=x.device, dtype=phase_dtype) for n in shape]
+    positions = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(shape))
+    phase = torch.einsum("tm,he->htme", positions, theta.to(phase_dtype)).flatten(2)[..., : x.shape[-1]]
+    phase = torch.nn.functional.pad(phase, (0, 0, prefix, 0))
+    x32 = x.to(phase_dtype)
+    return torch.cat([x32 * phase.cos(), x32 * phase.sin()], -1).to(x.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One set of tensors; its directions are the rows."""
+
+    B: int
+    shape: tuple
+    prefix: int
+    dtype: str
+    directions: tuple  # of "fwd", "bwd", "fwdbwd"
+
+    op = "lrpe_cosine"
+
+    @property
+    def tokens(self):
+        return self.prefix + math.prod(self.shape)
+
+    @property
+    def E(self):
+        return -(-D // len(self.shape))
+
+    def row(self, direction):
+        return f"{direction}-{len(self.shape)}d-n{self.shape[0]}-l{self.prefix}-b{self.B}"
+
+    def params(self, direction):
+        return {
+            "B": self.B, "H": H, "D": D, "E": self.E, "shape": list(self.shape), "prefix": self.prefix,
+            "tokens": self.tokens, "direction": direction,
+        }
+
+    def bytes(self, direction):
+        one_way = 3 * self.B * H * self.tokens * D * DTYPES[self.dtype].itemsize  # x and y, or dy and dx
+        return 2 * one_way if direction == "fwdbwd" else one_way
+
+    def inputs(self, device):
+        """(x, dy), and what the implementations close over."""
+        generator = torch.Generator(device).manual_seed(1)
+        normal = lambda *size: torch.randn(size, generator=generator, device=device)  # noqa: E731
+        x = normal(self.B, H, self.tokens, D).to(DTYPES[self.dtype]).requires_grad_()
+        dy = normal(self.B, H, self.tokens, 2 * D).to(DTYPES[self.dtype])
+        return x, dy, normal(H, self.E)
+
+    def implementations(self, theta):
+        """name -> function of x. The first is the one that others are compared with."""
+        shape, prefix = self.shape, self.prefix
+        eager = lambda x: formula(x, theta, shape, prefix)  # noqa: E731
+        return {
+            "torch-eager": eager,
+            "torch-compile": torch.compile(eager, dynamic=False),
+            "annulus-torch": lambda x: lrpe_cosine(x, theta, shape, prefix=prefix),
+        }
+
+    def exact(self, x, dy, theta):
+        """y and dx in double precision, for one batch element and two heads."""
+        x64 = x.detach()[:1, :2].double().requires_grad_()
+        y = formula(x64, theta[:2], self.shape, self.prefix, torch.float64)
+        (dx,) = torch.autograd.grad(y, x64, dy[:1, :2].double())
+        return {"y": y.detach(), "dx": dx}
+
+
+def problems(size):
+    """The C++ suite's quick rows, or the 64 rows of the seed's table."""
+    if size == "quick":
+        grids = [((1024,), 0), ((4096,), 10), ((64, 64), 0), ((16, 16, 16), 10)]
+        for (shape, prefix), dtype in itertools.product(grids, DTYPES):
+            yield Problem(2, shape, prefix, dtype, ("fwd", "bwd", "fwdbwd"))
+        return
+    for axes, extents in ((1, (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)), (2, (16, 32, 64, 128)), (3, (4, 8, 16, 32))):
+        for prefix, n in itertools.product((0, 10), extents):
+            yield Problem(12, (n,) * axes, prefix, "bf16", ("fwd", "bwd"))
