@@ -7,15 +7,9 @@ torch.export, and raises InvalidArgument (a ValueError), NotSupported (a NotImpl
 
 from . import _library  # noqa: F401  (loads the compiled operators first)
 from . import nn
+from ._info import info
 from .errors import DeviceError, InvalidArgument, NotSupported, RankLost
 from .lrpe_cosine import lrpe_cosine, lrpe_cosine_qk, lrpe_rotate, lrpe_rotate_
-
-
-def info():
-    """What this build is and what it can run here: version, commit, devices, and per operator support with reasons."""
-    from .info import collect  # loaded on demand: `python -m annulus.info` runs that module itself
-
-    return collect()
 
 
 def __getattr__(name):

@@ -1,70 +1,18 @@
-"""`python -m annulus.info`: what this build is and what it can run here, with reasons."""
+"""`python -m annulus.info`. The function annulus.info() is in _info.py."""
 
-import json
-import os
-import platform
 import sys
+import types
 
-import torch
-
-from ._library import ops
-
-
-def collect():
-    """The dict behind annulus.info()."""
-    build = json.loads(ops._info_json())
-    operators = build.pop("operators")
-    return {
-        "version": build.pop("version"),
-        "commit": build.pop("commit"),
-        "build": build,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torch_threads": torch.get_num_threads(),
-        "library": os.path.join(os.path.dirname(os.path.abspath(__file__)), "_ops.so"),
-        "devices": _devices(build),
-        "operators": operators,
-    }
+from ._info import info, main
 
 
-def _devices(build):
-    devices = {"cpu": {"available": True, "reason": build["cpu"]}}
-    if not torch.cuda.is_available():
-        reason = "this torch was built without CUDA" if torch.version.cuda is None else "torch sees no CUDA device"
-        devices["cuda"] = {"available": False, "reason": reason}
-    elif build["cuda"] == "not built":
-        devices["cuda"] = {"available": False, "reason": "annulus was built without CUDA"}
-    else:
-        names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-        devices["cuda"] = {"available": True, "reason": names}
-    return devices
+class _Callable(types.ModuleType):
+    """`import annulus.info` puts this module where the function was: let both be called."""
 
-
-def _lines(info):
-    yield f"annulus {info['version']} (commit {info['commit']})"
-    yield f"python {info['python']}, torch {info['torch']} ({info['torch_threads']} threads)"
-    for key, value in info["build"].items():
-        yield f"  {key:<14}{value}"
-    for name, device in info["devices"].items():
-        yield f"device {name:<7}{'available' if device['available'] else 'not available'}: {device['reason']}"
-    for name, op in info["operators"].items():
-        yield f"operator {name}: {op['summary']}"
-        yield f"  dtypes        {' '.join(op['dtypes'])}"
-        yield f"  gradients     {' '.join(op['gradients'])}"
-        yield f"  deterministic {'yes' if op['deterministic'] else 'when asked for'}"
-        for device in ("cpu", "cuda"):
-            support = op[device]
-            yield f"  {device:<14}{'yes' if support['available'] else 'no'} ({support['reason']})"
-
-
-def main(arguments):
-    if arguments not in ([], ["--json"]):
-        print("usage: python -m annulus.info [--json]", file=sys.stderr)
-        return 2
-    info = collect()
-    print(json.dumps(info, indent=2) if arguments else "\n".join(_lines(info)))
-    return 0
+    def __call__(self):
+        return info()
 
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
+sys.modules[__name__].__class__ = _Callable

@@ -17,8 +17,8 @@ import sys
 import torch
 
 from . import _peers_lrpe_cosine
+from ._info import info as build_info
 from ._timing import Clock, summary
-from .info import collect
 
 SUITES = {"lrpe-cosine": _peers_lrpe_cosine}
 SCHEMA = 1
@@ -217,7 +217,7 @@ def _positive(text):
 
 def main(arguments):
     options = parse(arguments)
-    info = collect()
+    info = build_info()
     if not info["devices"][options.device]["available"]:
         print(f"peers: device {options.device} is not available: {info['devices'][options.device]['reason']}", file=sys.stderr)
         return 3

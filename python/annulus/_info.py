@@ -1,0 +1,66 @@
+"""annulus.info() and `python -m annulus.info`: what this build is and what it can run here, with reasons."""
+
+import json
+import os
+import platform
+import sys
+
+import torch
+
+from ._library import ops
+
+
+def info():
+    """What this build is and what it can run here: version, commit, devices, and per operator support with reasons."""
+    build = json.loads(ops._info_json())
+    operators = build.pop("operators")
+    return {
+        "version": build.pop("version"),
+        "commit": build.pop("commit"),
+        "build": build,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torch_threads": torch.get_num_threads(),
+        "library": os.path.join(os.path.dirname(os.path.abspath(__file__)), "_ops.so"),
+        "devices": _devices(build),
+        "operators": operators,
+    }
+
+
+def _devices(build):
+    devices = {"cpu": {"available": True, "reason": build["cpu"]}}
+    if not torch.cuda.is_available():
+        reason = "this torch was built without CUDA" if torch.version.cuda is None else "torch sees no CUDA device"
+        devices["cuda"] = {"available": False, "reason": reason}
+    elif build["cuda"] == "not built":
+        devices["cuda"] = {"available": False, "reason": "annulus was built without CUDA"}
+    else:
+        names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+        devices["cuda"] = {"available": True, "reason": names}
+    return devices
+
+
+def _lines(facts):
+    yield f"annulus {facts['version']} (commit {facts['commit']})"
+    yield f"python {facts['python']}, torch {facts['torch']} ({facts['torch_threads']} threads)"
+    for key, value in facts["build"].items():
+        yield f"  {key:<14}{value}"
+    for name, device in facts["devices"].items():
+        yield f"device {name:<7}{'available' if device['available'] else 'not available'}: {device['reason']}"
+    for name, op in facts["operators"].items():
+        yield f"operator {name}: {op['summary']}"
+        yield f"  dtypes        {' '.join(op['dtypes'])}"
+        yield f"  gradients     {' '.join(op['gradients'])}"
+        yield f"  deterministic {'yes' if op['deterministic'] else 'when asked for'}"
+        for device in ("cpu", "cuda"):
+            support = op[device]
+            yield f"  {device:<14}{'yes' if support['available'] else 'no'} ({support['reason']})"
+
+
+def main(arguments):
+    if arguments not in ([], ["--json"]):
+        print("usage: python -m annulus.info [--json]", file=sys.stderr)
+        return 2
+    facts = info()
+    print(json.dumps(facts, indent=2) if arguments else "\n".join(_lines(facts)))
+    return 0
