@@ -1,6 +1,6 @@
-// A Case is one problem of one operator: its tensors, its calls, its definition and its limits. Every
-// operator's <op>_cases.cpp makes Cases, and the test runner, `annulus check`, the fuzzer and the
-// benchmark read nothing else. Adding an operator adds no line here.
+// A Case is one problem of one operator: its tensors, its calls, its definition and its limits.
+// Every operator's <op>_cases.cpp makes Cases, and the test runner, `annulus check`, the fuzzer and
+// the benchmark read nothing else. Adding an operator adds no line here.
 #pragma once
 
 #include <cstddef>
@@ -54,10 +54,11 @@ struct Call {
   std::vector<TensorSpec> outputs;
   // The library's function, on tensors of any layout on any device.
   std::function<void(Views in, Views out, Context&)> run;
-  // The definition: same tensors on the CPU, every floating one as f64 (already rounded to its dtype).
+  // The definition: same tensors on the CPU, every floating one as f64 (already rounded to its
+  // dtype).
   std::function<void(Views in, Views out)> reference;
-  // What a straightforward programmer writes in the call's own dtype with fp32 sums, dense on the CPU:
-  // the yardstick of the numeric policy.
+  // What a straightforward programmer writes in the call's own dtype with fp32 sums, dense on the
+  // CPU: the yardstick of the numeric policy.
   std::function<void(Views in, Views out)> baseline;
   // The library's own word on its scratch bytes; the runner asserts that it is exact.
   std::function<std::size_t(Views in, Views out)> workspace;
@@ -68,29 +69,30 @@ struct Call {
 
 // Limits that an operator sets beyond the common policy (testing/limits.h); 0 = none.
 struct CaseLimits {
-  double ulp_f16_bf16 = 0;   // forward outputs: elementwise distance in ulps of the exact value
-  double relative_f32 = 0;   // forward outputs: max |error| / max |reference|
+  double ulp_f16_bf16 = 0;  // forward outputs: elementwise distance in ulps of the exact value
+  double relative_f32 = 0;  // forward outputs: max |error| / max |reference|
   double relative_f64 = 0;
 };
 
 struct Case {
   std::string op;
-  std::string params;       // "form=cosine B=2 H=3 L=16x16+10 D=64 E=32 dtype=bf16 act=silu"
-  std::uint64_t seed = 0;   // inputs are drawn from it
-  std::vector<Call> calls;  // calls[0] is the forward; a later call named "backward" has its gradients
+  std::string params;      // "form=cosine B=2 H=3 L=16x16+10 D=64 E=32 dtype=bf16 act=silu"
+  std::uint64_t seed = 0;  // inputs are drawn from it
+  std::vector<Call>
+      calls;  // calls[0] is the forward; a later call named "backward" has its gradients
   // Draws an input; nullptr: standard normal for floating tensors, zeros for integers.
   std::function<void(Rng&, const TensorSpec&, std::span<double> values)> draw;
   CaseLimits limits;
 };
 
-// A call that breaks one rule. `call` runs it on tensors it makes itself and must throw;
-// the runner checks type and message, that outputs are untouched, and that a good call still works.
+// A call that breaks one rule. The runner checks the type and the message of what it throws, and
+// that a good call still works.
 struct BadCall {
-  std::string what;      // "theta has a wrong head count"
+  std::string what;  // "theta has a wrong head count"
   enum class Expect { kInvalidArgument, kNotSupported, kDeviceError } expect;
   std::string argument;  // the message must name it
-  // Runs the bad call on `device`. `outputs` receives every output it passes, so that the runner can
-  // compare them before and after.
+  // Runs the bad call on `device`. `outputs` receives every output it passes, so that the runner
+  // can compare them before and after.
   std::function<void(Device device)> call;
 };
 

@@ -1,0 +1,135 @@
+#include "testing/compare.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "testing/limits.h"
+
+namespace annulus::testing {
+
+namespace {
+
+std::string number(double v) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%.9g", v);
+  return text;
+}
+
+// NaN where NaN, infinity where infinity. A reference beyond the type's range counts as infinite;
+// at the very edge of the range rounding decides, so both are right there.
+bool same_class(double reference, double ours, DType t) {
+  if (std::isnan(reference) || std::isnan(ours)) return std::isnan(reference) == std::isnan(ours);
+  const double max = format_of(t).max_finite;
+  const double edge = 4 * ulp_at(max, t);
+  if (std::isinf(ours)) {
+    return (std::isinf(reference) || std::abs(reference) > max - edge) &&
+           std::signbit(ours) == std::signbit(reference);
+  }
+  return std::abs(reference) <= max ||
+         (std::isfinite(reference) && std::abs(reference) - max < edge);
+}
+
+struct Errors {
+  double max = 0, max_baseline = 0, max_reference = 0;
+  double square = 0, square_reference = 0;
+  std::size_t count = 0, at = 0;
+};
+
+Errors measure(const CompareInput& in) {
+  Errors e;
+  for (std::size_t i = 0; i < in.reference.size(); ++i) {
+    const double r = in.reference[i];
+    if (!std::isfinite(r) || !std::isfinite(in.ours[i])) continue;
+    const double error = std::abs(in.ours[i] - r);
+    if (error > e.max) e.max = error, e.at = i;
+    e.max_reference = std::max(e.max_reference, std::abs(r));
+    e.square += error * error;
+    e.square_reference += r * r;
+    ++e.count;
+    if (std::isfinite(in.baseline[i])) {
+      e.max_baseline = std::max(e.max_baseline, std::abs(in.baseline[i] - r));
+    }
+  }
+  return e;
+}
+
+}  // namespace
+
+Comparison compare(const CompareInput& in) {
+  Comparison result;
+  for (std::size_t i = 0; i < in.reference.size(); ++i) {
+    if (same_class(in.reference[i], in.ours[i], in.dtype)) continue;
+    result.fault = "element " + std::to_string(i) + " is " + number(in.ours[i]) +
+                   " where the reference is " + number(in.reference[i]);
+    result.worst_ratio = INFINITY;
+    return result;
+  }
+  if (!is_floating(in.dtype)) {
+    for (std::size_t i = 0; i < in.reference.size(); ++i) {
+      if (in.ours[i] == in.reference[i]) continue;
+      result.fault = "element " + std::to_string(i) + " is " + number(in.ours[i]) + " and not " +
+                     number(in.reference[i]);
+      result.worst_ratio = INFINITY;
+    }
+    return result;
+  }
+
+  const Errors e = measure(in);
+  if (e.count == 0) return result;
+  const auto judge = [&](const char* rule, double error, double limit, std::size_t at) {
+    if (error == 0) return;
+    const double ratio = limit > 0 ? error / limit : INFINITY;
+    result.worst_ratio = std::max(result.worst_ratio, ratio);
+    if (ratio <= 1 || !result.fault.empty()) return;
+    result.fault = std::string(rule) + ": error " + number(error) + " above its limit " +
+                   number(limit) + " (element " + std::to_string(at) + ": " + number(in.ours[at]) +
+                   ", reference " + number(in.reference[at]) + ", baseline " +
+                   number(in.baseline[at]) + ")";
+  };
+
+  const double n = static_cast<double>(e.count);
+  const double rms = std::sqrt(e.square / n);
+  const double c = in.forward ? kPolicy.ratio_forward : kPolicy.ratio_backward;
+  const double g = guard_of(in.dtype) * (in.forward ? 1 : kPolicy.guard_backward_factor);
+  double scale_max = e.max_reference;
+  double scale_rms = std::sqrt(e.square_reference / n);
+  const auto ratio_limit = [&] {
+    return c * e.max_baseline + kPolicy.slack_ulps * ulp_at(scale_max, in.dtype);
+  };
+  // Values among the subnormals carry no relative precision: half their spacing is the best there
+  // is.
+  const auto guard_limit = [&] { return std::max(g * scale_rms, ulp_at(0, in.dtype)); };
+  if ((e.max > ratio_limit() || rms > guard_limit()) && in.term_size) {
+    const std::vector<double> terms = in.term_size();
+    double square = 0;
+    for (std::size_t i = 0; i < terms.size(); ++i) {
+      if (!std::isfinite(terms[i]) || !std::isfinite(in.reference[i])) continue;
+      scale_max = std::max(scale_max, terms[i]);
+      square += terms[i] * terms[i];
+    }
+    scale_rms = std::max(scale_rms, std::sqrt(square / n));
+  }
+  judge("ratio to baseline", e.max, ratio_limit(), e.at);
+  judge("relative rms", rms, guard_limit(), e.at);
+  if (!in.forward) return result;
+
+  const bool half = in.dtype == DType::kF16 || in.dtype == DType::kBF16;
+  if (half && in.limits.ulp_f16_bf16 > 0) {
+    for (std::size_t i = 0; i < in.reference.size(); ++i) {
+      if (!std::isfinite(in.reference[i]) || !std::isfinite(in.ours[i])) continue;
+      judge("ulps of the exact value", std::abs(in.ours[i] - in.reference[i]),
+            in.limits.ulp_f16_bf16 * ulp_at(in.reference[i], in.dtype), i);
+    }
+  }
+  const double relative = in.dtype == DType::kF32   ? in.limits.relative_f32
+                          : in.dtype == DType::kF64 ? in.limits.relative_f64
+                                                    : 0;
+  if (relative > 0) {
+    judge("relative maximum", e.max, std::max(relative * e.max_reference, ulp_at(0, in.dtype)),
+          e.at);
+  }
+  return result;
+}
+
+}  // namespace annulus::testing

@@ -1,0 +1,33 @@
+// One output tensor against its reference, by the policy of limits.h.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "testing/case.h"
+
+namespace annulus::testing {
+
+struct Comparison {
+  std::string fault;       // empty when within every limit
+  double worst_ratio = 0;  // largest error / limit over all rules
+};
+
+struct CompareInput {
+  DType dtype = DType::kF32;
+  bool forward = true;
+  std::span<const double> reference;
+  std::span<const double> baseline;
+  std::span<const double> ours;
+  CaseLimits limits;
+  // Size of the terms of every element (see limits.h), asked for only when a rule fails without it.
+  // Empty for forward calls.
+  std::function<std::vector<double>()> term_size;
+};
+
+Comparison compare(const CompareInput& in);
+
+}  // namespace annulus::testing

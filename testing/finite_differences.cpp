@@ -1,0 +1,109 @@
+#include "testing/finite_differences.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "testing/limits.h"
+#include "testing/reference.h"
+#include "testing/tensors.h"
+
+namespace annulus::testing {
+
+namespace {
+
+constexpr std::size_t kMaxElements = 4096;
+
+const Call* find_call(const Case& c, const char* name) {
+  for (const Call& call : c.calls) {
+    if (call.name == name) return &call;
+  }
+  return nullptr;
+}
+
+bool all_finite(const Values& tensors) {
+  std::size_t elements = 0;
+  for (const auto& t : tensors) {
+    elements += t.size();
+    if (!std::all_of(t.begin(), t.end(), [](double v) { return std::isfinite(v); })) return false;
+  }
+  return elements <= kMaxElements;
+}
+
+// The incoming gradient of each forward output: the backward input called "d" + its name.
+std::vector<const std::vector<double>*> weights_of(const Call& forward, const Call& backward,
+                                                   const Values& backward_in) {
+  std::vector<const std::vector<double>*> weights;
+  for (const TensorSpec& out : forward.outputs) {
+    for (std::size_t i = 0; i < backward.inputs.size(); ++i) {
+      if (backward.inputs[i].name == "d" + out.name) weights.push_back(&backward_in[i]);
+    }
+  }
+  return weights;
+}
+
+}  // namespace
+
+std::string check_reference_gradients(const Case& c, const Values& forward_in,
+                                      const Values& backward_in) {
+  const Call& forward = c.calls[0];
+  const Call* backward = find_call(c, "backward");
+  if (backward == nullptr || !all_finite(forward_in) || !all_finite(backward_in)) return {};
+  const auto weights = weights_of(forward, *backward, backward_in);
+  if (weights.size() != forward.outputs.size()) return "an output has no incoming gradient";
+  const Values gradients = run_reference(*backward, backward_in);
+
+  // f(+) - f(-), summed as products with the weights of differences, so that equal parts cancel
+  // exactly.
+  const auto difference = [&](const Values& plus, const Values& minus) {
+    const Values a = run_reference(forward, plus);
+    const Values b = run_reference(forward, minus);
+    double sum = 0;
+    for (std::size_t o = 0; o < a.size(); ++o) {
+      for (std::size_t i = 0; i < a[o].size(); ++i) sum += (*weights[o])[i] * (a[o][i] - b[o][i]);
+    }
+    return sum;
+  };
+
+  for (std::size_t o = 0; o < backward->outputs.size(); ++o) {
+    const std::string& gradient_name = backward->outputs[o].name;
+    std::size_t input = 0;
+    while (input < forward.inputs.size() && "d" + forward.inputs[input].name != gradient_name) {
+      ++input;
+    }
+    if (input == forward.inputs.size()) return gradient_name + " is the gradient of no input";
+    const std::vector<double>& x = forward_in[input];
+    if (x.empty()) continue;
+
+    // A step suits a phase of any frequency only if it is tried over many sizes; the best one
+    // counts. A wrong gradient misses at all of them by far more than the limit. Exact zeros stay
+    // where they are: relu has no derivative there.
+    double best = INFINITY;
+    double best_got = 0, best_expected = 0;
+    for (const double h : {1e-3, 1e-5, 1e-6, 1e-8, 1e-10, 1e-13}) {
+      Rng rng(c.seed + o);
+      Values plus = forward_in, minus = forward_in;
+      double expected = 0, terms = 0;
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        const double v = x[i] == 0 && x.size() > 1 ? 0 : rng.normal();
+        plus[input][i] = x[i] + h * v;
+        minus[input][i] = x[i] - h * v;
+        const double term = gradients[o][i] * (plus[input][i] - minus[input][i]);
+        expected += term;
+        terms += term * term;
+      }
+      const double got = difference(plus, minus);
+      // The step itself is the floor: a gradient of exactly zero must give no difference.
+      const double scale = std::max(std::sqrt(terms), 1e-9 * h);
+      const double error = std::abs(got - expected) / scale;
+      if (error < best) best = error, best_got = got / h, best_expected = expected / h;
+    }
+    if (!(best <= kPolicy.finite_difference)) {
+      return gradient_name + ": finite differences give " + std::to_string(best_got) +
+             " along a random direction, the gradient " + std::to_string(best_expected) +
+             " (relative difference " + std::to_string(best) + ")";
+    }
+  }
+  return {};
+}
+
+}  // namespace annulus::testing

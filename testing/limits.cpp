@@ -1,0 +1,31 @@
+#include "testing/limits.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace annulus::testing {
+
+FloatFormat format_of(DType t) {
+  switch (t) {
+    case DType::kF64:
+      return {52, -1022, std::numeric_limits<double>::max()};
+    case DType::kF32:
+      return {23, -126, static_cast<double>(std::numeric_limits<float>::max())};
+    case DType::kF16:
+      return {10, -14, 65504.0};
+    case DType::kBF16:
+      return {7, -126, 0x1.fep127};
+    default:
+      return {0, 0, 0};
+  }
+}
+
+double ulp_at(double v, DType t) {
+  const FloatFormat f = format_of(t);
+  int exponent = f.min_exponent;
+  if (v != 0 && std::isfinite(v)) exponent = std::max(exponent, std::ilogb(v));
+  return std::ldexp(1.0, exponent - f.mantissa_bits);
+}
+
+}  // namespace annulus::testing

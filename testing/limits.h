@@ -1,0 +1,74 @@
+// The numeric policy: the one table of limits. Everything here is constexpr, so neither an
+// environment variable nor a flag can change it (limits_test.cpp asserts both).
+//
+// Reference: the operator's definition in fp64 on inputs already rounded to their dtype.
+// Baseline:  the naive program in the call's own dtype with fp32 sums.
+// For every output tensor, positions of NaN and infinity agree first; then, over the finite
+// elements,
+//   1. ratio   max|ours - ref| <= c * max|baseline - ref| + 2 ulp(max|ref|),  c = 2 forward, 3
+//   backward;
+//   2. guard   rms(ours - ref) <= g * rms(ref), g by dtype, doubled backward: a bad baseline cannot
+//              excuse us;
+//   3. the operator's own CaseLimits, forward only:
+//      ulp_f16_bf16   elementwise |ours - ref| <= n * ulp of the output type at the exact value,
+//      the
+//                     ulp of the smallest subnormals being the floor;
+//      relative_f32, relative_f64   max|ours - ref| <= r * max|ref|.
+//
+// Backward sums may cancel: a single dtheta of 1e-9 that is the difference of two terms of size 1
+// is right to 1e-7 at best. Gradients are linear in the incoming gradient dy, so the size of the
+// terms can be measured without knowing the operator: it is how far the reference moves, in units
+// of h, when every dy is scaled by 1 +- h with random signs. Where that is larger than the
+// reference itself it takes the reference's place in the ulp of rule 1 and in the rms of rule 2.
+// Only dy is moved, never a parameter or a position, so a wrong phase finds no excuse here.
+#pragma once
+
+#include "annulus/core/dtype.h"
+
+namespace annulus::testing {
+
+struct NumericPolicy {
+  double ratio_forward = 2;
+  double ratio_backward = 3;
+  double slack_ulps = 2;
+  // Relative rms, forward.
+  double guard_f64 = 1e-12;
+  double guard_f32 = 1e-6;
+  double guard_f16 = 2e-3;
+  double guard_bf16 = 1e-2;
+  double guard_backward_factor = 2;
+  // Share of the reference that may be zero or NaN before a case proves too little to count.
+  double mistrusted_share = 0.9;
+  double mistrusted_cases = 0.01;
+  // Gradients of the reference against central differences, relative to the size of the terms.
+  double finite_difference = 1e-6;
+};
+
+inline constexpr NumericPolicy kPolicy{};
+
+constexpr double guard_of(DType t) {
+  switch (t) {
+    case DType::kF64:
+      return kPolicy.guard_f64;
+    case DType::kF32:
+      return kPolicy.guard_f32;
+    case DType::kF16:
+      return kPolicy.guard_f16;
+    case DType::kBF16:
+      return kPolicy.guard_bf16;
+    default:
+      return 0;  // integers and booleans are exact
+  }
+}
+
+struct FloatFormat {
+  int mantissa_bits;
+  int min_exponent;  // of the smallest normal number
+  double max_finite;
+};
+FloatFormat format_of(DType t);
+
+// The distance between neighbours of type t around v, never below that of the subnormals.
+double ulp_at(double v, DType t);
+
+}  // namespace annulus::testing

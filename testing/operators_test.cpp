@@ -1,0 +1,106 @@
+// Every operator by its cases: named, fuzzed, bad calls. ANNULUS_FUZZ_CASES sets how many are
+// fuzzed (1000 when it is not set); how they are judged no variable can change.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "annulus/cuda/memory.h"
+#include "testing/suite.h"
+
+namespace annulus::testing {
+namespace {
+
+constexpr int kShards = 8;
+
+std::int64_t fuzz_cases() {
+  const char* text = std::getenv("ANNULUS_FUZZ_CASES");
+  return text != nullptr && *text != '\0' ? std::stoll(text) : 1000;
+}
+
+struct Target {
+  const OperatorCases* op;
+  Device device;
+};
+
+std::vector<Target> targets() {
+  std::vector<Target> all;
+  for (const OperatorCases& op : all_cases()) {
+    all.push_back({&op, kCPU});
+    all.push_back({&op, cuda_device(0)});
+  }
+  return all;
+}
+
+std::string target_name(const ::testing::TestParamInfo<Target>& info) {
+  return info.param.op->op + (info.param.device.type == DeviceType::kCPU ? "_cpu" : "_cuda");
+}
+
+void expect_passed(const SuiteRow& row) {
+  EXPECT_GT(row.cases, 0);
+  EXPECT_FALSE(row.too_many_mistrusted()) << row.mistrusted << " of " << row.cases;
+  for (std::size_t i = 0; i < row.failures.size() && i < 10; ++i) {
+    const Failure& f = row.failures[i];
+    ADD_FAILURE() << f.params << "\n  " << f.where << ": " << f.detail << "\n  " << f.repro;
+  }
+  EXPECT_TRUE(row.failures.empty())
+      << row.failures.size() << " failures in " << row.cases << " cases; the first ten are above";
+  ::testing::Test::RecordProperty("worst_ratio", std::to_string(row.worst_ratio));
+}
+
+#define ANNULUS_SKIP_WITHOUT_DEVICE(device)                                     \
+  if ((device).type == DeviceType::kCUDA && !cuda::why_unavailable().empty()) { \
+    GTEST_SKIP() << "no CUDA device: " << cuda::why_unavailable();              \
+  }
+
+class Operators : public ::testing::TestWithParam<Target> {};
+
+TEST_P(Operators, Named) {
+  ANNULUS_SKIP_WITHOUT_DEVICE(GetParam().device);
+  expect_passed(run_named(*GetParam().op, {.device = GetParam().device, .progress = {}}));
+}
+
+TEST_P(Operators, BadCalls) {
+  ANNULUS_SKIP_WITHOUT_DEVICE(GetParam().device);
+  const SuiteRow row = run_bad_calls(*GetParam().op, {.device = GetParam().device, .progress = {}});
+  EXPECT_GE(row.cases, 25);
+  expect_passed(row);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Operators, ::testing::ValuesIn(targets()), target_name);
+
+struct Shard {
+  Target target;
+  int index;
+};
+
+std::vector<Shard> shards() {
+  std::vector<Shard> all;
+  for (const Target& t : targets()) {
+    for (int i = 0; i < kShards; ++i) all.push_back({t, i});
+  }
+  return all;
+}
+
+class Fuzz : public ::testing::TestWithParam<Shard> {};
+
+TEST_P(Fuzz, Cases) {
+  const auto& [target, index] = GetParam();
+  ANNULUS_SKIP_WITHOUT_DEVICE(target.device);
+  const std::int64_t all = fuzz_cases();
+  const std::int64_t first = all * index / kShards;
+  const std::int64_t last = all * (index + 1) / kShards;
+  if (first == last) GTEST_SKIP() << "ANNULUS_FUZZ_CASES leaves none for this shard";
+  expect_passed(run_fuzz(*target.op, static_cast<std::uint64_t>(first), last - first,
+                         {.device = target.device, .progress = {}}));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Fuzz, ::testing::ValuesIn(shards()), [](const auto& info) {
+  const Device d = info.param.target.device;
+  return info.param.target.op->op + (d.type == DeviceType::kCPU ? "_cpu_" : "_cuda_") +
+         std::to_string(info.param.index);
+});
+
+}  // namespace
+}  // namespace annulus::testing

@@ -1,0 +1,341 @@
+#include "testing/runner.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <exception>
+#include <memory>
+#include <optional>
+
+#include "annulus/core/errors.h"
+#include "testing/compare.h"
+#include "testing/finite_differences.h"
+#include "testing/limits.h"
+#include "testing/reference.h"
+#include "testing/tensors.h"
+#include "testing/test_allocator.h"
+
+namespace annulus::testing {
+
+namespace {
+
+using Bits = std::vector<std::vector<std::uint64_t>>;  // one entry an output
+
+enum class Thrown { kNothing, kDeviceError, kOther };
+
+struct Execution {
+  Thrown thrown = Thrown::kNothing;
+  std::string message;  // of what was thrown
+  std::string fault;    // memory that must not have been touched
+  std::size_t peak = 0;
+  std::size_t held = 0;
+  Bits bits;
+};
+
+struct Setting {
+  Device device = kCPU;
+  Layout layout = Layout::kContiguous;
+  int threads = 1;
+};
+
+// Tensors of one call in one layout, all fresh.
+struct Tensors {
+  Tensors(const Call& call, const Values& inputs, const Setting& s) {
+    for (std::size_t i = 0; i < call.inputs.size(); ++i) {
+      in.push_back(std::make_unique<TestTensor>(call.inputs[i], s.layout, s.device, inputs[i]));
+      in_views.push_back(in.back()->view());
+    }
+    for (const TensorSpec& spec : call.outputs) {
+      out.push_back(std::make_unique<TestTensor>(spec, s.layout, s.device));
+      out_views.push_back(out.back()->view());
+    }
+  }
+  std::vector<std::unique_ptr<TestTensor>> in, out;
+  std::vector<TensorView> in_views, out_views;
+};
+
+Execution execute(const Call& call, const Values& inputs, const Setting& setting,
+                  Allocator& allocator) {
+  Tensors tensors(call, inputs, setting);
+  Execution e;
+  Context context;
+  context.threads = setting.threads;
+  context.allocator = &allocator;
+  try {
+    call.run(tensors.in_views, tensors.out_views, context);
+    synchronize(setting.device);
+  } catch (const DeviceError& error) {
+    e.thrown = Thrown::kDeviceError;
+    e.message = error.what();
+  } catch (const std::exception& error) {
+    e.thrown = Thrown::kOther;
+    e.message = error.what();
+  }
+  e.peak = context.workspace_peak;
+  e.held = context.workspace_bytes;
+  for (auto& t : tensors.in) {
+    const std::string fault = t->collect(nullptr);
+    if (e.fault.empty()) e.fault = fault;
+  }
+  for (auto& t : tensors.out) {
+    const std::string fault = t->collect(&e.bits.emplace_back());
+    if (e.fault.empty()) e.fault = fault;
+  }
+  return e;
+}
+
+// All that one case needs: collects failures as it goes.
+class CaseRun {
+ public:
+  CaseRun(const Case& c, Device device, const std::string& repro)
+      : case_(c), device_(device), repro_("annulus check --repro \"" + repro + "\"") {}
+
+  CaseResult run(unsigned oracles, std::uint64_t variant) {
+    std::vector<Values> inputs;
+    Rng rng(variant);
+    for (const Call& call : case_.calls) {
+      inputs.push_back(draw_inputs(case_, call));
+      setting_ = {device_, kLayouts[static_cast<std::size_t>(rng.below(6))],
+                  1 + static_cast<int>(rng.below(2))};
+      check_call(call, inputs.back(), oracles);
+    }
+    result_.mistrusted =
+        elements_ > 0 &&
+        static_cast<double>(trivial_) > kPolicy.mistrusted_share * static_cast<double>(elements_);
+    if ((oracles & kGradientOracle) && case_.calls.size() > 1) {
+      std::size_t b = 1;
+      while (b < case_.calls.size() && case_.calls[b].name != "backward") ++b;
+      if (b < case_.calls.size()) {
+        report("gradients of the reference",
+               check_reference_gradients(case_, inputs[0], inputs[b]));
+      }
+    }
+    return std::move(result_);
+  }
+
+ private:
+  void report(const std::string& where, const std::string& detail) {
+    if (!detail.empty()) {
+      result_.failures.push_back({where, detail, repro_, case_.op + " " + case_.params});
+    }
+  }
+
+  void check_call(const Call& call, const Values& inputs, unsigned oracles) {
+    TestAllocator allocator;
+    const Execution plain = execute(call, inputs, setting_, allocator);
+    const std::string where = call.name + ", layout " + name_of(setting_.layout) + ", threads " +
+                              std::to_string(setting_.threads);
+    if (plain.thrown != Thrown::kNothing) {
+      report(where, "threw: " + plain.message);
+      return;
+    }
+    report(where, plain.fault);
+    report(where, allocator.fault());
+    check_written(where, call, plain.bits);
+    check_numbers(call, inputs, plain.bits);
+    if (oracles & kLayoutsOracle) check_layouts(call, inputs, plain.bits);
+    if (oracles & kThreadsOracle) check_threads(call, inputs, plain.bits);
+    if (oracles & kWorkspaceOracle) check_workspace(call, inputs, plain);
+    if (oracles & kAllocationOracle) check_allocation(call, inputs, plain.bits);
+  }
+
+  void check_written(const std::string& where, const Call& call, const Bits& bits) {
+    for (std::size_t o = 0; o < bits.size(); ++o) {
+      const std::uint64_t poison = poison_bits(call.outputs[o].dtype);
+      const auto at = std::find(bits[o].begin(), bits[o].end(), poison);
+      if (at != bits[o].end()) {
+        report(where, call.outputs[o].name + ": element " + std::to_string(at - bits[o].begin()) +
+                          " was never written");
+      }
+    }
+  }
+
+  void check_numbers(const Call& call, const Values& inputs, const Bits& bits) {
+    const Values reference = run_reference(call, inputs);
+    const Values baseline = run_baseline(call, inputs);
+    const bool forward = &call == &case_.calls[0];
+    for (std::size_t o = 0; o < reference.size(); ++o) {
+      std::vector<double> ours(bits[o].size());
+      for (std::size_t i = 0; i < ours.size(); ++i) {
+        ours[i] = decode(bits[o][i], call.outputs[o].dtype);
+      }
+      for (const double r : reference[o]) trivial_ += r == 0 || std::isnan(r);
+      elements_ += reference[o].size();
+      CompareInput in{.dtype = call.outputs[o].dtype,
+                      .forward = forward,
+                      .reference = reference[o],
+                      .baseline = baseline[o],
+                      .ours = ours,
+                      .limits = case_.limits,
+                      .term_size = {}};
+      if (!forward) {
+        in.term_size = [&] { return term_sizes(call, inputs, reference[o], o); };
+      }
+      const Comparison c = compare(in);
+      result_.worst_ratio = std::max(result_.worst_ratio, c.worst_ratio);
+      if (!c.fault.empty()) report(call.name + " " + call.outputs[o].name, c.fault);
+    }
+  }
+
+  // See limits.h: how far gradients move, in units of h, when each incoming gradient is scaled by 1
+  // +- h.
+  std::vector<double> term_sizes(const Call& call, const Values& inputs,
+                                 const std::vector<double>& reference, std::size_t output) {
+    constexpr double kStep = 0x1p-20;
+    constexpr int kDraws = 4;
+    std::vector<double> square(reference.size(), 0);
+    Rng rng(case_.seed ^ 0xcafe);
+    for (int draw = 0; draw < kDraws; ++draw) {
+      Values moved = inputs;
+      for (std::size_t i = 0; i < call.inputs.size(); ++i) {
+        if (!is_incoming_gradient(call.inputs[i].name)) continue;
+        for (double& v : moved[i]) v *= 1 + (rng.next() & 1 ? kStep : -kStep);
+      }
+      const std::vector<double> r = run_reference(call, moved)[output];
+      for (std::size_t i = 0; i < r.size(); ++i) {
+        const double d = (r[i] - reference[i]) / kStep;
+        square[i] += d * d / kDraws;
+      }
+    }
+    for (double& s : square) s = std::sqrt(s);
+    return square;
+  }
+
+  bool is_incoming_gradient(const std::string& name) const {
+    const auto& outputs = case_.calls[0].outputs;
+    return std::any_of(outputs.begin(), outputs.end(),
+                       [&](const TensorSpec& s) { return "d" + s.name == name; });
+  }
+
+  // Equal bit by bit; any NaN equals any NaN, for its payload means nothing.
+  void check_equal(const std::string& where, const Call& call, const Bits& expected,
+                   const Execution& e) {
+    if (e.thrown != Thrown::kNothing) return report(where, "threw: " + e.message);
+    report(where, e.fault);
+    for (std::size_t o = 0; o < expected.size(); ++o) {
+      const DType t = call.outputs[o].dtype;
+      for (std::size_t i = 0; i < expected[o].size(); ++i) {
+        if (expected[o][i] == e.bits[o][i]) continue;
+        const double a = decode(expected[o][i], t);
+        const double b = decode(e.bits[o][i], t);
+        if (std::isnan(a) && std::isnan(b) && e.bits[o][i] != poison_bits(t)) continue;
+        return report(where, call.outputs[o].name + ": element " + std::to_string(i) +
+                                 " has other bits, " + std::to_string(b) + " and not " +
+                                 std::to_string(a));
+      }
+    }
+  }
+
+  void check_layouts(const Call& call, const Values& inputs, const Bits& expected) {
+    for (const Layout layout : kLayouts) {
+      if (layout == setting_.layout) continue;
+      TestAllocator allocator;
+      Setting s = setting_;
+      s.layout = layout;
+      check_equal(call.name + ", layout " + name_of(layout), call, expected,
+                  execute(call, inputs, s, allocator));
+    }
+  }
+
+  void check_threads(const Call& call, const Values& inputs, const Bits& expected) {
+    for (const int threads : {1, 2, 4, 8}) {
+      TestAllocator allocator;
+      Setting s = setting_;
+      s.threads = threads;
+      check_equal(call.name + ", repeated with threads " + std::to_string(threads), call, expected,
+                  execute(call, inputs, s, allocator));
+    }
+  }
+
+  void check_workspace(const Call& call, const Values& inputs, const Execution& plain) {
+    const std::string where = call.name + ", workspace";
+    const Tensors tensors(call, inputs, setting_);
+    const std::size_t bytes = call.workspace(tensors.in_views, tensors.out_views);
+    if (bytes != plain.peak) {
+      return report(where, "the query says " + std::to_string(bytes) + " bytes, the call took " +
+                               std::to_string(plain.peak));
+    }
+    if (plain.held != 0) report(where, std::to_string(plain.held) + " bytes are still held");
+    TestAllocator guarded;
+    void* block = bytes > 0 ? guarded.allocate(bytes, device_, nullptr) : nullptr;
+    BorrowedWorkspace exact(block, bytes);
+    check_equal(where + " borrowed", call, plain.bits, execute(call, inputs, setting_, exact));
+    if (bytes == 0) return;
+    BorrowedWorkspace short_by_one(block, bytes - 1);
+    const Execution e = execute(call, inputs, setting_, short_by_one);
+    if (e.thrown != Thrown::kDeviceError) {
+      report(where, "one byte too few must throw DeviceError" +
+                        (e.message.empty() ? std::string() : " and not: " + e.message));
+    }
+    guarded.deallocate(block, bytes, device_, nullptr);
+    report(where + " borrowed", guarded.fault());
+  }
+
+  void check_allocation(const Call& call, const Values& inputs, const Bits& expected) {
+    for (int site = 0; site < 64; ++site) {
+      const std::string where = call.name + ", allocation " + std::to_string(site) + " failing";
+      TestAllocator failing(site);
+      const Execution e = execute(call, inputs, setting_, failing);
+      if (!failing.failed()) {  // fewer sites than that: every one has failed once
+        check_equal(call.name + ", after failed allocations", call, expected, e);
+        return;
+      }
+      if (e.thrown != Thrown::kDeviceError) report(where, "must throw DeviceError " + e.message);
+      if (e.held != 0) report(where, "workspace is still counted as held");
+      report(where, e.fault);
+      report(where, failing.fault());
+    }
+    report(call.name, "more than 64 allocations in one call");
+  }
+
+  const Case& case_;
+  Device device_;
+  std::string repro_;
+  Setting setting_;
+  CaseResult result_;
+  std::size_t trivial_ = 0;
+  std::size_t elements_ = 0;
+};
+
+}  // namespace
+
+CaseResult run_case(const Case& c, Device device, unsigned oracles, std::uint64_t variant,
+                    const std::string& repro) {
+  return CaseRun(c, device, repro).run(oracles, variant);
+}
+
+unsigned fuzz_oracles(std::uint64_t seed) {
+  Rng rng(seed ^ 0x0c1e);
+  return 1u << rng.below(5) | 1u << rng.below(5);
+}
+
+std::string run_bad_call(const BadCall& bad, Device device, const Case& good) {
+  using Expect = BadCall::Expect;
+  std::optional<Expect> came;
+  std::string message;
+  try {
+    bad.call(device);
+  } catch (const InvalidArgument& e) {
+    came = Expect::kInvalidArgument;
+    message = e.what();
+  } catch (const NotSupported& e) {
+    came = Expect::kNotSupported;
+    message = e.what();
+  } catch (const DeviceError& e) {
+    came = Expect::kDeviceError;
+    message = e.what();
+  } catch (const std::exception& e) {
+    return std::string("threw an exception of another kind: ") + e.what();
+  }
+  if (!came) return "was accepted";
+  if (*came != bad.expect) return "threw the wrong type: " + message;
+  if (message.find(bad.argument) == std::string::npos) {
+    return "the message does not name " + bad.argument + ": " + message;
+  }
+  if (message.empty() || message[0] != '[') return "the message names no operator: " + message;
+  const CaseResult after = run_case(good, device, 0, 0, "the good call");
+  if (!after.failures.empty()) return "the next call fails: " + after.failures[0].detail;
+  return {};
+}
+
+}  // namespace annulus::testing

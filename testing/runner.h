@@ -1,0 +1,50 @@
+// Runs a Case: the numbers against the definition, and the oracles that need no reference (layouts,
+// threads, workspace, failing allocations). GoogleTest, `annulus check` and the fuzzer all call
+// run_case.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "annulus/core/device.h"
+#include "testing/case.h"
+
+namespace annulus::testing {
+
+// The numbers are always checked; these come on top.
+enum Oracle : unsigned {
+  kLayoutsOracle = 1u << 0,     // six layouts, equal bits
+  kThreadsOracle = 1u << 1,     // threads 1, 2, 4, 8 (on CUDA: repeated launches), equal bits
+  kWorkspaceOracle = 1u << 2,   // the workspace query is exact: that size works, a byte less throws
+  kAllocationOracle = 1u << 3,  // every allocation fails once; the next call is right
+  kGradientOracle = 1u << 4,    // gradients of the reference against finite differences
+  kAllOracles = (1u << 5) - 1,
+};
+
+struct Failure {
+  std::string where;  // "backward dtheta", "forward, layout packed"
+  std::string detail;
+  std::string repro;  // annulus check --repro "lrpe_cosine seed=17 device=cpu"
+  std::string params;
+};
+
+struct CaseResult {
+  std::vector<Failure> failures;
+  double worst_ratio = 0;   // largest error / limit
+  bool mistrusted = false;  // the reference is nearly all zero or NaN: passing proves little
+};
+
+// `variant` chooses layout and thread count of the plain run, so that fuzzed cases differ in them
+// too.
+CaseResult run_case(const Case& c, Device device, unsigned oracles, std::uint64_t variant,
+                    const std::string& repro);
+
+// What a fuzzed case gets beyond the numbers: one or two oracles, chosen by the seed, so that ten
+// thousand cases stay a matter of minutes.
+unsigned fuzz_oracles(std::uint64_t seed);
+
+// Runs the bad call, and a good call after it. Empty when everything is as promised.
+std::string run_bad_call(const BadCall& bad, Device device, const Case& good);
+
+}  // namespace annulus::testing

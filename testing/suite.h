@@ -1,0 +1,54 @@
+// Runs all cases of an operator: named, fuzzed and bad calls, over several host threads. What
+// `annulus check` prints and what the tests assert.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "testing/runner.h"
+
+namespace annulus::testing {
+
+struct SuiteRow {
+  std::string op;
+  std::string kind;  // "named", "fuzz", "bad calls"
+  std::int64_t cases = 0;
+  std::int64_t mistrusted = 0;
+  double worst_ratio = 0;  // largest error / limit
+  std::vector<Failure> failures;
+
+  // More of the cases prove little than the policy allows. Named cases are chosen, not drawn, so it
+  // does not apply to them; nor does it below a hundred cases, where one is more than a percent.
+  bool too_many_mistrusted() const;
+  bool passed() const { return failures.empty() && !too_many_mistrusted(); }
+};
+
+struct SuiteOptions {
+  Device device = kCPU;
+  int jobs = 1;  // host threads; cases are independent
+  // Called after each case with how many are done, from any thread but never from two at once.
+  std::function<void(std::int64_t done, std::int64_t all)> progress;
+};
+
+SuiteRow run_named(const OperatorCases& op, const SuiteOptions& options);
+SuiteRow run_fuzz(const OperatorCases& op, std::uint64_t first_seed, std::int64_t count,
+                  const SuiteOptions& options);
+SuiteRow run_bad_calls(const OperatorCases& op, const SuiteOptions& options);
+
+// The operator of that name, or nullptr.
+const OperatorCases* find_cases(const std::string& op);
+
+// "lrpe_cosine seed=17 device=cpu", "lrpe_cosine case=3", "lrpe_cosine bad=5": runs that one case
+// again, with every oracle that it had. Throws std::invalid_argument when the text names none.
+struct Repro {
+  const OperatorCases* op = nullptr;
+  std::string kind;  // "seed", "case" or "bad"
+  std::uint64_t number = 0;
+  Device device = kCPU;
+};
+Repro parse_repro(const std::string& text);
+SuiteRow run_repro(const Repro& repro);
+
+}  // namespace annulus::testing

@@ -1,0 +1,79 @@
+// An allocator for tests: counts, fails on demand, guards what it hands out with canaries and fills
+// it with signalling NaN, so that scratch read before it is written shows up in the results.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "annulus/core/buffer.h"
+#include "annulus/core/context.h"
+#include "annulus/core/errors.h"
+
+namespace annulus::testing {
+
+class TestAllocator final : public Allocator {
+ public:
+  static constexpr std::size_t kGuard = 4096;
+
+  // Fails the n-th allocation from now, counted from 0; -1: none.
+  explicit TestAllocator(int fail_at = -1) : fail_at_(fail_at) {}
+
+  void* allocate(std::size_t bytes, Device device, void*) override {
+    if (calls_++ == fail_at_) {
+      failed_ = true;
+      return nullptr;
+    }
+    try {
+      Buffer buffer(device, bytes + 2 * kGuard);
+      const std::vector<std::byte> image = pattern(buffer.bytes());
+      copy_bytes(buffer.data(), device, image.data(), kCPU, image.size());
+      void* p = static_cast<std::byte*>(buffer.data()) + kGuard;
+      live_.emplace(p, std::move(buffer));
+      return p;
+    } catch (const DeviceError&) {
+      return nullptr;
+    }
+  }
+
+  void deallocate(void* p, std::size_t bytes, Device device, void*) noexcept override {
+    const auto it = live_.find(p);
+    if (it == live_.end() || it->second.bytes() != bytes + 2 * kGuard) {
+      fault_ = "workspace was freed with another pointer or size than it was allocated with";
+      return;
+    }
+    synchronize(device);  // the call may still be running
+    std::vector<std::byte> after(it->second.bytes());
+    copy_bytes(after.data(), kCPU, it->second.data(), device, after.size());
+    const std::vector<std::byte> before = pattern(after.size());
+    if (std::memcmp(after.data(), before.data(), kGuard) != 0 ||
+        std::memcmp(after.data() + kGuard + bytes, before.data() + kGuard + bytes, kGuard) != 0) {
+      fault_ = "workspace was written beyond its end or before its start";
+    }
+    live_.erase(it);
+  }
+
+  bool failed() const { return failed_; }
+  int calls() const { return calls_; }
+  std::string fault() const {
+    return !fault_.empty() ? fault_ : live_.empty() ? "" : "workspace was not freed";
+  }
+
+ private:
+  static std::vector<std::byte> pattern(std::size_t bytes) {
+    std::vector<std::byte> image(bytes);
+    for (std::size_t i = 0; i < bytes; ++i)
+      image[i] = i % 2 == 0 ? std::byte{0xa5} : std::byte{0x7f};
+    return image;
+  }
+
+  int fail_at_;
+  int calls_ = 0;
+  bool failed_ = false;
+  std::string fault_;
+  std::map<void*, Buffer> live_;
+};
+
+}  // namespace annulus::testing
