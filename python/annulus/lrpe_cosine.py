@@ -69,8 +69,10 @@ def lrpe_rotate_(x, theta, shape, *, prefix=0, interleaved=False, offset=0):
     arguments = (x, theta, _grid("lrpe_rotate", shape), prefix, interleaved, offset, offsets)
     try:
         if torch.compiler.is_compiling():
-            # Functional form plus copy: the compiler turns it back into one in-place write where it can.
-            return x.copy_(ops.lrpe_rotate.default(*arguments))
+            # Functional form plus copy: the compiler turns it back into one in-place write where it can. theta's
+            # gradient needs the x that is about to be overwritten.
+            source = x.clone() if torch.is_grad_enabled() and theta.requires_grad else x
+            return x.copy_(ops.lrpe_rotate.default(source, *arguments[1:]))
         if needs_autograd(x, theta):
             if x.requires_grad and x.is_leaf:
                 raise InvalidArgument(

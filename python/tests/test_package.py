@@ -1,0 +1,152 @@
+"""The module, info, the peers command, and what importing costs."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from formula import cosine
+
+import annulus
+from annulus import peers
+
+
+def test_module_trains_theta(device):
+    """theta learns the frequencies that another table encoded with."""
+    torch.manual_seed(1)
+    teacher = annulus.nn.LrpeCosine(8, 2, 2).to(device)
+    student = annulus.nn.LrpeCosine(8, 2, 2).to(device)
+    with torch.no_grad():
+        student.theta.mul_(1.05)
+    start = (student.theta - teacher.theta).abs().max().item()
+    optimizer = torch.optim.Adam(student.parameters(), lr=2e-3)
+    x = torch.randn(4, 2, 37, 8, device=device)
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = (student(x, (6, 6), prefix=1, activation="silu") - teacher(x, (6, 6), prefix=1, activation="silu")).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.05 * losses[0]
+    assert (student.theta - teacher.theta).abs().max().item() < 0.5 * start
+
+
+def test_module(device):
+    module = annulus.nn.LrpeCosine(128, 12, 3, base=500.0, learnable=False).to(device)
+    assert module.theta.shape == (12, 43) and module.theta.dtype == torch.float32
+    assert not list(module.parameters()) and "theta" in module.state_dict()
+    assert torch.allclose(module.theta[5].cpu().double(), 500.0 ** (-torch.arange(43).double() / 43))
+    x = torch.randn(1, 12, 24, 128, device=device)
+    want = cosine(x, module.theta, (2, 3, 4))
+    assert (module(x, (2, 3, 4)).double() - want).abs().max() <= 1e-6 * want.abs().max()
+    q2, k2 = module.qk(x, x, (2, 3, 4))
+    assert torch.equal(q2, k2) and torch.equal(q2, module(x, (2, 3, 4)))
+    assert "n_axes=3" in repr(module)
+    with pytest.raises(annulus.InvalidArgument, match="n_axes"):
+        annulus.nn.LrpeCosine(8, 2, 5)
+    with pytest.raises(annulus.InvalidArgument, match="head_dim"):
+        annulus.nn.LrpeCosine(4, 2, 3)  # two columns an axis leave none to the third
+
+
+def test_info():
+    info = annulus.info()
+    assert info["version"] == annulus.__version__ and info["commit"]
+    assert info["devices"]["cpu"]["available"]
+    for name in ("lrpe_cosine", "lrpe_rotate"):
+        op = info["operators"][name]
+        assert op["gradients"] == ["x", "theta"] and {"f32", "bf16"} <= set(op["dtypes"])
+        assert op["cpu"]["available"] and op["cpu"]["reason"] and op["cuda"]["reason"]
+
+
+def run(*arguments):
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(annulus.__file__))}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment)
+
+
+def test_info_command():
+    text = run("-m", "annulus.info")
+    assert text.returncode == 0 and text.stderr == "" and "operator lrpe_cosine" in text.stdout
+    parsed = json.loads(run("-m", "annulus.info", "--json").stdout)
+    assert parsed["version"] == annulus.__version__
+    assert run("-m", "annulus.info", "--frobnicate").returncode == 2
+
+
+def test_import_is_quick():
+    script = "import torch, time; t = time.perf_counter(); import annulus; print(time.perf_counter() - t)"
+    seconds = min(float(run("-c", script).stdout) for _ in range(3))
+    assert seconds <= 0.3, f"importing takes {seconds:.2f} s beyond torch"
+
+
+def test_call_overhead():
+    """The smallest call, so all of it is overhead. The limit is generous: a shared machine is no laboratory."""
+    x, theta = torch.ones(1, 1, 1, 1, requires_grad=True), torch.ones(1, 1)
+
+    def microseconds(n=300):
+        start = time.perf_counter()
+        for _ in range(n):
+            annulus.lrpe_cosine(x, theta, (1,))
+        return (time.perf_counter() - start) / n * 1e6
+
+    microseconds()
+    assert min(microseconds() for _ in range(5)) <= 100
+
+
+KEYS = {"schema", "suite", "row", "op", "impl", "device", "dtype", "params", "bytes", "time_ms", "error", "hardware", "commit",
+        "date", "status"}
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    """One problem through the command, as a user runs it; the compiler's rows may be skipped, with a reason."""
+    path = tmp_path_factory.mktemp("peers") / "peers.jsonl"
+    result = run("-m", "annulus.peers", "lrpe-cosine", "--filter", "1d-n1024", "--reps", "2", "--save", str(path))
+    assert result.returncode == 0, result.stderr
+    return path, result
+
+
+def test_peers_records(records):
+    path, result = records
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {r["row"] for r in rows} == {f"{d}-1d-n1024-l0-b2" for d in ("fwd", "bwd", "fwdbwd")}
+    assert {r["impl"] for r in rows} == {"torch-eager", "torch-compile", "annulus-torch"}
+    assert {r["dtype"] for r in rows} == {"f32", "bf16"} and len(rows) == 18
+    for r in rows:
+        if r["status"] == "skipped":
+            assert r["impl"] == "torch-compile" and r["reason"]
+            continue
+        assert r["status"] == "ok" and set(r) == KEYS and r["schema"] == 1
+        assert 0 < r["time_ms"]["min"] <= r["time_ms"]["median"] <= r["time_ms"]["p95"] and r["time_ms"]["n"] == 2
+        assert 0 <= r["error"]["value"] < (1e-3 if r["dtype"] == "f32" else 1e-2)
+        assert r["params"]["shape"] == [1024] and r["params"]["E"] == 128
+    exact = [r for r in rows if r["impl"] == "annulus-torch" and r["dtype"] == "f32"]
+    assert all(r["error"]["value"] <= 1e-6 for r in exact)
+    assert result.stdout.count("\n") == 20 and result.stderr.startswith("peers: lrpe-cosine")
+
+
+def test_peers_records_go_into_a_report(records, tmp_path):
+    command = os.path.join(os.path.dirname(annulus.__file__), "..", "..", "bin", "annulus")
+    if not os.path.exists(command):
+        pytest.skip("the annulus command was not built beside the package")
+    page = tmp_path / "report.html"
+    result = subprocess.run([command, "report", str(records[0]), "--out", str(page)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "torch-eager" in page.read_text()
+
+
+def test_peers_usage():
+    assert run("-m", "annulus.peers", "no-such-suite").returncode == 2
+    assert run("-m", "annulus.peers", "--filter", "(").returncode == 2
+    assert run("-m", "annulus.peers", "--reps", "0").returncode == 2
+    assert run("-m", "annulus.peers", "--save", "/no/such/folder/f.jsonl").returncode == 2
+    if not annulus.info()["devices"]["cuda"]["available"]:
+        refused = run("-m", "annulus.peers", "--device", "cuda")
+        assert refused.returncode == 3 and "not available" in refused.stderr
+
+
+def test_full_size_is_the_table():
+    rows = [p.row(d) for p in peers.SUITES["lrpe-cosine"].problems("full") for d in p.directions]
+    assert len(rows) == len(set(rows)) == 64 and "bwd-3d-n32-l10-b12" in rows
