@@ -6,7 +6,8 @@ install(TARGETS annulus annulus_dependencies EXPORT annulusTargets COMPONENT dev
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/annulus DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
   COMPONENT development
-  FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh" PATTERN "*_cases.h" EXCLUDE)
+  FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh" PATTERN "*_cases*.h" EXCLUDE
+  PATTERN "*-inl.h" EXCLUDE)
 install(EXPORT annulusTargets NAMESPACE annulus:: DESTINATION ${package_dir}
   COMPONENT development)
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/annulusConfig.cmake.in
