@@ -298,71 +298,125 @@ HWY_INLINE void turn_vectors(const T* x1, const T* x2, const float* c, const flo
   }
 }
 
-// Whole vectors in place, the rest through a small buffer.
-template <Turn2 kTurn, class Store, class T>
-inline void turn_row(const T* x1, const T* x2, const float* c, const float* s, std::int64_t n,
-                     T* y1, T* y2) {
-  turn_vectors<kTurn, Store>(x1, x2, c, s, n, y1, y2);
-  const auto lanes = static_cast<std::int64_t>(simd::lanes());
-  const std::int64_t done = n / lanes * lanes;
-  const std::int64_t rest = n - done;
-  if (rest == 0) return;
-  constexpr bool kTwoIn = kTurn != Turn2::kSpread;
-  constexpr bool kTwoOut = kTurn != Turn2::kGather;
-  T in1[kRowPad] = {};
-  T in2[kRowPad] = {};
-  T out1[kRowPad];
-  T out2[kRowPad];
-  std::copy_n(x1 + done, rest, in1);
-  if constexpr (kTwoIn) std::copy_n(x2 + done, rest, in2);
-  turn_vectors<kTurn, Store>(in1, in2, c + done, s + done, lanes, out1, out2);
-  std::copy_n(out1, rest, y1 + done);
-  if constexpr (kTwoOut) std::copy_n(out2, rest, y2 + done);
-}
-
-template <class Store, class T>
-inline void turn_pair(const Pair<T>& in, const Pair<T>& out, std::int64_t column, const float* c,
-                      const float* s, std::int64_t n, Direction direction) {
-  const T* x1 = in.first + column;
-  const T* x2 = in.second ? in.second + column : nullptr;
-  T* y1 = out.first + column;
-  T* y2 = out.second ? out.second + column : nullptr;
-  if (direction == Direction::kForward) {
-    if (x2 == nullptr) {
-      turn_row<Turn2::kSpread, Store>(x1, x2, c, s, n, y1, y2);
+// One element at a time, for what is left over of a row.
+template <Turn2 kTurn, class T>
+HWY_INLINE void turn_scalars(const T* x1, const T* x2, const float* c, const float* s,
+                             std::int64_t begin, std::int64_t end, T* y1, T* y2) {
+  for (std::int64_t i = begin; i < end; ++i) {
+    const auto a = static_cast<float>(x1[i]);
+    if constexpr (kTurn == Turn2::kSpread) {
+      y1[i] = T(a * c[i]);
+      y2[i] = T(a * s[i]);
     } else {
-      turn_row<Turn2::kRotate, Store>(x1, x2, c, s, n, y1, y2);
+      const auto b = static_cast<float>(x2[i]);
+      if constexpr (kTurn == Turn2::kRotate) {
+        y1[i] = T(a * c[i] - b * s[i]);
+        y2[i] = T(a * s[i] + b * c[i]);
+      } else {
+        y1[i] = T(a * c[i] + b * s[i]);
+        if constexpr (kTurn == Turn2::kRotateBack) y2[i] = T(b * c[i] - a * s[i]);
+      }
     }
-  } else if (y2 == nullptr) {
-    turn_row<Turn2::kGather, Store>(x1, x2, c, s, n, y1, y2);
-  } else {
-    turn_row<Turn2::kRotateBack, Store>(x1, x2, c, s, n, y1, y2);
   }
 }
 
+// The same tokens of one sequence: first row of each tensor, and the step from token to token.
 template <class T>
-inline void apply_direct(const Pair<T>& in, const Pair<T>& out, std::int64_t column, const float* c,
-                         const float* s, std::int64_t n, Direction direction,
-                         [[maybe_unused]] bool hardware_bf16) {
+struct TokenRows {
+  const T *x1, *x2;
+  T *y1, *y2;
+  std::int64_t x_step, y_step;
+};
+
+// A tile of one sequence. It is a leaf, and keeps everything in registers, because of the hardware:
+// a store to anywhere else between two rows of y (a spilled register is enough) ends the core's
+// write streaming, and every line of y is then fetched before it is overwritten. Measured on
+// Neoverse-V1: 12.8 ms with such stores, 3.4 without.
+template <Turn2 kTurn, class Store, class T, class Phases>
+HWY_NOINLINE void turn_tile(const Segments& segments, const Phases& phases, TokenRows<T> rows,
+                            int tokens) {
+  const auto lanes = static_cast<std::int64_t>(simd::lanes());
+  for (int token = 0; token < tokens; ++token) {
+    for (int i = 0; i < segments.count; ++i) {
+      const std::int64_t column = segments.at[i].column;
+      const std::int64_t n = segments.at[i].length;
+      const float* c = phases.cos(i, token);
+      const float* s = phases.sin(i, token);
+      const T* x1 = rows.x1 + column;
+      const T* x2 = rows.x2 + column;
+      T* y1 = rows.y1 + column;
+      T* y2 = rows.y2 + column;
+      turn_vectors<kTurn, Store>(x1, x2, c, s, n, y1, y2);
+      const std::int64_t done = n / lanes * lanes;
+      if (done == n) continue;
+      // The last vector may overlap the one before, unless the rotation is in place.
+      if (done > 0 && rows.x1 != rows.y1) {
+        const std::int64_t last = n - lanes;
+        turn_vectors<kTurn, Store>(x1 + last, x2 + last, c + last, s + last, lanes, y1 + last,
+                                   y2 + last);
+      } else {
+        turn_scalars<kTurn>(x1, x2, c, s, done, n, y1, y2);
+      }
+    }
+    rows.x1 += rows.x_step;
+    rows.x2 += rows.x_step;
+    rows.y1 += rows.y_step;
+    rows.y2 += rows.y_step;
+  }
+}
+
+template <class Store, class T, class Phases>
+inline void turn_tile_as(const Segments& segments, const Phases& phases, TokenRows<T> rows,
+                         int tokens, Direction direction) {
+  // A component that is not there is never touched; any pointer does for the arithmetic on it.
+  const bool two_in = rows.x2 != nullptr;
+  const bool two_out = rows.y2 != nullptr;
+  if (!two_in) rows.x2 = rows.x1;
+  if (!two_out) rows.y2 = rows.y1;
+  if (direction == Direction::kForward) {
+    if (two_in) {
+      turn_tile<Turn2::kRotate, Store>(segments, phases, rows, tokens);
+    } else {
+      turn_tile<Turn2::kSpread, Store>(segments, phases, rows, tokens);
+    }
+  } else if (two_out) {
+    turn_tile<Turn2::kRotateBack, Store>(segments, phases, rows, tokens);
+  } else {
+    turn_tile<Turn2::kGather, Store>(segments, phases, rows, tokens);
+  }
+}
+
+template <class T, class Phases>
+inline void apply_tile(const Segments& segments, const Phases& phases, const TokenRows<T>& rows,
+                       int tokens, Direction direction, [[maybe_unused]] bool hardware_bf16) {
 #if ANNULUS_HAVE_HWY && HWY_ARCH_ARM_A64
   if constexpr (std::is_same_v<T, bfloat16>) {
-    if (hardware_bf16) return turn_pair<Bf16Store>(in, out, column, c, s, n, direction);
+    if (hardware_bf16) {
+      return turn_tile_as<Bf16Store>(segments, phases, rows, tokens, direction);
+    }
   }
 #endif
-  turn_pair<PlainStore>(in, out, column, c, s, n, direction);
+  turn_tile_as<PlainStore>(segments, phases, rows, tokens, direction);
 }
 
-// fp64 has no vectors here: the row is short work beside its sines and cosines.
-inline void apply_direct(const Pair<double>& in, const Pair<double>& out, std::int64_t column,
-                         const double* c, const double* s, std::int64_t n, Direction direction,
-                         bool) {
-  for (std::int64_t i = 0; i < n; ++i) {
-    const double a = in.first[column + i];
-    const double b = in.second ? in.second[column + i] : 0.0;
-    const double sign = direction == Direction::kForward ? 1.0 : -1.0;
-    out.first[column + i] = in.second ? a * c[i] - sign * b * s[i] : a * c[i];
-    if (out.second) {
-      out.second[column + i] = in.second ? sign * a * s[i] + b * c[i] : a * s[i];
+// fp64 has no vectors here: a row is short work beside its sines and cosines.
+template <class Phases>
+inline void apply_tile(const Segments& segments, const Phases& phases, TokenRows<double> rows,
+                       int tokens, Direction direction, bool) {
+  const double sign = direction == Direction::kForward ? 1.0 : -1.0;
+  for (int token = 0; token < tokens; ++token) {
+    for (int i = 0; i < segments.count; ++i) {
+      const Segment& g = segments.at[i];
+      const double* c = phases.cos(i, token);
+      const double* s = phases.sin(i, token);
+      for (std::int64_t k = 0; k < g.length; ++k) {
+        const std::int64_t at = token * rows.x_step + g.column + k;
+        const std::int64_t to = token * rows.y_step + g.column + k;
+        const double a = rows.x1[at];
+        const double b = rows.x2 ? rows.x2[at] : 0.0;
+        rows.y1[to] = rows.x2 ? a * c[k] - sign * b * s[k] : a * c[k];
+        if (rows.y2) rows.y2[to] = rows.x2 ? sign * a * s[k] + b * c[k] : a * s[k];
+      }
     }
   }
 }

@@ -76,8 +76,8 @@ struct Scratch {
     p(theta, rows * tables.width);
     p(table_turns, rows * tables.width);
     // Dense column strides are known only at run time, so the row buffers are always counted.
-    p(worker_reals, kWorkers * width * (PhaseRow<T>::reals(1) + kRows));
-    p(worker_turns, kWorkers * PhaseRow<T>::turns(width));
+    p(worker_reals, kWorkers * width * (PhaseTile<T>::reals(1) + kRows));
+    p(worker_turns, kWorkers * PhaseTile<T>::turns(width));
     p(worker_sums, partials > 0 ? kWorkers * width : 0);
     p(column_max, columns);
     p(column_scale, columns);
@@ -193,11 +193,11 @@ class Worker {
       : plan_(plan),
         scratch_(scratch),
         width_(scratch.width),
-        base_(scratch.worker_reals + index * width_ * (PhaseRow<T>::reals(1) + Scratch<T>::kRows)),
+        base_(scratch.worker_reals + index * width_ * (PhaseTile<T>::reals(1) + Scratch<T>::kRows)),
         phase_(scratch.segments, scratch.tables, base_,
-               scratch.worker_turns + index * PhaseRow<T>::turns(width_)),
+               scratch.worker_turns + index * PhaseTile<T>::turns(width_)),
         hardware_bf16_(annulus::cpu::has_arm_bf16()) {
-    Real* p = base_ + PhaseRow<T>::reals(width_);
+    Real* p = base_ + PhaseTile<T>::reals(width_);
     row_.x1 = p;
     row_.x2 = p + width_;
     row_.g1 = p + 2 * width_;
@@ -212,25 +212,17 @@ class Worker {
     phase_.start_head(place.head / side.heads_per_row);
     const bool direct =
         plan_.activation == LrpeActivation::kNone && side.x.stride[3] == 1 && side.y.stride[3] == 1;
-    for_tokens(place, [&](std::int64_t t, std::int64_t b0, std::int64_t b1) {
-      for (std::int64_t b = b0; b < b1; ++b) {
-        const Pair<T> x = at(side.x, b, place.head, t);
-        const Pair<T> y = at(side.y, b, place.head, t);
-        if (direct) {
-          for (int i = 0; i < scratch_.segments.count; ++i) {
-            const Segment& g = scratch_.segments.at[i];
-            turn_direct(g, x, y, Direction::kForward);
-          }
-          continue;
-        }
-        load_activated(x, b, place, t);
-        for (int i = 0; i < scratch_.segments.count; ++i) {
-          const Segment& g = scratch_.segments.at[i];
-          rotate_row(row_.x1 + g.slot, x.second ? row_.x2 + g.slot : nullptr, phase_.cos() + g.slot,
-                     phase_.sin() + g.slot, g.length, row_.g1 + g.slot, row_.g2 + g.slot);
-        }
-        store_rows(y, row_.g1, row_.g2);
+    if (direct) return turn_tiles(place, side.x, side.y, Direction::kForward);
+    for_tokens(place.begin, place.end, 0, plan_.B, [&](std::int64_t b, std::int64_t t, int token) {
+      const Pair<T> x = at(side.x, b, place.head, t);
+      const Pair<T> y = at(side.y, b, place.head, t);
+      load_activated(x, b, place);
+      for (int i = 0; i < scratch_.segments.count; ++i) {
+        const Segment& g = scratch_.segments.at[i];
+        rotate_row(row_.x1 + g.slot, x.second ? row_.x2 + g.slot : nullptr, phase_.cos(i, token),
+                   phase_.sin(i, token), g.length, row_.g1 + g.slot, row_.g2 + g.slot);
       }
+      store_rows(y, row_.g1, row_.g2);
     });
   }
 
@@ -239,37 +231,27 @@ class Worker {
     phase_.start_head(place.head / side.heads_per_row);
     const bool direct =
         !scratch_.buffered && side.dx.defined() && side.dy.stride[3] == 1 && side.dx.stride[3] == 1;
+    if (direct) return turn_tiles(place, side.dy, side.dx, Direction::kBackward);
     if (plan_.need_dtheta) {
       std::fill_n(sums_, width_, 0.0);
-      clear_run();
+      std::fill_n(sum0_, width_, Real{0});
+      std::fill_n(sum1_, width_, Real{0});
     }
-    for_tokens(place, [&](std::int64_t t, std::int64_t b0, std::int64_t b1) {
-      if (plan_.need_dtheta && t >= plan_.prefix) begin_token(t, b0);
-      for (std::int64_t b = b0; b < b1; ++b) {
-        const Pair<T> dy = at(side.dy, b, place.head, t);
-        if (direct) {
-          const Pair<T> dx = at(side.dx, b, place.head, t);
-          for (int i = 0; i < scratch_.segments.count; ++i) {
-            turn_direct(scratch_.segments.at[i], dy, dx, Direction::kBackward);
-          }
-          continue;
+    auto token_backward = [&](std::int64_t b, std::int64_t t, int token) {
+      load_gradient(at(side.dy, b, place.head, t), token);
+      if (scratch_.buffered) load_activated(at(side.x, b, place.head, t), b, place);
+      if (plan_.need_dtheta && t >= plan_.prefix) add_dtheta(token);
+      if (side.dx.defined()) {
+        if (plan_.activation != LrpeActivation::kNone) {
+          activation_backward(at(side.x, b, place.head, t), b, place);
         }
-        load_gradient(dy);
-        if (scratch_.buffered) load_activated(at(side.x, b, place.head, t), b, place, t);
-        if (plan_.need_dtheta && t >= plan_.prefix) add_dtheta();
-        if (side.dx.defined()) {
-          const Pair<T> dx = at(side.dx, b, place.head, t);
-          if (plan_.activation != LrpeActivation::kNone) {
-            activation_backward(at(side.x, b, place.head, t), b, place);
-          }
-          store_rows(dx, row_.g1, row_.g2);
-        }
+        store_rows(at(side.dx, b, place.head, t), row_.g1, row_.g2);
       }
+    };
+    for_tokens(place.begin, place.end, 0, plan_.B, token_backward, [&] {
+      if (plan_.need_dtheta) flush_sums();
     });
-    if (plan_.need_dtheta) {
-      flush_run();
-      std::copy_n(sums_, width_, scratch_.partial + task * width_);
-    }
+    if (plan_.need_dtheta) std::copy_n(sums_, width_, scratch_.partial + task * width_);
   }
 
   // Softmax over tokens: maximum and reciprocal sum of each column of one (b, head).
@@ -297,17 +279,16 @@ class Worker {
     phase_.start_head(place.head / side.heads_per_row);
     Real* dot = scratch_.column_dot + column_index(place.flat_head, b);
     std::fill_n(dot, plan_.C, Real{0});
-    for (std::int64_t t = 0; t < plan_.L; ++t) {
-      seek(t, b);
-      load_gradient(at(side.dy, b, place.head, t));
-      load_activated(at(side.x, b, place.head, t), b, place, t);
+    for_tokens(0, plan_.L, b, b + 1, [&](std::int64_t, std::int64_t t, int token) {
+      load_gradient(at(side.dy, b, place.head, t), token);
+      load_activated(at(side.x, b, place.head, t), b, place);
       for (int i = 0; i < scratch_.segments.count; ++i) {
         const Segment& g = scratch_.segments.at[i];
         for (std::int64_t k = 0; k < g.length; ++k) {
           dot[g.column + k] += row_.x1[g.slot + k] * row_.g1[g.slot + k];
         }
       }
-    }
+    });
   }
 
  private:
@@ -321,17 +302,6 @@ class Worker {
     return (b * scratch_.tasks.heads + flat_head) * plan_.C;
   }
 
-  // Makes the row of sines and cosines of token t (of sequence b, when offsets differ).
-  void seek(std::int64_t t, std::int64_t b) {
-    if (t < plan_.prefix) return phase_.set_zero_phase();
-    std::int64_t position[LrpeGrid::kMaxAxes];
-    positions(t, b, position);
-    for (int i = 0; i < scratch_.segments.count; ++i) {
-      const Segment& g = scratch_.segments.at[i];
-      phase_.move(g, position[g.axis]);
-    }
-  }
-
   void positions(std::int64_t t, std::int64_t b, std::int64_t* position) const {
     std::int64_t s = t - plan_.prefix;
     for (int j = plan_.axes - 1; j > 0; --j) {
@@ -341,26 +311,65 @@ class Worker {
     position[0] = plan_.axes == 1 ? s + batch_offset(plan_, b) : s;
   }
 
-  // f(t, b0, b1) for every token, with its row made: the batch at once, or one sequence at a time
-  // where each has its own offset.
-  template <class F>
-  void for_tokens(const Place& place, F&& f) {
-    const std::int64_t step = plan_.offsets.defined() ? 1 : std::max<std::int64_t>(plan_.B, 1);
-    for (std::int64_t b = 0; b < plan_.B; b += step) {
-      for (std::int64_t t = place.begin; t < place.end; ++t) {
-        seek(t, b);
-        f(t, b, b + step);
+  // f(b, t0, tokens) for every tile of [begin, end) and every sequence of [b0, b1), with the tile's
+  // rows made: for all sequences at once, or for each where each has its own offset. end_tile()
+  // follows.
+  template <class F, class G>
+  void for_tiles(std::int64_t begin, std::int64_t end, std::int64_t b0, std::int64_t b1, F&& f,
+                 G&& end_tile) {
+    const std::int64_t group = plan_.offsets.defined() ? 1 : b1 - b0;
+    for (std::int64_t bg = b0; bg < b1; bg += group) {
+      for (std::int64_t t0 = begin; t0 < end; t0 += kTile) {
+        const int tokens = static_cast<int>(std::min<std::int64_t>(kTile, end - t0));
+        for (int i = 0; i < tokens; ++i) {
+          std::int64_t position[LrpeGrid::kMaxAxes] = {};
+          if (t0 + i < plan_.prefix) {
+            phase_.set_zero_phase(i);
+          } else {
+            positions(t0 + i, bg, position);
+            phase_.set_positions(i, position);
+          }
+          remember(i, position);
+        }
+        for (std::int64_t b = bg; b < bg + group; ++b) f(b, t0, tokens);
+        end_tile();
       }
     }
   }
 
-  void turn_direct(const Segment& g, const Pair<T>& in, const Pair<T>& out, Direction direction) {
-    apply_direct(in, out, g.column, phase_.cos() + g.slot, phase_.sin() + g.slot, g.length,
-                 direction, hardware_bf16_);
+  // The direct path: rows go from `in` to `out` without a stop.
+  void turn_tiles(const Place& place, const Operand& in, const Operand& out, Direction direction) {
+    for_tiles(
+        place.begin, place.end, 0, plan_.B,
+        [&](std::int64_t b, std::int64_t t0, int tokens) {
+          const Pair<T> x = at(in, b, place.head, t0);
+          const Pair<T> y = at(out, b, place.head, t0);
+          apply_tile(
+              scratch_.segments, phase_,
+              TokenRows<T>{x.first, x.second, y.first, y.second, in.stride[2], out.stride[2]},
+              tokens, direction, hardware_bf16_);
+        },
+        [] {});
+  }
+
+  // f(b, t, token) for every token of every tile.
+  template <class F, class G>
+  void for_tokens(std::int64_t begin, std::int64_t end, std::int64_t b0, std::int64_t b1, F&& f,
+                  G&& end_tile) {
+    for_tiles(
+        begin, end, b0, b1,
+        [&](std::int64_t b, std::int64_t t0, int tokens) {
+          for (int i = 0; i < tokens; ++i) f(b, t0 + i, i);
+        },
+        end_tile);
+  }
+  template <class F>
+  void for_tokens(std::int64_t begin, std::int64_t end, std::int64_t b0, std::int64_t b1, F&& f) {
+    for_tokens(begin, end, b0, b1, f, [] {});
   }
 
   // x1 (and x2) = f(x), as row buffers.
-  void load_activated(const Pair<T>& x, std::int64_t b, const Place& place, std::int64_t) {
+  void load_activated(const Pair<T>& x, std::int64_t b, const Place& place) {
     for (int i = 0; i < scratch_.segments.count; ++i) {
       const Segment& g = scratch_.segments.at[i];
       load_row(x.first + g.column * x.step, x.step, g.length, row_.x1 + g.slot);
@@ -376,13 +385,13 @@ class Worker {
   }
 
   // g = the gradient turned back by the phase.
-  void load_gradient(const Pair<T>& dy) {
+  void load_gradient(const Pair<T>& dy, int token) {
     for (int i = 0; i < scratch_.segments.count; ++i) {
       const Segment& g = scratch_.segments.at[i];
       load_row(dy.first + g.column * dy.step, dy.step, g.length, row_.g1 + g.slot);
       load_row(dy.second + g.column * dy.step, dy.step, g.length, row_.g2 + g.slot);
-      rotate_back_row(row_.g1 + g.slot, row_.g2 + g.slot, phase_.cos() + g.slot,
-                      phase_.sin() + g.slot, g.length);
+      rotate_back_row(row_.g1 + g.slot, row_.g2 + g.slot, phase_.cos(i, token),
+                      phase_.sin(i, token), g.length);
     }
   }
 
@@ -407,51 +416,35 @@ class Worker {
     }
   }
 
-  // dtheta = sum of s q, where s runs over positions up to 2^31 and more: within a run of 16
-  // positions the sums of q and of (s - s0) q are kept in Real, and s0 sum(q) + sum((s - s0) q)
-  // goes to double.
-  void begin_token(std::int64_t t, std::int64_t b) {
-    std::int64_t position[LrpeGrid::kMaxAxes];
-    positions(t, b, position);
-    for (int i = 0; i < scratch_.segments.count; ++i) {
-      const Segment& g = scratch_.segments.at[i];
-      const std::int64_t anchor = position[g.axis] & ~(kFine - 1);
-      if (run_open_[i] && run_[i] != anchor) flush_segment(i);
-      run_open_[i] = true;
-      run_[i] = anchor;
-      within_[i] = static_cast<Real>(position[g.axis] - anchor);
+  // dtheta = sum of s q, where s may be 2^31 and more: within a tile the sums of q and of (s - s0)
+  // q are kept in Real, and s0 sum(q) + sum((s - s0) q) goes to double at its end.
+  void remember(int token, const std::int64_t* position) {
+    if (!plan_.need_dtheta) return;
+    for (int j = 0; j < plan_.axes; ++j) {
+      if (token == 0) tile_start_[j] = position[j];
+      within_[j][token] = static_cast<Real>(position[j] - tile_start_[j]);
     }
   }
 
-  void add_dtheta() {
+  void add_dtheta(int token) {
     for (int i = 0; i < scratch_.segments.count; ++i) {
       const Segment& g = scratch_.segments.at[i];
       add_moments(row_.x1 + g.slot, plan_.rotate ? row_.x2 + g.slot : nullptr, row_.g1 + g.slot,
-                  row_.g2 + g.slot, within_[i], g.length, sum0_ + g.slot, sum1_ + g.slot);
+                  row_.g2 + g.slot, within_[g.axis][token], g.length, sum0_ + g.slot,
+                  sum1_ + g.slot);
     }
   }
 
-  void flush_segment(int i) {
-    const Segment& g = scratch_.segments.at[i];
-    const auto s0 = static_cast<double>(run_[i]);
-    for (std::int64_t k = g.slot; k < g.slot + g.length; ++k) {
-      sums_[k] += s0 * static_cast<double>(sum0_[k]) + static_cast<double>(sum1_[k]);
-      sum0_[k] = 0;
-      sum1_[k] = 0;
-    }
-  }
-
-  void flush_run() {
+  void flush_sums() {
     for (int i = 0; i < scratch_.segments.count; ++i) {
-      if (run_open_[i]) flush_segment(i);
-      run_open_[i] = false;
+      const Segment& g = scratch_.segments.at[i];
+      const auto s0 = static_cast<double>(tile_start_[g.axis]);
+      for (std::int64_t k = g.slot; k < g.slot + g.length; ++k) {
+        sums_[k] += s0 * static_cast<double>(sum0_[k]) + static_cast<double>(sum1_[k]);
+        sum0_[k] = 0;
+        sum1_[k] = 0;
+      }
     }
-  }
-
-  void clear_run() {
-    std::fill_n(sum0_, width_, Real{0});
-    std::fill_n(sum1_, width_, Real{0});
-    for (bool& open : run_open_) open = false;
   }
 
   struct Rows {
@@ -462,14 +455,13 @@ class Worker {
   const Scratch<T>& scratch_;
   std::int64_t width_;
   Real* base_;
-  PhaseRow<T> phase_;
+  PhaseTile<T> phase_;
   bool hardware_bf16_;
   Rows row_;
   Real *sum0_ = nullptr, *sum1_ = nullptr;
   double* sums_ = nullptr;
-  std::int64_t run_[LrpeGrid::kMaxAxes] = {};
-  bool run_open_[LrpeGrid::kMaxAxes] = {};
-  Real within_[LrpeGrid::kMaxAxes] = {};
+  std::int64_t tile_start_[LrpeGrid::kMaxAxes] = {};
+  Real within_[LrpeGrid::kMaxAxes][kTile] = {};
 };
 
 // Runs body(worker, task) over all tasks: worker w takes a fixed share of them.
