@@ -21,8 +21,6 @@ struct Options {
   bool json = false, markdown = false, measure = false;
 };
 
-bool cuda_usable() { return cuda::built() && cuda::why_unavailable().empty(); }
-
 std::string join(const std::vector<std::string>& words) {
   std::string s;
   for (const auto& w : words) s += (s.empty() ? "" : ", ") + w;
@@ -160,14 +158,18 @@ void print_text(const ordered_json& j) {
   if (j["operators"].empty()) std::cout << "  none is linked into this program\n";
 }
 
-// The table of the README. It speaks of the product, not of this machine: an operator has a CPU and
-// a CUDA implementation, a PyTorch function, gradients.
+// The table of the README. It speaks of the build, not of this machine: a GPU that is absent here
+// is not a missing backend.
 void print_markdown() {
+  const char* cuda = cuda::built() ? "yes" : "not in this build";
   std::cout << "| operator | dtypes | gradients | CPU | CUDA | PyTorch | deterministic |\n"
                "|---|---|---|---|---|---|---|\n";
   for (const OperatorInfo& op : operators()) {
-    std::cout << fmt::format("| `{}` | {} | {} | yes | yes | `annulus.{}` | {} |\n", op.name,
-                             join(dtype_names(op)), join(op.gradients), op.name,
+    const std::string torch =
+        ANNULUS_HAVE_TORCH ? "`annulus." + op.name + "`" : std::string("not in this build");
+    std::cout << fmt::format("| `{}` | {} | {} | {} | {} | {} | {} |\n", op.name,
+                             join(dtype_names(op)), join(op.gradients),
+                             op.support(DeviceType::kCPU).available ? "yes" : "no", cuda, torch,
                              op.deterministic ? "always" : "when asked");
   }
 }

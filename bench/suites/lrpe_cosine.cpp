@@ -159,7 +159,7 @@ std::vector<Row> lrpe_rows(const SuiteRequest& request) {
   for (const LrpeSeedRow& s : kLrpeSeed) {
     Row row = seed_row(s);
     if (request.size == Size::kMachine) {
-      // Of each of the seed's sixteen series only the largest that fits, its mover included.
+      // Of each of the seed's twelve series only the largest that fits, its mover included.
       const auto needs = 2 * peak_bytes_of(row.problem(), row.calls, device);
       const bool same_series = !rows.empty() &&
                                rows.back().params["prefix"] == row.params["prefix"] &&
