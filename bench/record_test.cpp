@@ -1,0 +1,238 @@
+// The record: what is written is what is read, and what is wrong is refused with file, line and
+// key.
+#include "bench/record.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "bench/json_guard.h"
+
+namespace annulus::bench {
+namespace {
+
+Record full_record() {
+  Record r;
+  r.suite = "lrpe-cosine";
+  r.row = "fwd-1d-n256-l0-b12";
+  r.op = "lrpe_cosine";
+  r.impl = "annulus";
+  r.device = "cpu";
+  r.dtype = "bf16";
+  r.params = {{"B", std::int64_t{12}},
+              {"scale", 0.5},
+              {"flag", true},
+              {"note", std::string("a \"quoted\" <b>")},
+              {"shape", std::vector<std::int64_t>{16, 16}}};
+  r.time_ms = TimeMs{1.25, 1.0, 2.5, 30};
+  r.error = ErrorFigure{"max", 3e-7};
+  r.zero_rows = 0.25;
+  r.flops_needed = 1e9;
+  r.flops_executed = 2e9;
+  r.bytes = 123456789;
+  r.workspace_bytes = 0;
+  r.peak_bytes = 1 << 20;
+  r.floor_ms = 0.75;
+  r.floor_kind = FloorKind::kBandwidth;
+  r.ceiling = Ceiling{20.5, 100};
+  r.seed = SeedFigure{0.163, "ms", "A800", {{"Torch", 0.4}, {"Triton", 0.163}}};
+  r.hardware = "a CPU";
+  r.commit = "abc123";
+  r.date = "2025-01-01T00:00:00Z";
+  return r;
+}
+
+// The line with one piece of text replaced; the test fails when the piece is not there.
+std::string replaced(const std::string& from, const std::string& to) {
+  std::string line = to_json_line(full_record());
+  const auto at = line.find(from);
+  EXPECT_NE(at, std::string::npos) << from << " in " << line;
+  return line.replace(at, from.size(), to);
+}
+
+std::string refusal(const std::string& line) {
+  try {
+    parse_record(line);
+  } catch (const RecordError& e) {
+    return e.what();
+  } catch (const JsonError& e) {
+    return e.what();
+  }
+  return "accepted";
+}
+
+class TemporaryFile {
+ public:
+  explicit TemporaryFile(const std::string& content) {
+    static int count = 0;
+    path_ = (std::filesystem::temp_directory_path() /
+             ("annulus_record_" + std::to_string(::getpid()) + "_" + std::to_string(count++)))
+                .string();
+    std::ofstream(path_, std::ios::binary) << content;
+  }
+  ~TemporaryFile() { std::remove(path_.c_str()); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+std::string file_refusal(const std::string& content) {
+  const TemporaryFile file(content);
+  try {
+    read_records(file.path());
+  } catch (const RecordError& e) {
+    return std::string(e.what()).substr(file.path().size());
+  }
+  return "accepted";
+}
+
+TEST(Record, SurvivesTheRoundTrip) {
+  const Record r = full_record();
+  const std::string line = to_json_line(r);
+  const Record back = parse_record(line);
+  EXPECT_EQ(line, to_json_line(back));
+  EXPECT_EQ(back.params, r.params);
+  EXPECT_EQ(back.time_ms->n, 30);
+  EXPECT_EQ(back.seed->columns, r.seed->columns);
+  EXPECT_EQ(line.find('\n'), std::string::npos);
+}
+
+TEST(Record, NanAndInfinityAreStrings) {
+  Record r = full_record();
+  r.error->value = std::nan("");
+  EXPECT_NE(to_json_line(r).find("\"value\":\"NaN\""), std::string::npos);
+  EXPECT_TRUE(std::isnan(parse_record(to_json_line(r)).error->value));
+  r.error->value = -HUGE_VAL;
+  EXPECT_EQ(parse_record(to_json_line(r)).error->value, -HUGE_VAL);
+  // A time has no such excuse.
+  EXPECT_NE(refusal(replaced("\"median\":1.25", "\"median\":\"NaN\"")).find("time_ms.median"),
+            std::string::npos);
+}
+
+TEST(Record, ASkippedRowHasAReasonAndNoTime) {
+  Record r = full_record();
+  r.time_ms.reset();
+  r.error.reset();
+  r.status = Status::kSkipped;
+  r.reason = "needs 2 GPUs";
+  EXPECT_EQ(parse_record(to_json_line(r)).reason, "needs 2 GPUs");
+  r.reason.clear();
+  EXPECT_NE(refusal(to_json_line(r)).find("reason"), std::string::npos);
+}
+
+TEST(Record, ARowWithoutAnErrorFigureIsRefused) {
+  Record r = full_record();
+  r.error.reset();
+  EXPECT_NE(refusal(to_json_line(r)).find("error figure"), std::string::npos);
+}
+
+TEST(Record, AnUnknownKeyNamesItsNeighbour) {
+  EXPECT_EQ(refusal(replaced("\"impl\"", "\"inpl\"")),
+            "unknown key \"inpl\", did you mean \"impl\"?");
+  EXPECT_EQ(refusal(replaced("\"median\"", "\"mediam\"")),
+            "unknown key \"time_ms.mediam\", did you mean \"median\"?");
+}
+
+TEST(Record, TypesAndRangesAreChecked) {
+  struct Bad {
+    const char *from, *to, *named;
+  };
+  for (const Bad& b :
+       {Bad{"\"suite\":\"lrpe-cosine\"", "\"suite\":3", "suite"},
+        Bad{"\"suite\":\"lrpe-cosine\"", "\"suite\":\"\"", "suite"},
+        Bad{"\"median\":1.25", "\"median\":-1", "time_ms.median"},
+        Bad{"\"median\":1.25", "\"median\":1e300", "time_ms.median"},
+        Bad{"\"median\":1.25", "\"median\":[1]", "time_ms.median"},
+        Bad{"\"n\":30", "\"n\":0", "time_ms.n"}, Bad{"\"n\":30", "\"n\":1.5", "time_ms.n"},
+        Bad{"\"n\":30", "\"n\":99999999999999999999", "time_ms.n"},
+        Bad{"\"zero_rows\":0.25", "\"zero_rows\":1.5", "zero_rows"},
+        Bad{"\"floor_kind\":\"bandwidth\"", "\"floor_kind\":\"width\"", "floor_kind"},
+        Bad{"\"status\":\"ok\"", "\"status\":\"fine\"", "status"},
+        Bad{"\"status\":\"ok\"", "\"status\":null", "status"},
+        Bad{"\"schema\":1", "\"schema\":2", "schema"},
+        Bad{"\"B\":12", "\"B\":{\"a\":1}", "params.B"},
+        Bad{"\"B\":12", "\"B\":18446744073709551615", "params.B"},
+        Bad{"\"B\":12", "\"B\":[1,2.5]", "params.B"},
+        Bad{"\"columns\":{", "\"columns\":{\"x\":\"y\",", "seed.columns"}}) {
+    const std::string message = refusal(replaced(b.from, b.to));
+    EXPECT_NE(message.find(b.named), std::string::npos) << b.to << ": " << message;
+  }
+}
+
+TEST(Record, AKeyTwiceIsRefused) {
+  EXPECT_NE(refusal(replaced("\"impl\":", "\"impl\":\"a\",\"impl\":")).find("twice"),
+            std::string::npos);
+}
+
+TEST(Record, HostileShapesAreRefusedBeforeParsing) {
+  const std::string deep = std::string(100000, '[') + std::string(100000, ']');
+  EXPECT_NE(refusal(deep).find("deep"), std::string::npos);
+  EXPECT_NE(refusal(replaced("\"B\":12", "\"B\":" + deep)).find("deep"), std::string::npos);
+  EXPECT_NE(refusal(replaced("a CPU", std::string(70000, 'x'))).find("longer"), std::string::npos);
+  EXPECT_NE(refusal(replaced("a CPU", "\xff\xfe")).find("JSON"), std::string::npos);
+  EXPECT_NE(refusal(replaced("1.25", "1e999")).find("JSON"), std::string::npos);
+  EXPECT_NE(refusal("").find("JSON"), std::string::npos);
+}
+
+TEST(RecordFile, NamesFileAndLine) {
+  const std::string good = to_json_line(full_record()) + "\n";
+  EXPECT_EQ(file_refusal(good + good), "accepted");
+  EXPECT_EQ(file_refusal(good + "\r\n" + good), "accepted");
+  EXPECT_EQ(file_refusal(good + "{\n" + good).substr(0, 4), ":2: ");
+  EXPECT_EQ(file_refusal(good + "[]\n").substr(0, 4), ":2: ");
+  EXPECT_EQ(file_refusal(""), " holds no row");
+  EXPECT_EQ(file_refusal(std::string(2 << 20, 'x')).substr(0, 4), ":1: ");
+  EXPECT_THROW(read_records("/nonexistent/file.jsonl"), RecordError);
+  EXPECT_THROW(read_records("/dev/zero"), RecordError);
+}
+
+TEST(RecordFile, ToleratesALastLineCutShortAndSaysSo) {
+  const std::string good = to_json_line(full_record()) + "\n";
+  for (std::size_t cut = 2; cut < good.size() - 1; cut += 7) {
+    const TemporaryFile file(good + good.substr(0, cut));
+    const RecordFile read = read_records(file.path());
+    EXPECT_EQ(read.records.size(), 1u) << cut;
+    ASSERT_EQ(read.warnings.size(), 1u) << cut;
+    EXPECT_NE(read.warnings[0].find(":2: "), std::string::npos);
+  }
+  // Alone it is no results file; ended by a newline it is not cut short; garbage is not a
+  // beginning.
+  EXPECT_NE(file_refusal(good.substr(0, 50)), "accepted");
+  EXPECT_NE(file_refusal(good + good.substr(0, 50) + "\n"), "accepted");
+  EXPECT_NE(file_refusal(good + "garbage"), "accepted");
+}
+
+TEST(RecordFile, WriterLeavesWholeLines) {
+  const TemporaryFile file("old content");
+  {
+    RecordWriter writer(file.path());
+    writer.write(full_record());
+    EXPECT_EQ(read_records(file.path()).records.size(), 1u);  // on disk before the writer is gone
+    writer.write(full_record());
+  }
+  EXPECT_EQ(read_records(file.path()).records.size(), 2u);
+  EXPECT_THROW(RecordWriter("/nonexistent/file.jsonl"), RecordError);
+}
+
+TEST(RecordFile, AtomicWriteReplacesOrLeavesAlone) {
+  const TemporaryFile file("old");
+  write_file_atomically(file.path(), "new");
+  std::ifstream in(file.path());
+  std::string content((std::istreambuf_iterator<char>(in)), {});
+  EXPECT_EQ(content, "new");
+  EXPECT_THROW(write_file_atomically("/nonexistent/x", "new"), RecordError);
+}
+
+TEST(Nearest, FindsTheNeighbourOrNothing) {
+  EXPECT_EQ(nearest("devise", {"suite", "device", "dtype"}), "device");
+  EXPECT_EQ(nearest("qqqqqqqqqq", {"suite", "device"}), "");
+}
+
+}  // namespace
+}  // namespace annulus::bench

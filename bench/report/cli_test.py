@@ -1,0 +1,218 @@
+#!/usr/bin/env python3
+"""`annulus report` on good, broken and hostile files. Usage: cli_test.py ANNULUS files|browser
+
+files    at least 200 broken files, each exit code 2, one clear line, no output file left behind
+browser  the page in headless chromium: markup from a file shows as text (skipped without chromium)
+"""
+import copy
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ANNULUS = sys.argv[1]
+SKIP = 77  # what CTest is told means "skipped"
+
+GOOD = {
+    "schema": 1, "suite": "lrpe-cosine", "row": "fwd-1d-n256-l0-b12", "op": "lrpe_cosine",
+    "impl": "annulus", "device": "cpu", "dtype": "bf16",
+    "params": {"B": 12, "direction": "fwd", "shape": [256]},
+    "time_ms": {"median": 1.5, "min": 1.4, "p95": 1.9, "n": 20},
+    "error": {"metric": "max|err|/max|ref|", "value": 1e-3}, "zero_rows": 0,
+    "flops_needed": 1e9, "flops_executed": 1e9, "bytes": 28311552, "workspace_bytes": 1024,
+    "peak_bytes": 30000000, "floor_ms": 1.2, "floor_kind": "bandwidth",
+    "ceiling": {"copy_gbs": 25.0, "gemm_gflops": 100.0},
+    "seed": {"value": 0.163, "unit": "ms", "hardware": "A800", "columns": {"Triton": 0.163}},
+    "hardware": "a CPU", "commit": "abc", "date": "2025-01-01T00:00:00Z", "status": "ok",
+}
+EVIL = "</title></style><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+
+
+def line(record):
+    return (json.dumps(record) + "\n").encode()
+
+
+def mutants():
+    """(name, bytes) of files that must all be refused."""
+    good = line(GOOD)
+    yield "empty", b""
+    yield "blank", b"\n\n  \n"
+    yield "binary", bytes(random.Random(1).randbytes(4096))
+    yield "elf", b"\x7fELF\x02\x01\x01" + bytes(64)
+    yield "zeros", bytes(1000)
+    yield "html", b"<html><body>results</body></html>\n"
+    yield "csv", b"suite,row\nlrpe-cosine,x\n"
+    yield "array", b"[" + good.strip() + b"]\n"
+    yield "number", b"42\n"
+    yield "string", b'"row"\n'
+    yield "null", b"null\n"
+    yield "two objects on a line", good.strip() + good
+    yield "trailing comma", good.replace(b"}\n", b",}\n")
+    yield "comment", good.strip() + b" // ok\n"
+    yield "nan literal", good.replace(b"1.5", b"NaN")
+    yield "single quotes", good.replace(b'"', b"'")
+    yield "utf-16", good.decode().encode("utf-16")
+    yield "bad utf-8", good.replace(b"a CPU", b"a \xc3\x28 CPU")
+    yield "surrogate", good.replace(b"a CPU", b"\\ud800")
+    yield "deep array", b"[" * 100000
+    yield "deep object", b'{"a":' * 50000
+    yield "deep params", good.replace(b"[256]", b"[" * 40 + b"]" * 40)
+    yield "long string", good.replace(b"a CPU", b"x" * 70000)
+    yield "long line", good.replace(b"a CPU", b"x" * (2 << 20))
+    yield "many params", line({**GOOD, "params": {f"k{i}": i for i in range(1000)}})
+    yield "big array", line({**GOOD, "params": {"a": list(range(10000))}})
+    yield "huge exponent", good.replace(b"1.5", b"1e999")
+    yield "huge integer", good.replace(b'"n": 20', b'"n": 1' + b"0" * 400)
+    yield "duplicate key", good.replace(b'"op":', b'"op": "x", "op":')
+    yield "bad second line", good + b"{}\n" + good
+    yield "cut short, alone", good[:100]
+    yield "cut short, then a newline", good + good[:100] + b"\n"
+    # Every key with every wrong type, gone, and misspelt.
+    optional = {"params", "zero_rows", "flops_needed", "flops_executed", "bytes", "workspace_bytes",
+                "peak_bytes", "floor_ms", "floor_kind", "ceiling", "seed", "commit", "date"}
+    text = {"suite", "row", "op", "impl", "device", "dtype", "hardware", "commit", "date"}
+    for key, value in GOOD.items():
+        wrong = [[], [1], True, -1e300, 1e300]
+        wrong += [{"x": 1}] if key != "params" else [3]
+        if key not in text:
+            wrong += ["text", ""]
+        for w in wrong:
+            yield f"{key} = {w!r}", line({**GOOD, key: w})
+        if key not in optional:
+            yield f"no {key}", line({k: v for k, v in GOOD.items() if k != key})
+        yield f"{key} misspelt", line({(k + "x" if k == key else k): v for k, v in GOOD.items()})
+    for outer in ("time_ms", "error", "ceiling", "seed"):
+        for inner in GOOD[outer]:
+            r = copy.deepcopy(GOOD)
+            r[outer][inner] = [[]]
+            yield f"{outer}.{inner} = [[]]", line(r)
+            r = copy.deepcopy(GOOD)
+            r[outer]["no_" + inner] = r[outer].pop(inner)
+            yield f"{outer}.{inner} misspelt", line(r)
+
+
+def report(path, out):
+    return subprocess.run([ANNULUS, "report", path, "--out", out], capture_output=True, text=True,
+                          timeout=20)
+
+
+def test_files():
+    folder = tempfile.mkdtemp()
+    path, out = os.path.join(folder, "in.jsonl"), os.path.join(folder, "report.html")
+
+    def write(data):
+        with open(path, "wb") as f:
+            f.write(data)
+
+    faults, count = [], 0
+    for name, data in mutants():
+        count += 1
+        write(data)
+        got = report(path, out)
+        message = got.stderr.strip()
+        if got.returncode != 2:
+            faults.append(f"{name}: exit code {got.returncode}, {message}")
+        elif not message.startswith("annulus: ") or path not in message or "\n" in message:
+            faults.append(f"{name}: not one line that names the file: {message!r}")
+        elif got.stdout:
+            faults.append(f"{name}: prints a result: {got.stdout!r}")
+        if sorted(os.listdir(folder)) != ["in.jsonl"]:
+            faults.append(f"{name}: left {os.listdir(folder)}")
+
+    # Bytes flipped at random: some stay legal, none may crash or leave anything half-written.
+    rng = random.Random(2)
+    for i in range(100):
+        data = bytearray(line(GOOD) * 2)
+        for _ in range(rng.randint(1, 4)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        write(bytes(data))
+        code = report(path, out).returncode
+        if code not in (0, 2):
+            faults.append(f"flipped {i}: exit code {code}")
+        if os.path.exists(out):
+            os.remove(out)
+
+    # A failed report leaves the old page as it was.
+    with open(out, "w") as f:
+        f.write("old")
+    write(b"garbage\n")
+    report(path, out)
+    if open(out).read() != "old":
+        faults.append("a failed report touched the old page")
+
+    # The good file, whole and with a last line cut short.
+    write(line(GOOD))
+    got = report(path, out)
+    if got.returncode != 0 or "</html>" not in open(out).read():
+        faults.append(f"good file: exit code {got.returncode}, {got.stderr}")
+    write(line(GOOD) + line(GOOD)[:80])
+    got = report(path, out)
+    if got.returncode != 0 or "cut short" not in got.stderr:
+        faults.append(f"cut short: exit code {got.returncode}, {got.stderr}")
+    for bad in ([], ["/nonexistent.jsonl"], [folder], ["/dev/zero"]):
+        got = subprocess.run([ANNULUS, "report", *bad], capture_output=True, text=True, timeout=20,
+                             cwd=folder)
+        if got.returncode != 2:
+            faults.append(f"report {bad}: exit code {got.returncode}")
+    write(line(GOOD))
+    got = report(path, "/nonexistent/report.html")
+    if got.returncode != 2:
+        faults.append(f"unwritable output: exit code {got.returncode}")
+    shutil.rmtree(folder)
+    print(f"{count} broken files, 100 flipped ones, {len(faults)} faults")
+    assert count >= 200, count
+    return faults
+
+
+def test_browser():
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if not chromium:
+        print("skipped: no chromium on PATH")
+        sys.exit(SKIP)
+    folder = tempfile.mkdtemp()
+    path, page = os.path.join(folder, "in.jsonl"), os.path.join(folder, "report.html")
+    evil = {k: (EVIL if isinstance(v, str) and k not in ("status", "floor_kind") else v) for k, v in GOOD.items()}
+    evil["impl"] = "annulus"
+    evil["params"] = {EVIL: EVIL, "direction": EVIL}
+    evil["seed"] = {"value": 1, "unit": "ms", "hardware": EVIL, "columns": {EVIL: 1}}
+    evil["error"] = {"metric": EVIL, "value": "NaN"}
+    skipped = {**GOOD, "row": "other", "status": "skipped", "reason": EVIL}
+    with open(path, "wb") as f:
+        f.write(line(evil) + line({**evil, "impl": EVIL}) + line(skipped) + line(GOOD))
+    faults = []
+    got = report(path, page)
+    if got.returncode != 0:
+        return [f"report: exit code {got.returncode}, {got.stderr}"]
+    common = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+              f"--user-data-dir={folder}/profile"]
+    try:
+        dom = subprocess.run([*common, "--dump-dom", "file://" + page], capture_output=True,
+                             text=True, timeout=120).stdout
+        image = os.path.join(folder, "page.png")
+        subprocess.run([*common, f"--screenshot={image}", "--window-size=1280,1600",
+                        "file://" + page], capture_output=True, timeout=120)
+    except subprocess.TimeoutExpired:
+        return ["chromium did not answer within 120 s"]
+    if "Annulus benchmark report" not in dom:
+        faults.append("chromium shows no page: " + dom[:200])
+    if "<title>Annulus benchmark report</title>" not in dom:
+        faults.append("the title changed: a script ran")
+    for word in ("<script", "<img"):
+        if word in dom:
+            faults.append(f"{word} is an element of the page")
+    if "&lt;script&gt;" not in dom:
+        faults.append("the markup is not shown as text")
+    if not os.path.exists(image) or os.path.getsize(image) < 10000:
+        faults.append("the screenshot is empty")
+    shutil.rmtree(folder, ignore_errors=True)
+    print(f"chromium rendered the page, {len(faults)} faults")
+    return faults
+
+
+faults = test_files() if sys.argv[2] == "files" else test_browser()
+for fault in faults:
+    print("FAULT", fault)
+sys.exit(1 if faults else 0)

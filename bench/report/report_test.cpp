@@ -1,0 +1,155 @@
+// The page: escaped, self-contained, small, and right in what it says first.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "bench/report/chart.h"
+#include "bench/report/html.h"
+#include "bench/report/model.h"
+#include "bench/report/page.h"
+#include "bench/report/scale.h"
+
+namespace annulus::bench::report {
+namespace {
+
+Record record(const std::string& row, const std::string& impl, double ms, double floor) {
+  Record r;
+  r.suite = "a-suite";
+  r.row = row;
+  r.op = "op";
+  r.impl = impl;
+  r.device = "cpu";
+  r.dtype = "f32";
+  r.hardware = "a CPU";
+  r.time_ms = TimeMs{ms, ms, ms, 9};
+  r.error = ErrorFigure{"max", 1e-7};
+  r.floor_ms = floor;
+  return r;
+}
+
+std::size_t count(const std::string& page, const std::string& word) {
+  std::size_t n = 0;
+  for (auto at = page.find(word); at != std::string::npos; at = page.find(word, at + 1)) ++n;
+  return n;
+}
+
+TEST(Html, EscapesEverythingThatCouldBeMarkup) {
+  EXPECT_EQ(text("<b a='1' c=\"2\">&"), "&lt;b a=&#39;1&#39; c=&quot;2&quot;&gt;&amp;");
+  EXPECT_EQ(text("a\x01\n\x7f"), "a\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD");
+  EXPECT_EQ(text("x\xE2\x80\xAEy"), "x\xEF\xBF\xBDy");  // right-to-left override
+  EXPECT_EQ(text("ü€"), "ü€");
+  EXPECT_EQ(text("aü€", 3), "aü…");  // never half a character
+  EXPECT_EQ(text("aü€", 2), "a…");
+}
+
+TEST(Scale, MapsEndsAndMiddle) {
+  const LogScale s(1, 100, 0, 200);
+  EXPECT_DOUBLE_EQ(s(1), 0);
+  EXPECT_DOUBLE_EQ(s(10), 100);
+  EXPECT_DOUBLE_EQ(s(100), 200);
+  EXPECT_EQ(s.ticks(), (std::vector<double>{1, 2, 5, 10, 20, 50, 100}));
+  EXPECT_EQ(LogScale(1e-3, 1e3, 0, 1).ticks().size(), 7u);
+  const LogScale single(5, 5, 0, 10);
+  EXPECT_DOUBLE_EQ(single(5), 5);
+}
+
+TEST(Scale, DurationsReadWell) {
+  EXPECT_EQ(duration_label(0.0005), "0.5 µs");
+  EXPECT_EQ(duration_label(20), "20 ms");
+  EXPECT_EQ(duration_label(3000), "3 s");
+}
+
+TEST(Model, MergesPeersByRowAndKeepsTheLaterOfTwo) {
+  const std::vector<Record> records = {record("r1", "annulus", 2, 1), record("r2", "annulus", 8, 2),
+                                       record("r1", "eager", 20, 1), record("r2", "eager", 16, 2),
+                                       record("r1", "annulus", 4, 1)};
+  const Model m = build_model(records);
+  ASSERT_EQ(m.places.size(), 1u);
+  ASSERT_EQ(m.places[0].time.size(), 2u);
+  EXPECT_EQ(m.places[0].time[0].find("annulus")->time_ms->median, 4);
+  const Comparison c = compare(m.places[0], "annulus", "eager");
+  EXPECT_EQ(c.rows, 2u);
+  EXPECT_DOUBLE_EQ(c.low, 2);
+  EXPECT_DOUBLE_EQ(c.high, 5);
+  EXPECT_NEAR(c.geometric_mean, 3.1622776601, 1e-9);
+  const FloorSpread f = floor_spread(m.places[0], "annulus");
+  EXPECT_DOUBLE_EQ(f.best, 4);
+  EXPECT_DOUBLE_EQ(f.worst, 4);
+}
+
+TEST(Model, OtherHardwareIsAnotherPlace) {
+  Record elsewhere = record("r1", "annulus", 1, 1);
+  elsewhere.hardware = "another CPU";
+  EXPECT_EQ(build_model({record("r1", "annulus", 1, 1), elsewhere}).places.size(), 2u);
+}
+
+TEST(Page, ShowsMarkupAsText) {
+  const std::string evil = "</title></style><script>alert(1)</script><img src=x onerror=alert(1)>";
+  Record r = record(evil, "annulus", 1, 1);
+  r.suite = r.hardware = r.commit = r.date = r.dtype = r.device = evil;
+  r.error->metric = evil;
+  r.seed = SeedFigure{1, "ms", evil, {{evil, 1}}};
+  Record peer = r;
+  peer.impl = evil;
+  Record skipped = r;
+  skipped.row = "skipped";
+  skipped.time_ms.reset();
+  skipped.status = Status::kSkipped;
+  skipped.reason = evil;
+  Record memory = r;
+  memory.measures = Measures::kMemory;
+  memory.peak_bytes = 1;
+  const std::string page = render({r, peer, skipped, memory});
+  EXPECT_EQ(count(page, "<script"), 0u);
+  EXPECT_EQ(count(page, "<img"), 0u);
+  EXPECT_EQ(count(page, "</style>"), 1u);
+  EXPECT_EQ(count(page, "</title></style>"), 0u);
+  EXPECT_GT(count(page, "&lt;script&gt;"), 0u);
+}
+
+TEST(Page, IsSelfContained) {
+  const std::string page = render({record("r1", "annulus", 2, 1), record("r1", "move", 1.5, 1)});
+  for (const char* word :
+       {"http:", "https:", "src=", "href=", "url(", "@import", "<script", "<link"}) {
+    EXPECT_EQ(count(page, word), 0u) << word;
+  }
+  EXPECT_EQ(count(page, "default-src 'none'; style-src 'unsafe-inline'; img-src data:"), 1u);
+  EXPECT_EQ(count(page, "<svg"), count(page, "</svg>"));
+}
+
+TEST(Page, StaysUnderAMegabyteAndSaysWhatItLeftOut) {
+  std::vector<Record> records;
+  for (int i = 0; i < 20000; ++i) {
+    Record r = record("row-" + std::to_string(i), i % 2 ? "annulus" : "peer", 1 + i * 0.01, 1);
+    r.seed = SeedFigure{1, "ms", "A800", {{"Triton", 1}, {"Torch", 2}}};
+    records.push_back(r);
+  }
+  const std::string page = render(records);
+  EXPECT_LE(page.size(), kMaxPageBytes);
+  EXPECT_GT(count(page, "more rows are in the result files"), 0u);
+}
+
+TEST(Page, StaysUnderAMegabyteWithThousandsOfPlacesAndLongNames) {
+  std::vector<Record> records;
+  for (int i = 0; i < 5000; ++i) {
+    Record r = record(std::string(5000, '&') + std::to_string(i), "impl" + std::to_string(i), 1, 1);
+    r.suite = "suite" + std::to_string(i % 700);
+    r.hardware = std::string(3000, '<');
+    records.push_back(r);
+  }
+  EXPECT_LE(render(records).size(), kMaxPageBytes);
+}
+
+TEST(Page, CopesWithNumbersAtTheEdges) {
+  Record zero = record("zero", "annulus", 0, 0);
+  Record huge = record("huge", "annulus", 1e12, 1e-12);
+  huge.error->value = __builtin_nan("");
+  huge.seed = SeedFigure{0, "ms", "", {}};
+  const std::string page = render({zero, huge});
+  EXPECT_EQ(count(page, "\"nan"), 0u);
+  EXPECT_EQ(count(page, "\"inf"), 0u);
+  EXPECT_EQ(count(page, "NaN"), 1u);  // the error figure, shown as what it is
+}
+
+}  // namespace
+}  // namespace annulus::bench::report
