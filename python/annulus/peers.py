@@ -15,6 +15,7 @@ import shutil
 import sys
 
 import torch
+import torch._functorch.config
 
 from . import _peers_lrpe_cosine
 from ._info import info as build_info
@@ -73,6 +74,10 @@ def measure(suite, problem, directions, clock, reps, hardware, commit, output):
     for name, function in implementations.items():
         try:
             errors[name] = accuracy(name, function, x, dy, exact)
+            for direction in directions:
+                prepare, call = timed_call(function, x, dy, direction)
+                prepare()
+                call()
             working[name] = function
         except Exception as e:  # a peer that does not run is a row with a reason, not the end of the table
             if name == OURS:
@@ -226,6 +231,8 @@ def main(arguments):
     except OSError as e:
         print(f"peers: cannot write {options.save}: {e.strerror}", file=sys.stderr)
         return 2
+    # The protocol keeps the graph for the next repetition; compiled code must not reuse its buffers.
+    torch._functorch.config.donated_buffer = False
     clock = Clock(options.device)
     hardware = hardware_name(options.device, info)
     for suite in options.suites:
