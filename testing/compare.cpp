@@ -8,17 +8,18 @@
 
 namespace annulus::testing {
 
-namespace {
-
-std::string number(double v) {
+std::string format_number(double v) {
   char text[40];
   std::snprintf(text, sizeof text, "%.9g", v);
   return text;
 }
 
+namespace {
+
 // NaN where NaN, infinity where infinity. A reference beyond the type's range counts as infinite;
 // at the very edge of the range rounding decides, so both are right there.
-bool same_class(double reference, double ours, DType t) {
+bool same_class(double reference, double ours, DType t, bool forward) {
+  if (!forward && !std::isfinite(reference)) return !std::isfinite(ours);
   if (std::isnan(reference) || std::isnan(ours)) return std::isnan(reference) == std::isnan(ours);
   const double max = format_of(t).max_finite;
   const double edge = 4 * ulp_at(max, t);
@@ -59,17 +60,17 @@ Errors measure(const CompareInput& in) {
 Comparison compare(const CompareInput& in) {
   Comparison result;
   for (std::size_t i = 0; i < in.reference.size(); ++i) {
-    if (same_class(in.reference[i], in.ours[i], in.dtype)) continue;
-    result.fault = "element " + std::to_string(i) + " is " + number(in.ours[i]) +
-                   " where the reference is " + number(in.reference[i]);
+    if (same_class(in.reference[i], in.ours[i], in.dtype, in.forward)) continue;
+    result.fault = "element " + std::to_string(i) + " is " + format_number(in.ours[i]) +
+                   " where the reference is " + format_number(in.reference[i]);
     result.worst_ratio = INFINITY;
     return result;
   }
   if (!is_floating(in.dtype)) {
     for (std::size_t i = 0; i < in.reference.size(); ++i) {
       if (in.ours[i] == in.reference[i]) continue;
-      result.fault = "element " + std::to_string(i) + " is " + number(in.ours[i]) + " and not " +
-                     number(in.reference[i]);
+      result.fault = "element " + std::to_string(i) + " is " + format_number(in.ours[i]) +
+                     " and not " + format_number(in.reference[i]);
       result.worst_ratio = INFINITY;
     }
     return result;
@@ -82,10 +83,10 @@ Comparison compare(const CompareInput& in) {
     const double ratio = limit > 0 ? error / limit : INFINITY;
     result.worst_ratio = std::max(result.worst_ratio, ratio);
     if (ratio <= 1 || !result.fault.empty()) return;
-    result.fault = std::string(rule) + ": error " + number(error) + " above its limit " +
-                   number(limit) + " (element " + std::to_string(at) + ": " + number(in.ours[at]) +
-                   ", reference " + number(in.reference[at]) + ", baseline " +
-                   number(in.baseline[at]) + ")";
+    result.fault = std::string(rule) + ": error " + format_number(error) + " above its limit " +
+                   format_number(limit) + " (element " + std::to_string(at) + ": " +
+                   format_number(in.ours[at]) + ", reference " + format_number(in.reference[at]) +
+                   ", baseline " + format_number(in.baseline[at]) + ")";
   };
 
   const double n = static_cast<double>(e.count);

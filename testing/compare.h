@@ -2,7 +2,6 @@
 #pragma once
 
 #include <functional>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -10,6 +9,9 @@
 #include "testing/case.h"
 
 namespace annulus::testing {
+
+// Enough digits to tell neighbouring floats apart.
+std::string format_number(double v);
 
 struct Comparison {
   std::string fault;       // empty when within every limit

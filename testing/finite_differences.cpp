@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "testing/compare.h"
 #include "testing/limits.h"
 #include "testing/reference.h"
 #include "testing/tensors.h"
@@ -12,6 +13,7 @@ namespace annulus::testing {
 namespace {
 
 constexpr std::size_t kMaxElements = 4096;
+constexpr double kKink = 1e-6;
 
 const Call* find_call(const Case& c, const char* name) {
   for (const Call& call : c.calls) {
@@ -75,22 +77,28 @@ std::string check_reference_gradients(const Case& c, const Values& forward_in,
     if (x.empty()) continue;
 
     // A step suits a phase of any frequency only if it is tried over many sizes; the best one
-    // counts. A wrong gradient misses at all of them by far more than the limit. Exact zeros stay
-    // where they are: relu has no derivative there.
+    // counts. A wrong gradient misses at all of them by far more than the limit. Values next to
+    // 0 stay where they are, for relu has no derivative there.
     double best = INFINITY;
     double best_got = 0, best_expected = 0;
     for (const double h : {1e-3, 1e-5, 1e-6, 1e-8, 1e-10, 1e-13}) {
       Rng rng(c.seed + o);
       Values plus = forward_in, minus = forward_in;
       double expected = 0, terms = 0;
+      std::size_t tried = 0, moved = 0;
       for (std::size_t i = 0; i < x.size(); ++i) {
-        const double v = x[i] == 0 && x.size() > 1 ? 0 : rng.normal();
+        const double v = std::abs(x[i]) < kKink ? 0 : rng.normal();
         plus[input][i] = x[i] + h * v;
         minus[input][i] = x[i] - h * v;
+        tried += v != 0;
+        moved += plus[input][i] != minus[input][i];
         const double term = gradients[o][i] * (plus[input][i] - minus[input][i]);
         expected += term;
         terms += term * term;
       }
+      if (tried == 0) best = 0;
+      if (tried == 0 || 2 * moved < tried)
+        continue;  // a step below the spacing of x proves nothing
       const double got = difference(plus, minus);
       // The step itself is the floor: a gradient of exactly zero must give no difference.
       const double scale = std::max(std::sqrt(terms), 1e-9 * h);
@@ -98,9 +106,9 @@ std::string check_reference_gradients(const Case& c, const Values& forward_in,
       if (error < best) best = error, best_got = got / h, best_expected = expected / h;
     }
     if (!(best <= kPolicy.finite_difference)) {
-      return gradient_name + ": finite differences give " + std::to_string(best_got) +
-             " along a random direction, the gradient " + std::to_string(best_expected) +
-             " (relative difference " + std::to_string(best) + ")";
+      return gradient_name + ": finite differences give " + format_number(best_got) +
+             " along a random direction, the gradient " + format_number(best_expected) +
+             " (relative difference " + format_number(best) + ")";
     }
   }
   return {};

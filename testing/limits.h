@@ -3,8 +3,9 @@
 //
 // Reference: the operator's definition in fp64 on inputs already rounded to their dtype.
 // Baseline:  the naive program in the call's own dtype with fp32 sums.
-// For every output tensor, positions of NaN and infinity agree first; then, over the finite
-// elements,
+// For every output tensor, positions of NaN and infinity agree first (in a gradient that is not
+// finite, a sum over infinite terms, NaN and infinity count as the same: it is the order of
+// summation that decides between them); then, over the finite elements,
 //   1. ratio   max|ours - ref| <= c * max|baseline - ref| + 2 ulp(max|ref|),  c = 2 forward, 3
 //   backward;
 //   2. guard   rms(ours - ref) <= g * rms(ref), g by dtype, doubled backward: a bad baseline cannot

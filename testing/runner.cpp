@@ -220,8 +220,8 @@ class CaseRun {
         const double b = decode(e.bits[o][i], t);
         if (std::isnan(a) && std::isnan(b) && e.bits[o][i] != poison_bits(t)) continue;
         return report(where, call.outputs[o].name + ": element " + std::to_string(i) +
-                                 " has other bits, " + std::to_string(b) + " and not " +
-                                 std::to_string(a));
+                                 " has other bits, " + format_number(b) + " and not " +
+                                 format_number(a));
       }
     }
   }
