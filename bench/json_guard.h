@@ -18,8 +18,8 @@ class JsonError : public std::runtime_error {
   bool at_end;  // the text stops too early, as a file cut short does
 };
 
-// Throws JsonError.
-nlohmann::json parse_guarded(std::string_view text, int max_depth, std::size_t max_string);
+// Keys keep their order. Throws JsonError.
+nlohmann::ordered_json parse_guarded(std::string_view text, int max_depth, std::size_t max_string);
 
 // The candidate with the smallest edit distance; empty when none is near.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);

@@ -17,8 +17,8 @@
 namespace annulus::bench {
 namespace {
 
-using nlohmann::json;
 using nlohmann::ordered_json;
+using json = ordered_json;
 
 // --- writing ------------------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ struct Domain {
 struct DirectLabel {
   double y;
   std::string name;
-  int style;
+  std::string css;
 };
 
 // Pushes labels apart, top to bottom, and back up when they run out of room.
@@ -79,7 +79,7 @@ class PanelDrawing {
   void axes(std::string& svg, const std::string& title, bool with_labels) const {
     svg += fmt::format("<text class=\"ptitle\" x=\"{:.1f}\" y=\"18\">{}</text>", left_,
                        text(title, 60));
-    for (const double t : y_.ticks()) {
+    for (const double t : y_.ticks(18)) {
       const double y = y_(t);
       svg += fmt::format(
           "<line class=\"grid\" x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>", left_,
@@ -90,7 +90,7 @@ class PanelDrawing {
             left_ - 8, y + 4, duration_label(t));
       }
     }
-    const auto ticks = x_.ticks();
+    const auto ticks = x_.ticks(50);
     double last = -1e9;
     for (const double t : ticks) {
       const double x = x_(t);
@@ -118,7 +118,7 @@ class PanelDrawing {
                     css, x_(from), y_(from * factor), x_(to), y_(to * factor));
     // The name sits just above the line at its lower end and runs along it.
     const double slope = std::atan2(y_(to * factor) - y_(from * factor), x_(to) - x_(from));
-    const double at = from * std::pow(to / from, 0.04);
+    const double at = from * std::pow(to / from, 0.015);
     svg += fmt::format(
         "<text class=\"dname\" transform=\"translate({:.1f} {:.1f}) rotate({:.1f})\" "
         "dy=\"-5\">{}</text>",
@@ -139,7 +139,9 @@ class PanelDrawing {
       }
       svg += mark(x_(p.floor_ms), y_(p.time_ms), s.style, s.hollow, 3.6, p.label);
     }
-    if (last) labels.push_back({y_(last->time_ms) + 4, s.name, s.style});
+    if (last)
+      labels.push_back(
+          {y_(last->time_ms) + 4, s.name, s.hollow ? "thollow" : fmt::format("t{}", s.style)});
   }
 
  private:
@@ -167,8 +169,11 @@ std::string chart(const std::vector<Panel>& panels, std::size_t max_points, std:
     }
   }
   if (!(floor.high > 0)) return "";
-  floor.low /= 1.25, floor.high *= 1.25;
-  time.low /= 1.25, time.high *= 1.35;
+  // Room on the left, where the names of the diagonals stand.
+  floor.low /= std::pow(floor.high / floor.low, 0.1) * 1.3;
+  floor.high *= 1.25;
+  time.low = std::min(time.low / 1.25, floor.low);
+  time.high *= 1.35;
 
   std::string svg = fmt::format(
       "<svg class=\"chart\" viewBox=\"0 0 {} {}\" role=\"img\" "
@@ -191,7 +196,7 @@ std::string chart(const std::vector<Panel>& panels, std::size_t max_points, std:
     }
     spread(labels, kHeight - kBottom);
     for (const DirectLabel& l : labels) {
-      svg += fmt::format("<text class=\"label t{}\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>", l.style,
+      svg += fmt::format("<text class=\"label {}\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>", l.css,
                          right + 4, l.y, text(l.name, 15));
     }
   }

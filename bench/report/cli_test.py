@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 
-ANNULUS = sys.argv[1]
+ANNULUS = os.path.abspath(sys.argv[1])
 SKIP = 77  # what CTest is told means "skipped"
 
 GOOD = {

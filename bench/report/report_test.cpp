@@ -47,8 +47,11 @@ TEST(Scale, MapsEndsAndMiddle) {
   EXPECT_DOUBLE_EQ(s(1), 0);
   EXPECT_DOUBLE_EQ(s(10), 100);
   EXPECT_DOUBLE_EQ(s(100), 200);
-  EXPECT_EQ(s.ticks(), (std::vector<double>{1, 2, 5, 10, 20, 50, 100}));
-  EXPECT_EQ(LogScale(1e-3, 1e3, 0, 1).ticks().size(), 7u);
+  EXPECT_EQ(s.ticks(20), (std::vector<double>{1, 2, 5, 10, 20, 50, 100}));
+  EXPECT_EQ(s.ticks(50), (std::vector<double>{1, 10, 100}));
+  EXPECT_EQ(LogScale(2, 9, 0, 50).ticks(50), (std::vector<double>{2, 5}));  // better two than none
+  EXPECT_EQ(LogScale(1e-3, 1e3, 0, 600).ticks(50).size(), 7u);
+  EXPECT_LE(LogScale(1e-12, 1e12, 0, 300).ticks(50).size(), 7u);
   const LogScale single(5, 5, 0, 10);
   EXPECT_DOUBLE_EQ(single(5), 5);
 }

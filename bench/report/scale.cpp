@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 namespace annulus::bench::report {
@@ -18,15 +19,18 @@ double LogScale::operator()(double value) const {
   return from_ + (to_ - from_) * std::log(value / low_) / std::log(high_ / low_);
 }
 
-std::vector<double> LogScale::ticks() const {
+std::vector<double> LogScale::ticks(double gap) const {
   const double decades = std::log10(high_ / low_);
+  const double per_decade = std::fabs(to_ - from_) / decades;
+  const bool between = std::log10(2.0) * per_decade >= gap || decades < 2;
+  // Very wide domains keep every second, third, ... power of ten.
+  const int step = std::max(1, static_cast<int>(std::ceil(gap / per_decade)));
   std::vector<double> ticks;
-  for (int e = static_cast<int>(std::floor(std::log10(low_))) - 1; std::pow(10, e) <= high_; ++e) {
-    // Very wide domains keep every other power of ten.
-    if (decades > 8 && e % 2 != 0) continue;
+  for (int e = static_cast<int>(std::floor(std::log10(low_))); std::pow(10, e) <= high_; ++e) {
+    if (e % step != 0) continue;
     for (const double m : {1.0, 2.0, 5.0}) {
-      if (m != 1.0 && decades > 2.2) continue;
       const double v = m * std::pow(10, e);
+      if (m != 1.0 && !between) continue;
       if (v >= low_ * (1 - 1e-9) && v <= high_ * (1 + 1e-9)) ticks.push_back(v);
     }
   }

@@ -14,9 +14,9 @@ class LogScale {
   double operator()(double value) const;
   double low() const { return low_; }
   double high() const { return high_; }
-  // Powers of ten inside the domain; with 2 and 5 between them where there are few; always at least
-  // two values when the domain spans a factor of three or more.
-  std::vector<double> ticks() const;
+  // Powers of ten inside the domain, and 2 and 5 times them where neighbours then stay `gap` apart
+  // or where there would be fewer than two ticks.
+  std::vector<double> ticks(double gap) const;
 
  private:
   double low_, high_, from_, to_;

@@ -49,7 +49,7 @@ letter-spacing:-.02em}
 .hollow{fill:none!important;stroke:var(--faint)!important;stroke-width:1.3!important}
 .chart .t0{fill:var(--s0)}.chart .t1{fill:var(--s1)}.chart .t2{fill:var(--s2)}.chart .t3{fill:var(--s3)}
 .chart .t4{fill:var(--s4)}.chart .t5{fill:var(--s5)}.chart .t6{fill:var(--s6)}.chart .t7{fill:var(--s7)}
-.chart .t8{fill:var(--s8)}
+.chart .t8{fill:var(--s8)}.chart .thollow{fill:var(--faint)}
 .scroll{overflow-x:auto;background:var(--card);border:1px solid var(--line);border-radius:10px}
 table{border-collapse:collapse;width:100%;font-size:13px;font-variant-numeric:tabular-nums}
 th{font-weight:600;color:var(--soft);text-align:right;padding:9px 10px;white-space:nowrap;
@@ -62,12 +62,13 @@ td.row{font-family:ui-monospace,"SF Mono",Menlo,Consolas,monospace;font-size:12p
 td.ours{font-weight:600}
 td .key{vertical-align:-1px;margin-right:6px}
 td.why{text-align:left;color:var(--soft);white-space:normal}
-.bar{display:inline-block;height:7px;border-radius:2px;margin-right:8px;vertical-align:1px;opacity:.75}
+.track{display:inline-block;width:60px;margin-right:8px;text-align:left;line-height:1}
+.bar{display:inline-block;height:7px;border-radius:2px;vertical-align:1px;opacity:.8}
 .b0{background:var(--s0)}.b1{background:var(--s1)}.b2{background:var(--s2)}.b3{background:var(--s3)}
 .b4{background:var(--s4)}.b5{background:var(--s5)}.b6{background:var(--s6)}.b7{background:var(--s7)}
 .b8{background:var(--s8)}
 .dim{color:var(--faint)}
-.note,footer{color:var(--faint);font-size:12.5px}
+.note,footer{color:var(--faint);font-size:12.5px}.note{max-width:none}
 footer{margin-top:56px;padding-top:18px;border-top:1px solid var(--line)}
 footer p{max-width:92ch}
 @media(max-width:640px){main{padding:24px 16px 48px}h1{font-size:27px}}

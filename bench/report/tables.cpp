@@ -13,7 +13,10 @@ namespace {
 
 constexpr double kMiB = 1 << 20;
 
-std::string ms(double v) { return fmt::format("{:.4g}", v); }
+// Four significant digits with their zeros, so that a column lines up.
+std::string ms(double v) {
+  return v >= 1e4 || v == 0 ? fmt::format("{:.4g}", v) : fmt::format("{:#.4g}", v);
+}
 std::string times(double v) {
   return v >= 100  ? fmt::format("{:.0f}×", v)
          : v >= 10 ? fmt::format("{:.1f}×", v)
@@ -34,11 +37,14 @@ std::string left_out(std::size_t rows) {
       rows);
 }
 
+bool has_seed_time(const Record& r) { return r.seed && r.seed->unit == "ms"; }
+
 // The length says time / floor on a log scale: nothing at the floor, full at a hundred times it.
 std::string bar(double ratio, int style) {
-  const double width = std::clamp(30 * std::log10(std::max(ratio, 1.0)), 0.0, 60.0);
-  return fmt::format("<span class=\"bar b{}\" style=\"width:{:.0f}px\"></span>", style,
-                     std::max(width, 1.0));
+  const double width = std::clamp(30 * std::log10(std::max(ratio, 1.0)), 1.0, 60.0);
+  return fmt::format(
+      "<span class=\"track\"><span class=\"bar b{}\" style=\"width:{:.0f}px\"></span></span>",
+      style, width);
 }
 
 std::string error_cell(const Record& r) {
@@ -51,15 +57,16 @@ std::string error_cell(const Record& r) {
                                      : fmt::format("{:.1e}", v));
 }
 
-std::string time_row(const Place& place, const ProblemGroup& g, const Record& r, bool first) {
+std::string time_row(const Place& place, const ProblemGroup& g, const Record& r, bool first,
+                     bool with_seed) {
   const int style = style_of(place, r.impl);
   std::string row = first ? "<tr class=\"g\">" : "<tr>";
   row += cell(first ? text(g.row, 60) : "", "l row");
   row += cell(first ? text(g.dtype, 12) : "", "l dim");
   row += cell(legend_mark(style, false) + text(r.impl, 32), r.impl == "annulus" ? "l ours" : "l");
   if (!r.time_ms) {
-    return row + fmt::format("<td class=\"why\" colspan=\"8\">{}: {}</td></tr>", name_of(r.status),
-                             text(r.reason));
+    return row + fmt::format("<td class=\"why\" colspan=\"{}\">{}: {}</td></tr>", with_seed ? 8 : 7,
+                             name_of(r.status), text(r.reason));
   }
   row += cell(ms(r.time_ms->median), r.impl == "annulus" ? "ours" : "");
   row += cell(ms(r.time_ms->p95), "dim");
@@ -72,7 +79,9 @@ std::string time_row(const Place& place, const ProblemGroup& g, const Record& r,
                   : "");
   row += error_cell(r);
   row += cell(r.peak_bytes ? mib(*r.peak_bytes) : "");
-  if (r.seed && r.seed->unit == "ms" && r.time_ms->median > 0) {
+  if (!with_seed) {
+    // No row of this table has one: the column is not there.
+  } else if (has_seed_time(r) && r.time_ms->median > 0) {
     row += fmt::format("<td title=\"{}\">{} <span class=\"dim\">({})</span></td>",
                        text(r.seed->hardware), ms(r.seed->value),
                        times(r.seed->value / r.time_ms->median));
@@ -82,7 +91,7 @@ std::string time_row(const Place& place, const ProblemGroup& g, const Record& r,
   row += "</tr>";
   if (r.status == Status::kFailed) {
     row += fmt::format(
-        "<tr><td></td><td></td><td class=\"why bad\" colspan=\"9\">failed: {}</td></tr>",
+        "<tr><td></td><td></td><td class=\"why bad\" colspan=\"8\">failed: {}</td></tr>",
         text(r.reason));
   }
   return row;
@@ -113,17 +122,16 @@ int style_of(const Place& place, const std::string& impl) {
 
 std::string time_table(const Place& place, std::size_t* budget) {
   if (place.time.empty()) return "";
-  std::string s = "<h3>Every row</h3>" + open_table({{"row", true},
-                                                     {"dtype", true},
-                                                     {"implementation", true},
-                                                     {"median ms", false},
-                                                     {"p95", false},
-                                                     {"floor", false},
-                                                     {"time / floor", false},
-                                                     {"vs annulus", false},
-                                                     {"error", false},
-                                                     {"peak MiB", false},
-                                                     {"seed ms (seed / ours)", false}});
+  bool with_seed = false;
+  for (const ProblemGroup& g : place.time) {
+    for (const Record* r : g.records) with_seed = with_seed || has_seed_time(*r);
+  }
+  std::vector<std::pair<std::string, bool>> heads = {
+      {"row", true},    {"dtype", true},    {"implementation", true}, {"median ms", false},
+      {"p95", false},   {"floor", false},   {"time / floor", false},  {"time / annulus", false},
+      {"error", false}, {"peak MiB", false}};
+  if (with_seed) heads.emplace_back("seed ms (seed / ours)", false);
+  std::string s = "<h3>Every row</h3>" + open_table(heads);
   std::size_t omitted = 0;
   for (const ProblemGroup& g : place.time) {
     bool first = true;
@@ -133,7 +141,7 @@ std::string time_table(const Place& place, std::size_t* budget) {
         continue;
       }
       --*budget;
-      s += time_row(place, g, *r, first);
+      s += time_row(place, g, *r, first, with_seed);
       first = false;
     }
   }
