@@ -21,7 +21,7 @@ def formula(x, theta, shape, prefix, phase_dtype=torch.float32):
     """What a straightforward programmer writes: phases in float32, a table of cos and sin, a concatenation."""
     axes = [torch.arange(n, device=x.device, dtype=phase_dtype) for n in shape]
     positions = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(shape))
-    phase = torch.einsum("tm,he->htme", positions, theta.to(phase_dtype)).flatten(2)[..., : x.shape[-1]]
+    phase = (positions[None, :, :, None] * theta.to(phase_dtype)[:, None, None]).flatten(2)[..., : x.shape[-1]]
     phase = torch.nn.functional.pad(phase, (0, 0, prefix, 0))
     x32 = x.to(phase_dtype)
     return torch.cat([x32 * phase.cos(), x32 * phase.sin()], -1).to(x.dtype)

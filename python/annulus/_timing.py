@@ -10,6 +10,7 @@ import time
 import torch
 
 _FLUSH_BYTES = {"cpu": 128 << 20, "cuda": 256 << 20}  # above twice the last-level cache; the usual for GPU benchmarks
+_ROW_MS = {"cpu": 1000, "cuda": 400}  # time spent on a row, about
 
 
 class Clock:
@@ -20,9 +21,9 @@ class Clock:
     def time(self, calls, reps=None):
         """calls: {name: (prepare, call)}. Returns {name: [milliseconds, ...]} after one warm-up each."""
         once = {name: self._once(*c) for name, c in calls.items()}
-        if reps is None:  # about a second a row, within what a median needs and what patience allows
+        if reps is None:  # within what a median needs and what patience allows
             per_round = sum(once.values()) + len(calls) * self._flush_ms()
-            reps = int(min(max(1000 / per_round, 7), 50 if self.device == "cuda" else 30))
+            reps = int(min(max(_ROW_MS[self.device] / per_round, 7), 50))
         rounds = [{name: self._enqueue(*c) for name, c in calls.items()} for _ in range(reps)]
         self.synchronize()
         return {name: [r[name]() for r in rounds] for name in calls}

@@ -69,9 +69,11 @@ def lrpe_rotate_(x, theta, shape, *, prefix=0, interleaved=False, offset=0):
     arguments = (x, theta, _grid("lrpe_rotate", shape), prefix, interleaved, offset, offsets)
     try:
         if torch.compiler.is_compiling():
-            # Functional form plus copy: the compiler turns it back into one in-place write where it can. theta's
-            # gradient needs the x that is about to be overwritten.
-            source = x.clone() if torch.is_grad_enabled() and theta.requires_grad else x
+            if not torch.is_grad_enabled() or not (x.requires_grad or theta.requires_grad):
+                ops.lrpe_rotate_.default(*arguments)  # the compiler sees the mutation in the schema
+                return x
+            # The mutating op has no gradient: functional form plus copy. theta's gradient needs the x of before.
+            source = x.clone() if theta.requires_grad else x
             return x.copy_(ops.lrpe_rotate.default(source, *arguments[1:]))
         if needs_autograd(x, theta):
             if x.requires_grad and x.is_leaf:
@@ -98,7 +100,7 @@ def _grid(op, shape):
     raise InvalidArgument(f"[{op}] shape must be a tuple of 1 to 4 integers but is {shape!r}")
 
 
-# Fake kernels: shapes, dtypes and strides without data, for torch.compile and torch.export ------------------------------
+# Fake kernels: shapes, dtypes and strides without data, for torch.compile and torch.export
 
 
 def _token_major(x):
@@ -173,7 +175,7 @@ def _(dy, x, theta, shape, prefix, interleaved, offset, offsets, token_major, ne
     return _gradient(dy, need_dx, token_major, dy.shape[3]), _theta_gradient(theta, need_dtheta)
 
 
-# Autograd ---------------------------------------------------------------------------------------------------------------
+# Autograd
 
 
 def _cosine_setup(ctx, inputs, output):
@@ -267,16 +269,14 @@ class _RotateInPlace(torch.autograd.Function):
         if dy is None:
             return (None,) * 7
         y, theta, offsets = ctx.saved_tensors
+        options = (*ctx.options, offsets, ctx.token_major)
+        backward = ops.lrpe_rotate_backward.default
         dx = dtheta = None
         try:
             if need_dx:
-                dx = call_backward(
-                    ops.lrpe_rotate_backward.default, dy, None, theta, *ctx.options, offsets, ctx.token_major, True, False
-                )[0]
+                dx = call_backward(backward, dy, None, theta, *options, True, False)[0]
             if need_dtheta:  # with theta = 0 the backward's x is its y
-                dtheta = call_backward(
-                    ops.lrpe_rotate_backward.default, dy, y, torch.zeros_like(theta), *ctx.options, offsets, ctx.token_major, False, True
-                )[1]
+                dtheta = call_backward(backward, dy, y, torch.zeros_like(theta), *options, False, True)[1]
         except RuntimeError as e:
             raise typed(e) from None
         return (dx, dtheta) + (None,) * 5

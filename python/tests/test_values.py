@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from formula import ACTIVATIONS, assert_close, cosine, cosine_qk, rotate
+from formula import ACTIVATIONS, GRADIENT, assert_close, cosine, cosine_qk, rotate
 
 import annulus
 
@@ -35,7 +35,7 @@ def compare(function, definition, inputs, **options):
     got = torch.autograd.grad(outs, leaves, grads)
     exact = torch.autograd.grad(wants, leaves, [g.double() for g in grads])
     for g, e in zip(got, exact):
-        assert_close(g, e, factor=2)
+        assert_close(g, e, GRADIENT)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -102,7 +102,7 @@ def test_phase_is_exact_far_out(device):
     # 2^31 * theta in float32 would be wrong by radians; the formula in double is right to 1e-6 here.
     x = torch.randn(1, 2, 5, 4, device=device)
     theta = torch.rand(2, 4, device=device)
-    assert_close(annulus.lrpe_cosine(x, theta, (5,), offset=2**31), cosine(x, theta, (5,), offset=2**31), factor=2)
+    assert_close(annulus.lrpe_cosine(x, theta, (5,), offset=2**31), cosine(x, theta, (5,), offset=2**31))
 
 
 def layouts(t):
@@ -135,8 +135,8 @@ def test_expanded_gradient_and_input(device):
     y = annulus.lrpe_cosine(x, theta, (7,))
     y.sum().backward()  # its gradient has stride 0 everywhere
     want = torch.autograd.grad(cosine(x, theta, (7,)).sum(), (x, theta))
-    assert_close(x.grad, want[0], factor=2)
-    assert_close(theta.grad, want[1], factor=2)
+    assert_close(x.grad, want[0], GRADIENT)
+    assert_close(theta.grad, want[1], GRADIENT)
     wide = torch.randn(1, H, 7, 6, device=device).expand(B, H, 7, 6)
     assert_close(annulus.lrpe_cosine(wide, theta, (7,)), cosine(wide, theta, (7,)))
 
