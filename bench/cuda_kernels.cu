@@ -23,22 +23,25 @@ void check(cudaError_t status, const char* what) {
 }
 
 constexpr int kThreads = 256;
-constexpr std::size_t kMaxStreams = 4;
 constexpr std::size_t kFlushBytes = std::size_t{256} << 20;
 
+// As many pointers as the kernel uses: parameters are part of what a short launch costs.
+template <int In, int Out>
 struct Streams {
-  const uint4* in[kMaxStreams];
-  uint4* out[kMaxStreams];
+  const uint4* in[In];
+  uint4* out[Out];
 };
 
-// Thread i owns vector i of every stream. All loads are issued before the first use.
+// Thread i owns vector i of every stream. All loads are issued before the first use. Plain loads
+// and stores: the streaming hints (__ldcs, __stcs) cost 1 % forward and 7 % backward at 3.6 GB on
+// an H200.
 template <int In, int Out>
-__global__ void move_kernel(Streams s, std::int64_t vectors) {
+__global__ void __launch_bounds__(kThreads) move_kernel(Streams<In, Out> s, std::int64_t vectors) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= vectors) return;
   uint4 v[In];
 #pragma unroll
-  for (int k = 0; k < In; ++k) v[k] = __ldcs(s.in[k] + i);  // streamed: read once, never again
+  for (int k = 0; k < In; ++k) v[k] = s.in[k][i];
   uint4 r = v[0];
 #pragma unroll
   for (int k = 1; k < In; ++k) {
@@ -48,19 +51,29 @@ __global__ void move_kernel(Streams s, std::int64_t vectors) {
     r.w ^= v[k].w;
   }
 #pragma unroll
-  for (int k = 0; k < Out; ++k) __stcs(s.out[k] + i, r);
+  for (int k = 0; k < Out; ++k) s.out[k][i] = r;
 }
 
 __global__ void empty_kernel() {}
 
-using Kernel = void (*)(Streams, std::int64_t);
+template <int In, int Out>
+void launch(const std::vector<const void*>& in, const std::vector<void*>& out,
+            std::int64_t vectors) {
+  Streams<In, Out> s;
+  for (std::size_t k = 0; k < In; ++k) s.in[k] = static_cast<const uint4*>(in[k]);
+  for (std::size_t k = 0; k < Out; ++k) s.out[k] = static_cast<uint4*>(out[k]);
+  const auto blocks = static_cast<unsigned>((vectors + kThreads - 1) / kThreads);
+  move_kernel<In, Out><<<blocks, kThreads>>>(s, vectors);
+}
 
-Kernel kernel_for(std::size_t in, std::size_t out) {
-  if (in == 1 && out == 1) return move_kernel<1, 1>;
-  if (in == 1 && out == 2) return move_kernel<1, 2>;
-  if (in == 2 && out == 1) return move_kernel<2, 1>;
-  if (in == 2 && out == 4) return move_kernel<2, 4>;
-  if (in == 3 && out == 1) return move_kernel<3, 1>;
+using Launch = void (*)(const std::vector<const void*>&, const std::vector<void*>&, std::int64_t);
+
+Launch launch_for(std::size_t in, std::size_t out) {
+  if (in == 1 && out == 1) return launch<1, 1>;
+  if (in == 1 && out == 2) return launch<1, 2>;
+  if (in == 2 && out == 1) return launch<2, 1>;
+  if (in == 2 && out == 4) return launch<2, 4>;
+  if (in == 3 && out == 1) return launch<3, 1>;
   return nullptr;
 }
 
@@ -109,18 +122,14 @@ std::vector<std::vector<double>> ColdTimer::time(
   return times;
 }
 
-bool can_move(std::size_t in, std::size_t out) { return kernel_for(in, out) != nullptr; }
+bool can_move(std::size_t in, std::size_t out) { return launch_for(in, out) != nullptr; }
 
 void move(const std::vector<const void*>& in, const std::vector<void*>& out, std::size_t bytes) {
-  const Kernel kernel = kernel_for(in.size(), out.size());
-  if (kernel == nullptr) throw NotSupported("[bench] no kernel moves that many streams");
-  Streams s{};
-  for (std::size_t k = 0; k < in.size(); ++k) s.in[k] = static_cast<const uint4*>(in[k]);
-  for (std::size_t k = 0; k < out.size(); ++k) s.out[k] = static_cast<uint4*>(out[k]);
+  const Launch launch_streams = launch_for(in.size(), out.size());
+  if (launch_streams == nullptr) throw NotSupported("[bench] no kernel moves that many streams");
   const auto vectors = static_cast<std::int64_t>(bytes / sizeof(uint4));
   if (vectors == 0) return;
-  const auto blocks = static_cast<unsigned>((vectors + kThreads - 1) / kThreads);
-  kernel<<<blocks, kThreads>>>(s, vectors);
+  launch_streams(in, out, vectors);
   check(cudaGetLastError(), "move_kernel");
 }
 
