@@ -1,0 +1,321 @@
+// What LRPE promises beyond single calls: the phase against independent arithmetic, every axis has
+// an effect, a sequence may be cut in calls, forms agree with each other. On the CPU, and on CUDA
+// where there is a device.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "annulus/core/buffer.h"
+#include "annulus/cuda/memory.h"
+#include "annulus/lrpe_cosine/lrpe_cosine.h"
+#include "annulus/lrpe_cosine/phase.h"
+#include "testing/case.h"
+#include "testing/tensors.h"
+
+namespace annulus::testing {
+namespace {
+
+// A dense tensor on either device.
+class Dense {
+ public:
+  Dense(Device device, DType dtype, std::vector<std::int64_t> shape)
+      : dtype_(dtype), shape_(std::move(shape)), count_(1) {
+    for (const std::int64_t s : shape_) count_ *= s;
+    bytes_ = static_cast<std::size_t>(count_ * size_of(dtype));
+    buffer_ = Buffer(device, bytes_);
+  }
+  Dense& normal(std::uint64_t seed) {
+    Rng rng(seed);
+    std::vector<double> values(static_cast<std::size_t>(count_));
+    for (double& v : values) v = rng.normal();
+    return write(values);
+  }
+  Dense& write(const std::vector<double>& values) {
+    std::vector<std::byte> host(bytes_);
+    const auto size = static_cast<std::size_t>(size_of(dtype_));
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const std::uint64_t bits = encode(values[i], dtype_);
+      std::memcpy(host.data() + i * size, &bits, size);
+    }
+    copy_bytes(buffer_.data(), buffer_.device(), host.data(), kCPU, bytes_);
+    return *this;
+  }
+  std::vector<std::byte> bytes() const {
+    synchronize(buffer_.device());
+    std::vector<std::byte> host(bytes_);
+    copy_bytes(host.data(), kCPU, buffer_.data(), buffer_.device(), bytes_);
+    return host;
+  }
+  std::vector<double> values() const {
+    const std::vector<std::byte> host = bytes();
+    std::vector<double> values(static_cast<std::size_t>(count_));
+    const auto size = static_cast<std::size_t>(size_of(dtype_));
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      std::uint64_t bits = 0;
+      std::memcpy(&bits, host.data() + i * size, size);
+      values[i] = decode(bits, dtype_);
+    }
+    return values;
+  }
+  TensorView view() const { return contiguous(buffer_.data(), dtype_, shape_, buffer_.device()); }
+  // Tokens first .. first + count - 1 of a (B, H, L, D) tensor.
+  TensorView tokens(std::int64_t first, std::int64_t count) const {
+    TensorView v = view();
+    v.data = static_cast<std::byte*>(v.data) + first * v.stride[2] * size_of(dtype_);
+    v.shape[2] = count;
+    return v;
+  }
+  TensorView batch(std::int64_t b) const {
+    TensorView v = view();
+    v.data = static_cast<std::byte*>(v.data) + b * v.stride[0] * size_of(dtype_);
+    v.shape[0] = 1;
+    return v;
+  }
+
+ private:
+  DType dtype_;
+  std::vector<std::int64_t> shape_;
+  std::int64_t count_;
+  std::size_t bytes_ = 0;
+  Buffer buffer_;
+};
+
+class Lrpe : public ::testing::TestWithParam<Device> {
+ protected:
+  void SetUp() override {
+    if (device().type == DeviceType::kCUDA && !cuda::why_unavailable().empty()) {
+      GTEST_SKIP() << "no CUDA device: " << cuda::why_unavailable();
+    }
+  }
+  Device device() const { return GetParam(); }
+  Context context;
+};
+
+INSTANTIATE_TEST_SUITE_P(All, Lrpe, ::testing::Values(kCPU, cuda_device(0)), [](const auto& info) {
+  return info.param.type == DeviceType::kCPU ? "cpu" : "cuda";
+});
+
+constexpr std::array kDTypes = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
+
+// The reference and the kernels share phase.h, so it has a witness of its own: position * theta in
+// quadruple precision, exact for these sizes, reduced by a 2pi of 113 bits.
+#if defined(__SIZEOF_FLOAT128__) || (defined(__LDBL_MANT_DIG__) && __LDBL_MANT_DIG__ == 113)
+#if defined(__LDBL_MANT_DIG__) && __LDBL_MANT_DIG__ == 113
+using Quad = long double;
+#else
+__extension__ using Quad = __float128;
+#endif
+
+// 2pi as three doubles, from its hexadecimal
+// expansion 6.487ED5110B4611A62633145C06E0E68948127044...
+Quad two_pi() {
+  return static_cast<Quad>(0x6.487ed5110b46p0) + static_cast<Quad>(0x1.1a62633145c06p-48) +
+         static_cast<Quad>(0xe.0e68948127044p-104);
+}
+
+double reduced_angle(std::int64_t position, double theta) {
+  const Quad product = static_cast<Quad>(position) * static_cast<Quad>(theta);
+  const Quad turns = product / two_pi();
+  auto whole = static_cast<Quad>(static_cast<std::int64_t>(turns));
+  return static_cast<double>(product - whole * two_pi());
+}
+
+TEST(LrpePhase, AgreesWithQuadruplePrecision) {
+  Rng rng(1);
+  for (int i = 0; i < 20000; ++i) {
+    const double theta = rng.normal() * std::pow(10.0, -static_cast<double>(rng.below(5)));
+    const std::int64_t position =
+        i % 3 == 0 ? rng.below(1000) : (rng.below(1ll << 32) - (1ll << 31)) * (i % 2 ? 1 : -1);
+    const double angle = reduced_angle(position, theta);
+    double s = 0, c = 0;
+    lrpe::sincos_turn(lrpe::turn_at(lrpe::turn_step(theta), position), s, c);
+    ASSERT_NEAR(s, std::sin(angle), 2e-15) << position << " * " << theta;
+    ASSERT_NEAR(c, std::cos(angle), 2e-15) << position << " * " << theta;
+  }
+}
+#else
+TEST(LrpePhase, AgreesWithQuadruplePrecision) { GTEST_SKIP() << "no type of 113 bits here"; }
+#endif
+
+TEST(LrpePhase, SmallExactCases) {
+  double s = 1, c = 0;
+  lrpe::sincos_turn(lrpe::turn_at(lrpe::turn_step(0.75), 0), s, c);
+  EXPECT_EQ(s, 0.0);
+  EXPECT_EQ(c, 1.0);
+  lrpe::sincos_turn(lrpe::turn_at(lrpe::turn_step(-0.75), 3), s, c);
+  EXPECT_NEAR(s, std::sin(-2.25), 1e-16);
+  EXPECT_NEAR(c, std::cos(-2.25), 1e-16);
+}
+
+// The original's 3-D benchmark left axis 3 without a column and nobody noticed.
+TEST_P(Lrpe, EveryAxisMovesItsOwnColumnsAndNoOther) {
+  for (int axes = 1; axes <= 4; ++axes) {
+    const std::int64_t D = 11, E = (D + axes - 1) / axes;
+    LrpeCosineOptions options;
+    options.shape.axes = axes;
+    std::int64_t n = 1;
+    for (int j = 0; j < axes; ++j) options.shape.extent[static_cast<std::size_t>(j)] = 3, n *= 3;
+    Dense x(device(), DType::kF32, {1, 1, n, D}), theta(device(), DType::kF32, {1, E});
+    Dense y(device(), DType::kF32, {1, 1, n, 2 * D});
+    x.write(std::vector<double>(static_cast<std::size_t>(n * D), 1.0));
+    theta.write(std::vector<double>(static_cast<std::size_t>(E), 0.7));
+    lrpe_cosine_forward(x.view(), theta.view(), y.view(), options, context);
+    const std::vector<double> values = y.values();
+    std::int64_t step = n;
+    for (int j = 0; j < axes; ++j) {
+      step /= 3;  // tokens 0 and `step` differ by one along axis j alone
+      for (std::int64_t c = 0; c < D; ++c) {
+        const double at_0 = values[static_cast<std::size_t>(D + c)];
+        const double at_1 = values[static_cast<std::size_t>(step * 2 * D + D + c)];
+        EXPECT_EQ(at_0, 0.0);
+        EXPECT_NEAR(at_1, c / E == j ? std::sin(0.7) : 0.0, 1e-6)
+            << "axis " << j + 1 << " of " << axes << ", column " << c;
+      }
+    }
+  }
+}
+
+TEST_P(Lrpe, PrefillAndDecodeEqualOneCall) {
+  for (const DType dtype : kDTypes) {
+    for (const LrpeActivation activation :
+         {LrpeActivation::kNone, LrpeActivation::kSilu, LrpeActivation::kSoftmaxFeatures}) {
+      Dense x(device(), dtype, {2, 3, 41, 20}), theta(device(), DType::kF32, {3, 20});
+      Dense whole(device(), dtype, {2, 3, 41, 40}), parts(device(), dtype, {2, 3, 41, 40});
+      x.normal(1), theta.normal(2);
+      LrpeCosineOptions options;
+      options.activation = activation;
+      options.prefix = 4;
+      options.offset = 100000;
+      options.shape = {37};
+      lrpe_cosine_forward(x.view(), theta.view(), whole.view(), options, context);
+      options.shape = {26};
+      lrpe_cosine_forward(x.tokens(0, 30), theta.view(), parts.tokens(0, 30), options, context);
+      options.prefix = 0;
+      for (std::int64_t t = 30; t < 41; ++t) {
+        options.offset = 100000 + t - 4;
+        options.shape = {1};
+        lrpe_cosine_forward(x.tokens(t, 1), theta.view(), parts.tokens(t, 1), options, context);
+      }
+      EXPECT_EQ(whole.bytes(), parts.bytes()) << name_of(dtype);
+    }
+  }
+}
+
+TEST_P(Lrpe, OffsetsPerBatchEqualSeparateCalls) {
+  for (const DType integer : {DType::kI32, DType::kI64}) {
+    Dense x(device(), DType::kF32, {3, 2, 9, 16}), theta(device(), DType::kF32, {2, 16});
+    Dense offsets(device(), integer, {3});
+    Dense together(device(), DType::kF32, {3, 2, 9, 32}),
+        apart(device(), DType::kF32, {3, 2, 9, 32});
+    const std::vector<double> values = {5, -123456, 2147483000};
+    x.normal(1), theta.normal(2), offsets.write(values);
+    LrpeCosineOptions options;
+    options.shape = {7};
+    options.prefix = 2;
+    options.offset = 3;
+    options.offsets = offsets.view();
+    lrpe_cosine_forward(x.view(), theta.view(), together.view(), options, context);
+    options.offsets = {};
+    for (std::int64_t b = 0; b < 3; ++b) {
+      options.offset = 3 + static_cast<std::int64_t>(values[static_cast<std::size_t>(b)]);
+      lrpe_cosine_forward(x.batch(b), theta.view(), apart.batch(b), options, context);
+    }
+    EXPECT_EQ(together.bytes(), apart.bytes());
+  }
+}
+
+TEST_P(Lrpe, QkEqualsTwoCalls) {
+  for (const DType dtype : kDTypes) {
+    Dense q(device(), dtype, {2, 6, 19, 24}), k(device(), dtype, {2, 2, 19, 24});
+    Dense theta(device(), DType::kF32, {2, 24}), repeated(device(), DType::kF32, {6, 24});
+    q.normal(1), k.normal(2), theta.normal(3);
+    std::vector<double> rows;
+    for (std::size_t h = 0; h < 6; ++h) {
+      const std::vector<double> t = theta.values();
+      rows.insert(rows.end(), t.begin() + static_cast<long>(h / 3 * 24),
+                  t.begin() + static_cast<long>(h / 3 * 24 + 24));
+    }
+    repeated.write(rows);
+    Dense yq(device(), dtype, {2, 6, 19, 48}), yk(device(), dtype, {2, 2, 19, 48});
+    Dense zq(device(), dtype, {2, 6, 19, 48}), zk(device(), dtype, {2, 2, 19, 48});
+    LrpeCosineOptions options;
+    options.shape = {17};
+    options.prefix = 2;
+    lrpe_cosine_qk_forward(q.view(), k.view(), theta.view(), yq.view(), yk.view(), options,
+                           context);
+    lrpe_cosine_forward(q.view(), repeated.view(), zq.view(), options, context);
+    lrpe_cosine_forward(k.view(), theta.view(), zk.view(), options, context);
+    EXPECT_EQ(yq.bytes(), zq.bytes()) << name_of(dtype);
+    EXPECT_EQ(yk.bytes(), zk.bytes()) << name_of(dtype);
+  }
+}
+
+TEST_P(Lrpe, RotateInPlaceEqualsOutOfPlace) {
+  for (const DType dtype : kDTypes) {
+    for (const bool interleaved : {false, true}) {
+      Dense x(device(), dtype, {2, 3, 19, 26}), theta(device(), DType::kF32, {3, 13});
+      Dense y(device(), dtype, {2, 3, 19, 26});
+      x.normal(1), theta.normal(2);
+      LrpeRotateOptions options;
+      options.shape = {19};
+      options.interleaved = interleaved;
+      lrpe_rotate_forward(x.view(), theta.view(), y.view(), options, context);
+      Dense dx(device(), dtype, {2, 3, 19, 26});
+      lrpe_rotate_backward(y.view(), {}, theta.view(), dx.view(), {}, options, context);
+      lrpe_rotate_forward(x.view(), theta.view(), x.view(), options, context);
+      EXPECT_EQ(x.bytes(), y.bytes()) << name_of(dtype) << " interleaved " << interleaved;
+      lrpe_rotate_backward(y.view(), {}, theta.view(), y.view(), {}, options, context);
+      EXPECT_EQ(dx.bytes(), y.bytes()) << name_of(dtype) << " interleaved " << interleaved;
+    }
+  }
+}
+
+// What the encoding is for: <y_q(s), y_k(t)> depends on s - t alone, at any distance from the
+// origin.
+TEST_P(Lrpe, ScoresDependOnDifferencesOnly) {
+  const std::int64_t D = 32;
+  Dense q(device(), DType::kF32, {1, 1, 1, D}), k(device(), DType::kF32, {1, 1, 1, D});
+  Dense theta(device(), DType::kF32, {1, D});
+  Dense yq(device(), DType::kF32, {1, 1, 1, 2 * D}), yk(device(), DType::kF32, {1, 1, 1, 2 * D});
+  q.normal(1), k.normal(2), theta.normal(3);
+  const auto score = [&](std::int64_t s, std::int64_t t) {
+    LrpeCosineOptions options;
+    options.shape = {1};
+    options.offset = s;
+    lrpe_cosine_forward(q.view(), theta.view(), yq.view(), options, context);
+    options.offset = t;
+    lrpe_cosine_forward(k.view(), theta.view(), yk.view(), options, context);
+    const std::vector<double> a = yq.values(), b = yk.values();
+    double sum = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
+    return sum;
+  };
+  const double near = score(17, 5);
+  for (const std::int64_t shift : {1ll, 1000ll, 1ll << 20, 1ll << 31, -(1ll << 31)}) {
+    EXPECT_NEAR(score(17 + shift, 5 + shift), near, 5e-6) << shift;
+  }
+}
+
+// `..._workspace` reads device, dtypes and shapes only, so that it can be asked before there is
+// memory.
+TEST_P(Lrpe, WorkspaceNeedsNoData) {
+  const auto like = [&](std::initializer_list<std::int64_t> shape) {
+    return contiguous(nullptr, DType::kF32, {shape.begin(), shape.size()}, device());
+  };
+  LrpeCosineOptions options;
+  options.shape = {8};
+  EXPECT_NO_THROW(lrpe_cosine_forward_workspace(like({2, 3, 8, 16}), like({3, 16}), options));
+  EXPECT_NO_THROW(
+      lrpe_cosine_backward_workspace(like({2, 3, 8, 16}), like({3, 16}), true, options));
+  LrpeRotateOptions rotate;
+  rotate.shape = {8};
+  EXPECT_NO_THROW(lrpe_rotate_backward_workspace(like({2, 3, 8, 16}), like({3, 8}), true, rotate));
+}
+
+}  // namespace
+}  // namespace annulus::testing

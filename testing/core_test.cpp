@@ -1,0 +1,261 @@
+// Tensors, checks, checked arithmetic, DLPack, workspace accounting, parallel_for.
+#include <gtest/gtest.h>
+
+#if __has_include(<dlpack/dlpack.h>)
+#include <dlpack/dlpack.h>
+#define ANNULUS_TEST_DLPACK 1
+#endif
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "annulus/core/buffer.h"
+#include "annulus/core/check.h"
+#include "annulus/core/checked.h"
+#include "annulus/core/context.h"
+#include "annulus/core/dispatch.h"
+#include "annulus/core/dlpack.h"
+#include "annulus/core/tensor.h"
+#include "annulus/cpu/parallel.h"
+#include "testing/test_allocator.h"
+
+namespace annulus {
+namespace {
+
+// The message of what f throws as E; fails the test when it throws nothing or something else.
+template <class E, class F>
+std::string message_of(F&& f) {
+  try {
+    f();
+  } catch (const E& e) {
+    return e.what();
+  } catch (const std::exception& e) {
+    ADD_FAILURE() << "threw another type: " << e.what();
+    return {};
+  }
+  ADD_FAILURE() << "threw nothing";
+  return {};
+}
+
+TEST(Checked, RefusesWhatDoesNotFit) {
+  EXPECT_EQ(checked_mul(1ll << 31, 1ll << 31, "op"), 1ll << 62);
+  EXPECT_THROW(checked_mul(1ll << 32, 1ll << 31, "op"), InvalidArgument);
+  EXPECT_THROW(checked_add(INT64_MAX, 1, "op"), InvalidArgument);
+  EXPECT_EQ(message_of<InvalidArgument>([] { checked_mul(INT64_MAX, 2, "op"); }),
+            "[op] a size must fit in 63 bits but 9223372036854775807 * 2 does not");
+  EXPECT_EQ(ceil_div(7, 4), 2);
+  EXPECT_EQ(ceil_div(8, 4), 2);
+  EXPECT_EQ(round_up(9, 4), 12);
+}
+
+TEST(Tensor, ContiguousStridesAndNames) {
+  std::vector<float> data(24);
+  const TensorView v = contiguous(data.data(), {2, 3, 4});
+  EXPECT_EQ(v.dtype, DType::kF32);
+  EXPECT_EQ(v.stride[0], 12);
+  EXPECT_EQ(v.stride[1], 4);
+  EXPECT_EQ(v.stride[2], 1);
+  EXPECT_EQ(v.numel(), 24);
+  EXPECT_EQ(shape_string(v.sizes()), "(2, 3, 4)");
+  EXPECT_EQ(shape_string(contiguous(data.data(), {5}).sizes()), "(5,)");
+  EXPECT_FALSE(TensorView().defined());
+  EXPECT_EQ(TensorView().numel(), 0);
+  EXPECT_EQ(contiguous(data.data(), {2, 0, 4}).numel(), 0);
+  EXPECT_THROW(contiguous(data.data(), {1, 1, 1, 1, 1, 1, 1}), InvalidArgument);
+}
+
+TEST(Tensor, StridedIndexes) {
+  std::vector<double> data(12);
+  for (std::size_t i = 0; i < 12; ++i) data[i] = static_cast<double>(i);
+  const std::array<std::int64_t, 2> shape = {3, 4};
+  const std::array<std::int64_t, 2> by_columns = {1, 3};
+  const auto t = as_strided<double, 2>(strided(data.data(), DType::kF64, shape, by_columns));
+  EXPECT_EQ(t(2, 1), 5);
+  EXPECT_EQ(t.offset(0, 3), 9);
+  EXPECT_THROW(strided(data.data(), DType::kF64, shape, std::array<std::int64_t, 1>{1}),
+               InvalidArgument);
+}
+
+TEST(Check, MessagesNameOperatorArgumentRuleAndValue) {
+  std::vector<float> data(64);
+  const TensorView v = contiguous(data.data(), {2, 3});
+  EXPECT_EQ(message_of<InvalidArgument>([&] { check_tensor("op", "x", v, 4); }),
+            "[op] x must have 4 dimensions but has shape (2, 3)");
+  EXPECT_EQ(message_of<InvalidArgument>([&] { check_tensor("op", "x", {}, 4); }),
+            "[op] x must be given but is missing");
+  EXPECT_EQ(message_of<InvalidArgument>([&] {
+              check_shape("op", "x", v, {2, 4});
+            }),
+            "[op] x must have shape (2, 4) but has (2, 3)");
+  EXPECT_EQ(message_of<InvalidArgument>([&] { check_dtype("op", "x", v, {DType::kF64}); }),
+            "[op] x must be f64 but is f32");
+  TensorView cuda = v;
+  cuda.device = cuda_device(1);
+  const std::string device =
+      message_of<InvalidArgument>([&] { check_device("op", "y", cuda, "x", v); });
+  EXPECT_NE(device.find("y must be on the device of x"), std::string::npos) << device;
+  EXPECT_NE(device.find("cuda:1"), std::string::npos) << device;
+}
+
+TEST(Check, OutputLayouts) {
+  std::vector<float> data(64);
+  TensorView v = contiguous(data.data(), {2, 3, 4});
+  EXPECT_NO_THROW(check_output_layout("op", "y", v));
+  v.stride = {-12, 4, 1};
+  EXPECT_NO_THROW(check_output_layout("op", "y", v));
+  v.stride = {12, 3, 1};  // rows of 4 that begin every 3
+  EXPECT_THROW(check_output_layout("op", "y", v), InvalidArgument);
+  v.stride = {0, 4, 1};
+  EXPECT_THROW(check_output_layout("op", "y", v), InvalidArgument);
+  v.shape = {1, 3, 4};  // a stride over one element is never used
+  EXPECT_NO_THROW(check_output_layout("op", "y", v));
+}
+
+TEST(Check, Overlap) {
+  std::vector<float> data(64);
+  const TensorView a = contiguous(data.data(), {8});
+  const TensorView b = contiguous(data.data() + 8, {8});
+  EXPECT_NO_THROW(check_no_overlap("op", "y", a, "x", b));
+  EXPECT_THROW(check_no_overlap("op", "y", a, "x", contiguous(data.data() + 7, {8})),
+               InvalidArgument);
+  TensorView reversed = contiguous(data.data() + 15, {8});
+  reversed.stride[0] = -1;  // 8 .. 15
+  EXPECT_NO_THROW(check_no_overlap("op", "y", a, "x", reversed));
+  reversed.data = data.data() + 14;
+  EXPECT_THROW(check_no_overlap("op", "y", a, "x", reversed), InvalidArgument);
+  EXPECT_NO_THROW(check_no_overlap("op", "y", a, "x", contiguous(data.data(), {0})));
+}
+
+TEST(Workspace, CountsAndCarves) {
+  testing::TestAllocator allocator;
+  Context context;
+  context.allocator = &allocator;
+  {
+    Workspace w(context, "op", kCPU, 2 * Workspace::piece(100));
+    EXPECT_EQ(context.workspace_bytes, 512u);
+    auto* a = w.take<float>(25);
+    auto* b = w.take<double>(3);
+    EXPECT_EQ(reinterpret_cast<std::byte*>(b) - reinterpret_cast<std::byte*>(a), 256);
+    Workspace inner(context, "op", kCPU, 100);
+    EXPECT_EQ(context.workspace_peak, 612u);
+  }
+  EXPECT_EQ(context.workspace_bytes, 0u);
+  EXPECT_EQ(context.workspace_peak, 612u);
+  EXPECT_EQ(allocator.fault(), "");
+  Workspace none(context, "op", kCPU, 0);
+  EXPECT_EQ(allocator.calls(), 2);  // zero bytes ask for nothing
+}
+
+TEST(Workspace, AFailureIsTyped) {
+  testing::TestAllocator allocator(0);
+  Context context;
+  context.allocator = &allocator;
+  EXPECT_EQ(message_of<DeviceError>([&] { Workspace w(context, "op", kCPU, 77); }),
+            "[op] could not allocate 77 bytes of workspace on cpu");
+  EXPECT_EQ(context.workspace_bytes, 0u);
+  EXPECT_EQ(context.workspace_peak, 0u);
+}
+
+TEST(Workspace, Borrowed) {
+  alignas(256) std::array<std::byte, 512> block;
+  BorrowedWorkspace borrowed(block.data(), block.size());
+  Context context;
+  context.allocator = &borrowed;
+  for (int i = 0; i < 2; ++i) {  // it can be used again
+    Workspace w(context, "op", kCPU, 512);
+    EXPECT_EQ(w.data(), block.data());
+    EXPECT_THROW(Workspace(context, "op", kCPU, 1), DeviceError);  // one call at a time
+  }
+  EXPECT_THROW(Workspace(context, "op", kCPU, 513), DeviceError);
+}
+
+TEST(Dispatch, VisitsTheRightType) {
+  EXPECT_EQ(visit_floating(DType::kBF16, []<class T>() { return dtype_of<T>; }), DType::kBF16);
+  EXPECT_EQ(visit_bool(true, []<bool B>() { return B; }), true);
+  EXPECT_THROW(visit_floating(DType::kI32, []<class T>() {}), InvalidArgument);
+}
+
+TEST(ParallelFor, EveryTaskOnceForAnyThreadCount) {
+  for (const int threads : {0, 1, 2, 3, 8}) {
+    for (const std::int64_t tasks : {0, 1, 2, 7, 1000}) {
+      std::vector<std::atomic<int>> count(static_cast<std::size_t>(tasks));
+      cpu::parallel_for(tasks, threads,
+                        [&](std::int64_t i) { ++count[static_cast<std::size_t>(i)]; });
+      for (const auto& c : count) EXPECT_EQ(c, 1);
+    }
+  }
+}
+
+TEST(ParallelFor, TheFirstExceptionArrives) {
+  for (const int threads : {1, 4}) {
+    const std::string what = message_of<InvalidArgument>([&] {
+      cpu::parallel_for(100, threads, [](std::int64_t i) {
+        if (i % 10 == 3) throw InvalidArgument("task " + std::to_string(i));
+      });
+    });
+    EXPECT_EQ(what, "task 3");
+  }
+}
+
+TEST(ParallelFor, FromManyThreadsAtOnce) {
+  std::atomic<std::int64_t> sum{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 8; ++t) {
+    threads.emplace_back([&] { cpu::parallel_for(100, 2, [&](std::int64_t i) { sum += i; }); });
+  }
+  for (std::thread& t : threads) t.join();
+  EXPECT_EQ(sum, 8 * 4950);
+}
+
+#ifdef ANNULUS_TEST_DLPACK
+TEST(DLPack, ThereAndBack) {
+  std::vector<bfloat16> data(24);
+  TensorView v = contiguous(data.data(), {2, 3, 4});
+  v.stride = {4, 8, 1};
+  DLTensor t{};
+  to_dlpack(v, t);
+  EXPECT_EQ(t.dtype.code, kDLBfloat);
+  EXPECT_EQ(t.dtype.bits, 16);
+  EXPECT_EQ(t.device.device_type, kDLCPU);
+  const TensorView back = from_dlpack(t);
+  EXPECT_EQ(back.data, v.data);
+  EXPECT_EQ(back.dtype, v.dtype);
+  EXPECT_EQ(back.shape, v.shape);
+  EXPECT_EQ(back.stride, v.stride);
+}
+
+TEST(DLPack, NoStridesMeansRowMajorAndOffsetsCount) {
+  std::vector<float> data(24);
+  std::array<std::int64_t, 2> shape = {3, 4};
+  DLTensor t{};
+  t.data = data.data();
+  t.byte_offset = 8;
+  t.ndim = 2;
+  t.shape = shape.data();
+  t.dtype = {kDLFloat, 32, 1};
+  t.device = {kDLCPU, 0};
+  const TensorView v = from_dlpack(t);
+  EXPECT_EQ(v.data, data.data() + 2);
+  EXPECT_EQ(v.stride[0], 4);
+  EXPECT_EQ(v.stride[1], 1);
+  t.dtype = {kDLFloat, 8, 1};
+  EXPECT_THROW(from_dlpack(t), InvalidArgument);
+  t.dtype = {kDLFloat, 32, 2};
+  EXPECT_THROW(from_dlpack(t), InvalidArgument);
+  t.dtype = {kDLFloat, 32, 1};
+  t.device.device_type = kDLOpenCL;
+  EXPECT_THROW(from_dlpack(t), InvalidArgument);
+  t.device.device_type = kDLCPU;
+  t.ndim = 7;
+  EXPECT_THROW(from_dlpack(t), InvalidArgument);
+}
+#else
+TEST(DLPack, Header) { GTEST_SKIP() << "dlpack/dlpack.h was not found: DLPack is not tested"; }
+#endif
+
+}  // namespace
+}  // namespace annulus

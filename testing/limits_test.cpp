@@ -1,0 +1,63 @@
+// The limits are what reliability promises, and nothing but the source can change them.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "testing/limits.h"
+
+namespace annulus::testing {
+namespace {
+
+// Evaluated by the compiler: what is a constant here cannot depend on the environment it runs in.
+static_assert(kPolicy.ratio_forward == 2 && kPolicy.ratio_backward == 3 && kPolicy.slack_ulps == 2);
+static_assert(guard_of(DType::kF64) == 1e-12 && guard_of(DType::kF32) == 1e-6);
+static_assert(guard_of(DType::kF16) == 2e-3 && guard_of(DType::kBF16) == 1e-2);
+static_assert(kPolicy.guard_backward_factor == 2);
+static_assert(kPolicy.mistrusted_share == 0.9 && kPolicy.mistrusted_cases == 0.01);
+static_assert(kPolicy.finite_difference == 1e-6);
+
+// The only variable the tests read is how many cases to fuzz, and only operators_test.cpp reads it.
+TEST(Limits, NoEnvironmentVariableIsRead) {
+  namespace fs = std::filesystem;
+  const fs::path here = fs::path(__FILE__).parent_path();
+  const std::string call = std::string("get") + "env";
+  int files = 0;
+  for (const auto& root : {here, here.parent_path() / "annulus" / "lrpe_cosine"}) {
+    if (!fs::exists(root)) GTEST_SKIP() << "the sources are not where they were compiled";
+    for (const fs::directory_entry& entry : fs::directory_iterator(root)) {
+      const std::string extension = entry.path().extension().string();
+      if (extension != ".cpp" && extension != ".h") continue;
+      ++files;
+      std::ifstream in(entry.path());
+      std::stringstream text;
+      text << in.rdbuf();
+      const std::string content = text.str();
+      std::size_t count = 0;
+      for (std::size_t at = content.find(call); at != std::string::npos;
+           at = content.find(call, at + 1)) {
+        ++count;
+        EXPECT_EQ(entry.path().filename(), "operators_test.cpp");
+        EXPECT_EQ(content.substr(at, 28), call + "(\"ANNULUS_FUZZ_CASES\")");
+      }
+      EXPECT_LE(count, 1u) << entry.path();
+    }
+  }
+  EXPECT_GT(files, 10);
+}
+
+TEST(Limits, Ulps) {
+  EXPECT_EQ(ulp_at(1.0, DType::kBF16), 0x1p-7);
+  EXPECT_EQ(ulp_at(-1.99, DType::kBF16), 0x1p-7);
+  EXPECT_EQ(ulp_at(2.0, DType::kBF16), 0x1p-6);
+  EXPECT_EQ(ulp_at(1.0, DType::kF32), 0x1p-23);
+  EXPECT_EQ(ulp_at(1.0, DType::kF64), 0x1p-52);
+  EXPECT_EQ(ulp_at(0.0, DType::kF16), 0x1p-24);  // the floor: spacing of the subnormals
+  EXPECT_EQ(ulp_at(1e-9, DType::kF16), 0x1p-24);
+  EXPECT_EQ(ulp_at(65504.0, DType::kF16), 32.0);
+}
+
+}  // namespace
+}  // namespace annulus::testing
