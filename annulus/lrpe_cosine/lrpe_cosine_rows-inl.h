@@ -104,12 +104,12 @@ inline void sincos_row(const std::uint64_t* turn, std::int64_t n, float* s, floa
     const auto u =
         hn::Mul(hn::ConvertTo(d, hn::BitCast(di, rest)), hn::Set(d, 0x1p-31f));  // -1 .. 1
     const auto u2 = hn::Mul(u, u);
-    auto ps = hn::MulAdd(u2, hn::Set(d, P::kSin[3]), hn::Set(d, P::kSin[2]));
-    ps = hn::MulAdd(u2, ps, hn::Set(d, P::kSin[1]));
-    ps = hn::Mul(u, hn::MulAdd(u2, ps, hn::Set(d, P::kSin[0])));
-    auto pc = hn::MulAdd(u2, hn::Set(d, P::kCos[3]), hn::Set(d, P::kCos[2]));
-    pc = hn::MulAdd(u2, pc, hn::Set(d, P::kCos[1]));
-    pc = hn::MulAdd(u2, pc, hn::Set(d, P::kCos[0]));
+    auto ps = hn::MulAdd(u2, hn::Set(d, P::kSin3), hn::Set(d, P::kSin2));
+    ps = hn::MulAdd(u2, ps, hn::Set(d, P::kSin1));
+    ps = hn::Mul(u, hn::MulAdd(u2, ps, hn::Set(d, P::kSin0)));
+    auto pc = hn::MulAdd(u2, hn::Set(d, P::kCos3), hn::Set(d, P::kCos2));
+    pc = hn::MulAdd(u2, pc, hn::Set(d, P::kCos1));
+    pc = hn::MulAdd(u2, pc, hn::Set(d, P::kCos0));
     pc = hn::MulAdd(u2, pc, hn::Set(d, 1.0f));
 
     const auto quadrant = hn::Add(high, hn::Set(du, 1u << 29));  // in the top two bits

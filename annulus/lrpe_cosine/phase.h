@@ -152,9 +152,11 @@ ANNULUS_HD inline void sincos_turn(Turn t, double& s, double& c) {
 // the argument is reduced to the nearest quarter turn first, the error is relative to the value
 // itself, near the zeros too.
 struct SinCosF32 {  // relative error 3e-8 (sin), 5e-10 (cos): fp32 outputs
-  static constexpr float kSin[4] = {0.785398185f, -0.0807458311f, 0.00249101641f, -3.66091517e-05f};
-  static constexpr float kCos[4] = {-0.308425128f, 0.0158542842f, -0.000325868634f,
-                                    3.49398692e-06f};
+  // Scalars, not arrays: device code may read a constexpr scalar of the host.
+  static constexpr float kSin0 = 0.785398185f, kSin1 = -0.0807458311f, kSin2 = 0.00249101641f,
+                         kSin3 = -3.66091517e-05f;
+  static constexpr float kCos0 = -0.308425128f, kCos1 = 0.0158542842f, kCos2 = -0.000325868634f,
+                         kCos3 = 3.49398692e-06f;
 };
 
 ANNULUS_HD inline void sincos_turn(std::uint64_t t, float& s, float& c) {
@@ -163,8 +165,8 @@ ANNULUS_HD inline void sincos_turn(std::uint64_t t, float& s, float& c) {
   const unsigned k = split_quadrant(t, rest);
   const float u = static_cast<float>(rest) * 0x1p-61f;
   const float u2 = u * u;
-  s = u * (P::kSin[0] + u2 * (P::kSin[1] + u2 * (P::kSin[2] + u2 * P::kSin[3])));
-  c = 1.0f + u2 * (P::kCos[0] + u2 * (P::kCos[1] + u2 * (P::kCos[2] + u2 * P::kCos[3])));
+  s = u * (P::kSin0 + u2 * (P::kSin1 + u2 * (P::kSin2 + u2 * P::kSin3)));
+  c = 1.0f + u2 * (P::kCos0 + u2 * (P::kCos1 + u2 * (P::kCos2 + u2 * P::kCos3)));
   place_in_quadrant(k, s, c);
 }
 

@@ -1,0 +1,361 @@
+// LRPE-cosine on CUDA: the kernel that turns, and the host side of both directions.
+//
+// Bandwidth is the only limit: 6 bytes an element in bf16 at 4.1 to 4.4 TB/s on an H200. A phase
+// does not depend on the batch, so a thread makes the sines and cosines of its V columns of one
+// (head, token) once and applies them to batch_per_thread sequences; it has the first loads in
+// flight before it computes them. The steps (theta / 2pi in fixed point, about 60 instructions
+// each) are made once per block in shared memory. Loads and stores are 16 bytes where the layout
+// allows it, else one element at a time.
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "annulus/core/dispatch.h"
+#include "annulus/cuda/check.h"
+#include "annulus/cuda/launch.h"
+#include "annulus/cuda/memory.h"
+#include "annulus/lrpe_cosine/lrpe_cosine_cuda.cuh"
+
+namespace annulus::lrpe::cuda {
+
+namespace {
+
+// What a thread does with its columns: x -> (x cos, x sin); (dy1, dy2) -> g; or a rotation.
+enum class Mode { kSpread, kGather, kRotate };
+
+// Left alone, the compiler takes 125 registers to make eight phases at once, which leaves a quarter of the
+// threads a multiprocessor can hold; 80 do without a spill, and three blocks with four loads each in flight
+// keep the memory busy.
+template <class T>
+inline constexpr int kMinBlocks = std::is_same_v<T, double> ? 2 : 3;
+
+template <Mode kMode>
+__device__ __forceinline__ const Operand& source(const SideArgs& s, bool backward) {
+  return kMode == Mode::kGather || backward ? s.dy : s.x;
+}
+template <Mode kMode>
+__device__ __forceinline__ const Operand& target(const SideArgs& s, bool backward) {
+  return kMode == Mode::kGather || backward ? s.dx : s.y;
+}
+
+// Thread (x, y) of a block owns V columns from V (x + i blockDim.x) on, of token tile * blockDim.y
+// + y, of batch_per_thread sequences.
+template <class T, int V, Mode kMode, bool kActivated>
+__global__ void __launch_bounds__(kThreads, kMinBlocks<T>) turn_kernel(const __grid_constant__ Args a) {
+  using Real = compute_t<T>;
+  constexpr bool kTwoIn = kMode != Mode::kSpread;
+  constexpr int kAhead = kActivated ? 1
+                         : kTwoIn   ? 2
+                                    : 4;  // sequences whose loads are in flight together
+  extern __shared__ __align__(16) unsigned char shared[];
+  auto* table = reinterpret_cast<step_t<T>*>(shared);
+
+  const Place p = find_place(a);
+  const SideArgs& side = a.side[p.side];
+  const Operand& in = source<kMode>(side, a.backward);
+  const Operand& out = target<kMode>(side, a.backward);
+  const std::int64_t t = static_cast<std::int64_t>(p.tile) * blockDim.y + threadIdx.y;
+  const std::int64_t b_begin = static_cast<std::int64_t>(p.group) * a.batch_per_thread;
+  const std::int64_t b_end =
+      b_begin + a.batch_per_thread < a.B ? b_begin + a.batch_per_thread : a.B;
+  const bool live = t < a.L;
+  if (out.first == nullptr) return;  // of q and k, only one gradient was asked for
+
+  Vec<T, V> first[kAhead];
+  Vec<T, V> second[kAhead];
+  auto fetch = [&](std::int64_t b, int column) {
+    const T* p1 = static_cast<const T*>(in.first) + element(in, b, p.head, t, column);
+    const T* p2 = static_cast<const T*>(in.second) + element(in, b, p.head, t, column);
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      if (b + j >= b_end) break;
+      first[j] = *reinterpret_cast<const Vec<T, V>*>(p1 + j * in.stride[0]);
+      if constexpr (kTwoIn) second[j] = *reinterpret_cast<const Vec<T, V>*>(p2 + j * in.stride[0]);
+    }
+  };
+
+  int column = static_cast<int>(threadIdx.x) * V;
+  if (live && column < a.C) fetch(b_begin, column);
+  const bool suspect = fill_steps<T>(a, p.theta_row, table);
+  if (!live) return;
+
+  std::int64_t s[device::kAxes] = {};
+  const bool placed = t >= a.positions.prefix;
+  if (placed) {
+    a.positions.unravel(t, s);
+    s[0] += load_offset(a, b_begin);
+  }
+  const Real sign = a.backward ? Real(-1) : Real(1);
+
+  for (; column < a.C; column += static_cast<int>(blockDim.x) * V) {
+    if (column >= static_cast<int>(blockDim.x) * V) fetch(b_begin, column);
+    device::SinCos<T, V> phase;
+    if (placed) {
+      make_phases<T, V>(a, p.theta_row, table, s, column, suspect, phase);
+    } else {
+      phase.set_zero_phase();
+    }
+    for (std::int64_t b = b_begin; b < b_end; b += kAhead) {
+      if (b > b_begin) fetch(b, column);
+      const std::int64_t o = element(out, b, p.head, t, column);
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        if (b + j >= b_end) break;
+        Real u[V];
+        Real w[V];
+        Real r1[V];
+        Real r2[V];
+#pragma unroll
+        for (int i = 0; i < V; ++i) {
+          u[i] = static_cast<Real>(first[j].v[i]);
+          if constexpr (kTwoIn) w[i] = static_cast<Real>(second[j].v[i]);
+        }
+        if constexpr (kMode == Mode::kRotate) {
+          device::rotate_tile(u, w, phase, sign, r1, r2);
+        } else {
+          [[maybe_unused]] const std::int64_t sequence = (b + j) * a.heads + p.flat_head;
+          if constexpr (kMode == Mode::kSpread) {
+            if constexpr (kActivated) {
+              Real xb[V];
+              activate_tile(a, u, sequence * a.L + t, sequence * a.C + column, xb);
+              device::cosine_tile(xb, phase, r1, r2);
+            } else {
+              device::cosine_tile(u, phase, r1, r2);
+            }
+          } else {
+            device::cosine_tile_backward(u, w, phase, r1);
+            if constexpr (kActivated) {
+              Real x[V];
+              Real xb[V];
+              load_columns<V, T>(side.x.first, element(side.x, b + j, p.head, t, column), x);
+              activate_tile(a, x, sequence * a.L + t, sequence * a.C + column, xb);
+              activate_tile_backward(a, x, xb, sequence * a.L + t, sequence * a.C + column, r1);
+            }
+          }
+        }
+        store_columns<V, T>(r1, out.first, o + j * out.stride[0]);
+        if constexpr (kMode != Mode::kGather) {
+          store_columns<V, T>(r2, out.second, o + j * out.stride[0]);
+        }
+      }
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Host
+
+// 16-byte accesses need dense columns in whole vectors, and every row on a 16-byte boundary.
+bool vector_layout(const Operand& o, std::int64_t C, int width) {
+  if (!o.defined()) return true;
+  if (o.stride[3] != 1 || C % width != 0) return false;
+  for (int i = 0; i < 3; ++i) {
+    if (o.stride[i] % width != 0) return false;
+  }
+  const auto aligned = [&](void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };
+  return aligned(o.first) && (o.second == nullptr || aligned(o.second));
+}
+
+bool use_vectors(const Plan& plan) {
+  if (plan.dtype == DType::kF64) return false;  // not a matter of bandwidth: sincospi in double
+  const auto width = static_cast<int>(16 / size_of(plan.dtype));
+  for (int i = 0; i < plan.sides; ++i) {
+    const Side& s = plan.side[i];
+    for (const Operand* o : {&s.x, &s.y, &s.dy, &s.dx}) {
+      if (!vector_layout(*o, plan.C, width)) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+BlockShape block_shape(std::int64_t lanes) {
+  BlockShape s;
+  s.x = static_cast<int>(std::min<std::int64_t>(std::max<std::int64_t>(lanes, 1), kThreads));
+  s.y = kThreads / s.x;
+  return s;
+}
+
+int table_columns(const Plan& plan) {
+  constexpr std::int64_t kTableBytes =
+      24 * 1024;  // leaves room for eight blocks on a multiprocessor
+  const auto bytes = static_cast<std::int64_t>(step_bytes(plan));
+  return plan.C * bytes <= kTableBytes ? static_cast<int>(plan.C) : 0;
+}
+
+std::size_t step_bytes(const Plan& plan) { return plan.dtype == DType::kF64 ? 16 : 8; }
+
+// Sequences per thread. More of them spread the cost of the sines, fewer of them fill the machine:
+// take the most that leaves about eight waves of threads (132 multiprocessors of 2048 threads).
+int batch_per_thread(std::int64_t vectors, std::int64_t B) {
+  constexpr std::int64_t kEnough = std::int64_t{8} * 132 * 2048;
+  const std::int64_t most = std::clamp<std::int64_t>(vectors / kEnough, 1, 16);
+  const std::int64_t groups = (B + most - 1) / most;
+  return static_cast<int>((B + groups - 1) / groups);  // even shares
+}
+
+namespace {
+
+Args make_args(const Plan& plan, bool backward, bool vectors) {
+  if (plan.C > (1 << 29) || plan.heads() >= (std::int64_t{1} << 31)) {
+    throw NotSupported("[" + std::string(plan.op) +
+                       "] x must have fewer than 2^29 columns and 2^31 heads on cuda");
+  }
+  Args a;
+  a.positions = device::make_positions(plan.axes, plan.extent, plan.prefix, plan.offset, plan.E);
+  a.theta = plan.theta.data;
+  a.theta_dtype = plan.theta.dtype;
+  a.theta_stride[0] = plan.theta.stride[0];
+  a.theta_stride[1] = plan.theta.stride[1];
+  if (plan.offsets.defined()) {
+    a.offsets = plan.offsets.data;
+    a.offsets_stride = plan.offsets.stride[0];
+    a.offsets_wide = plan.offsets.dtype == DType::kI64;
+  }
+  a.B = plan.B;
+  a.L = plan.L;
+  a.C = static_cast<std::int32_t>(plan.C);
+  a.E = static_cast<std::int32_t>(std::min<std::int64_t>(plan.E, 1 << 29));
+  a.heads = static_cast<std::int32_t>(plan.heads());
+  a.heads_first = static_cast<std::int32_t>(plan.side[0].heads);
+  a.activation = plan.activation;
+  a.backward = backward;
+  a.table_columns = table_columns(plan);
+  if (vectors && plan.activation == LrpeActivation::kSoftmaxFeatures) {
+    const std::int64_t lanes = plan.C * size_of(plan.dtype) / 16;
+    a.softmax_in_registers = lanes <= 32 && (lanes & (lanes - 1)) == 0;
+  }
+  for (int i = 0; i < plan.sides; ++i) {
+    const Side& s = plan.side[i];
+    a.side[i] = {s.x, s.y, s.dy, s.dx, static_cast<std::int32_t>(s.heads_per_row)};
+  }
+  return a;
+}
+
+bool empty(const Plan& plan) {
+  return plan.B == 0 || plan.L == 0 || plan.C == 0 || plan.heads() == 0;
+}
+
+template <class T, int V, Mode kMode, bool kActivated>
+void launch_turn(const Plan& plan, Args a, cudaStream_t stream) {
+  const std::int64_t lanes = plan.C / V;
+  const BlockShape shape = block_shape(lanes);
+  const std::int64_t tiles = (plan.L + shape.y - 1) / shape.y;
+  a.batch_per_thread =
+      plan.offsets.defined() ? 1 : batch_per_thread(plan.B * plan.heads() * plan.L * lanes, plan.B);
+  const std::int64_t groups = (plan.B + a.batch_per_thread - 1) / a.batch_per_thread;
+  const std::int64_t blocks = tiles * plan.heads() * groups;
+  if (blocks >= (std::int64_t{1} << 31)) {
+    throw NotSupported("[" + std::string(plan.op) + "] x must need fewer than 2^31 blocks on cuda");
+  }
+  a.tiles = FastDiv(static_cast<std::uint32_t>(tiles));
+  a.heads_div = FastDiv(static_cast<std::uint32_t>(plan.heads()));
+  const std::size_t shared = static_cast<std::size_t>(a.table_columns) * step_bytes(plan);
+  turn_kernel<T, V, kMode, kActivated>
+      <<<static_cast<unsigned>(blocks), dim3(shape.x, shape.y), shared, stream>>>(a);
+  annulus::cuda::check_launch(plan.op, "turn_kernel");
+}
+
+template <class T, int V>
+void turn(const Plan& plan, const Args& a, cudaStream_t stream) {
+  if (plan.rotate) return launch_turn<T, V, Mode::kRotate, false>(plan, a, stream);
+  visit_bool(plan.activation != LrpeActivation::kNone, [&]<bool kActivated>() {
+    if (a.backward) {
+      launch_turn<T, V, Mode::kGather, kActivated>(plan, a, stream);
+    } else {
+      launch_turn<T, V, Mode::kSpread, kActivated>(plan, a, stream);
+    }
+  });
+}
+
+void turn(const Plan& plan, const Args& a, bool vectors, cudaStream_t stream) {
+  visit_floating(plan.dtype, [&]<class T>() {
+    if constexpr (!std::is_same_v<T, double>) {
+      if (vectors) return turn<T, kVectorWidth<T>>(plan, a, stream);
+    }
+    turn<T, 1>(plan, a, stream);
+  });
+}
+
+// Pieces of the softmax statistics: high, scale, dot; one Real per row or column.
+std::int64_t stats_count(const Plan& plan) {
+  if (!plan.softmax()) return 0;
+  return plan.B * plan.heads() *
+         (plan.activation == LrpeActivation::kSoftmaxFeatures ? plan.L : plan.C);
+}
+
+std::size_t stats_piece(const Plan& plan) {
+  const std::size_t real = plan.dtype == DType::kF64 ? 8 : 4;
+  return Workspace::piece(static_cast<std::size_t>(stats_count(plan)) * real);
+}
+
+void add_stats(const Plan& plan, Args& a, Workspace& workspace, bool with_dot,
+               cudaStream_t stream) {
+  if (!plan.softmax()) return;
+  const auto piece = static_cast<std::int64_t>(stats_piece(plan));
+  a.stats.high = workspace.take<std::byte>(piece);
+  a.stats.scale = workspace.take<std::byte>(piece);
+  if (with_dot) a.stats.dot = workspace.take<std::byte>(piece);
+  void* scratch = workspace.take<std::byte>(static_cast<std::int64_t>(softmax_scratch_bytes(plan)));
+  if (!a.softmax_in_registers) launch_softmax_stats(plan, a, with_dot, scratch, stream);
+}
+
+}  // namespace
+
+std::size_t forward_workspace(const Plan& plan) {
+  if (empty(plan) || !plan.softmax()) return 0;
+  return 2 * stats_piece(plan) + Workspace::piece(softmax_scratch_bytes(plan));
+}
+
+std::size_t backward_workspace(const Plan& plan) {
+  if (empty(plan)) return 0;
+  std::size_t bytes = 0;
+  if (plan.softmax()) {
+    bytes += 3 * stats_piece(plan) + Workspace::piece(softmax_scratch_bytes(plan));
+  }
+  if (plan.need_dtheta) {
+    bytes += Workspace::piece(static_cast<std::size_t>(dtheta_partials(plan)) * sizeof(double));
+  }
+  return bytes;
+}
+
+void forward(const Plan& plan, Context& context) {
+  if (empty(plan)) return;
+  const annulus::cuda::DeviceGuard guard(plan.device.index);
+  auto* stream = static_cast<cudaStream_t>(context.stream);
+  const bool vectors = use_vectors(plan);
+  Args a = make_args(plan, false, vectors);
+  Workspace workspace(context, plan.op, plan.device, forward_workspace(plan));
+  add_stats(plan, a, workspace, false, stream);
+  turn(plan, a, vectors, stream);
+}
+
+void backward(const Plan& plan, Context& context) {
+  const annulus::cuda::DeviceGuard guard(plan.device.index);
+  auto* stream = static_cast<cudaStream_t>(context.stream);
+  if (empty(plan)) {
+    if (plan.need_dtheta) launch_zero_dtheta(plan, stream);
+    return;
+  }
+  const bool vectors = use_vectors(plan);
+  Args a = make_args(plan, true, vectors);
+  Workspace workspace(context, plan.op, plan.device, backward_workspace(plan));
+  add_stats(plan, a, workspace, true, stream);
+  if (plan.need_dtheta) {
+    auto* partial = workspace.take<double>(dtheta_partials(plan));
+    launch_dtheta(plan, a, vectors, partial, stream);
+  } else if (plan.side[0].dx.defined() || (plan.sides > 1 && plan.side[1].dx.defined())) {
+    turn(plan, a, vectors, stream);
+  }
+}
+
+Support support() {
+  const std::string why = annulus::cuda::why_unavailable();
+  if (!why.empty()) return {false, why};
+  return annulus::cuda::kernel_support(turn_kernel<float, 4, Mode::kSpread, false>,
+                                       build_info().cuda);
+}
+
+}  // namespace annulus::lrpe::cuda

@@ -1,0 +1,302 @@
+// What the CUDA kernels of LRPE-cosine share: the argument block, how a block finds its place, the
+// table of phase steps, and the activations.
+//
+// A block is a rectangle of threads: x runs over the columns of a row, V at a time, y over tokens.
+// The grid is one-dimensional, so no size but 2^31 blocks is a limit; offsets are 64-bit
+// throughout.
+#pragma once
+
+#include <cstdint>
+
+#include "annulus/core/dtype.h"
+#include "annulus/cuda/fast_div.h"
+#include "annulus/cuda/vec.cuh"
+#include "annulus/lrpe_cosine/lrpe_cosine_plan.h"
+#include "annulus/lrpe_cosine/lrpe_cosine_tile.cuh"
+
+namespace annulus::lrpe::cuda {
+
+using annulus::cuda::FastDiv;
+using annulus::cuda::kVectorWidth;
+using annulus::cuda::load;
+using annulus::cuda::store;
+using annulus::cuda::Vec;
+
+struct SideArgs {
+  Operand x, y, dy, dx;
+  std::int32_t heads_per_row = 1;
+};
+
+// Statistics of a softmax, indexed by row (b, head, t) or by column (b, head, c).
+struct SoftmaxStats {
+  void* high = nullptr;   // maximum
+  void* scale = nullptr;  // 1 / sum of exp(x - maximum)
+  void* dot = nullptr;    // sum of p g, in the backward
+};
+
+struct Args {
+  device::Positions positions;
+  const void* theta = nullptr;
+  const void* offsets = nullptr;  // nullptr: none
+  std::int64_t theta_stride[2] = {};
+  std::int64_t offsets_stride = 0;
+  DType theta_dtype = DType::kF32;
+  bool offsets_wide = false;  // i64 rather than i32
+  std::int64_t B = 0, L = 0;
+  std::int32_t C = 0, E = 0;
+  std::int32_t heads = 0, heads_first = 0;  // of both sides, of the first
+  std::int32_t batch_per_thread = 1;
+  std::int32_t table_columns =
+      0;                     // columns whose steps are kept in shared memory: C, or 0 if too many
+  FastDiv tiles, heads_div;  // decode the block index
+  LrpeActivation activation = LrpeActivation::kNone;
+  bool softmax_in_registers = false;  // a row of features is a power of two of lanes in one warp
+  bool backward = false;              // rotation: turn back
+  SoftmaxStats stats;
+  SideArgs side[2];
+};
+
+// Phase steps: 64 bits, 128 for fp64.
+template <class T>
+using step_t = std::conditional_t<std::is_same_v<T, double>, Turn, std::uint64_t>;
+
+template <class T>
+__device__ __forceinline__ step_t<T> make_step(double theta) {
+  if constexpr (std::is_same_v<T, double>) {
+    return turn_step(theta);
+  } else {
+    return turn_step64(theta);
+  }
+}
+
+__device__ __forceinline__ double load_theta(const Args& a, int row, int k) {
+  const std::int64_t i = row * a.theta_stride[0] + k * a.theta_stride[1];
+  switch (a.theta_dtype) {
+    case DType::kF64:
+      return static_cast<const double*>(a.theta)[i];
+    case DType::kF32:
+      return static_cast<double>(static_cast<const float*>(a.theta)[i]);
+    case DType::kF16:
+      return static_cast<double>(static_cast<float>(static_cast<const float16*>(a.theta)[i]));
+    default:
+      return static_cast<double>(static_cast<float>(static_cast<const bfloat16*>(a.theta)[i]));
+  }
+}
+
+__device__ __forceinline__ std::int64_t load_offset(const Args& a, std::int64_t b) {
+  if (a.offsets == nullptr) return 0;
+  const std::int64_t i = b * a.offsets_stride;
+  return a.offsets_wide ? static_cast<const std::int64_t*>(a.offsets)[i]
+                        : static_cast<const std::int32_t*>(a.offsets)[i];
+}
+
+// Which tensor, head and rows of theta a block works on.
+struct Place {
+  int side, head, flat_head, theta_row;
+  std::uint32_t tile, group;
+};
+
+__device__ __forceinline__ Place find_place(const Args& a) {
+  Place p;
+  const std::uint32_t rest = a.tiles.divide(blockIdx.x);
+  p.tile = blockIdx.x - rest * a.tiles.divisor;
+  p.group = a.heads_div.divide(rest);
+  p.flat_head = static_cast<int>(rest - p.group * a.heads_div.divisor);
+  p.side = p.flat_head >= a.heads_first ? 1 : 0;
+  p.head = p.flat_head - (p.side ? a.heads_first : 0);
+  p.theta_row = p.head / a.side[p.side].heads_per_row;
+  return p;
+}
+
+// Fills the block's table of steps, one per column, and waits for it. Says whether some theta of
+// the row is not finite, in which case poison() must be asked.
+template <class T>
+__device__ __forceinline__ bool fill_steps(const Args& a, int theta_row, step_t<T>* table) {
+  const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
+  const int threads = static_cast<int>(blockDim.x * blockDim.y);
+  bool bad = false;
+  for (int c = thread; c < a.table_columns; c += threads) {
+    const double theta = load_theta(a, theta_row, c - a.positions.axis_of(c) * a.E);
+    bad |= !isfinite(theta);
+    table[c] = make_step<T>(theta);
+  }
+  if (a.table_columns == 0) bad = true;  // nobody has looked: ask column by column
+  return __syncthreads_or(bad) != 0;
+}
+
+// NaN where theta is not finite, else 0.
+template <class Real>
+__device__ __forceinline__ Real poison(const Args& a, int theta_row, int c) {
+  const double theta = load_theta(a, theta_row, c - a.positions.axis_of(c) * a.E);
+  return isfinite(theta) ? Real(0) : Real(NAN);
+}
+
+// The phases of V columns of a token that has a position.
+template <class T, int V>
+__device__ __forceinline__ void make_phases(const Args& a, int theta_row, const step_t<T>* table,
+                                            const std::int64_t (&s)[device::kAxes], int column,
+                                            bool suspect, device::SinCos<T, V>& phase) {
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    const int c = column + i;
+    const step_t<T> step =
+        a.table_columns > 0
+            ? table[c]
+            : make_step<T>(load_theta(a, theta_row, c - a.positions.axis_of(c) * a.E));
+    phase.set(i, a.positions.column_phase(step, s, c));
+    if (suspect) {
+      const auto p = poison<compute_t<T>>(a, theta_row, c);
+      phase.s[i] += p;
+      phase.c[i] += p;
+    }
+  }
+}
+
+template <class Real>
+__device__ __forceinline__ Real exp_of(Real x) {
+  if constexpr (std::is_same_v<Real, double>) {
+    return exp(x);
+  } else {
+    return expf(x);
+  }
+}
+
+template <class Real>
+__device__ __forceinline__ Real sigmoid(Real x) {
+  return Real(1) / (Real(1) + exp_of(-x));
+}
+
+template <class Real>
+__device__ __forceinline__ Real max_with_nan(Real a, Real b) {
+  return b > a || isnan(b) ? b : a;
+}
+
+// f(x) for the activations of one element; high and scale are those of its softmax.
+template <class Real>
+__device__ __forceinline__ Real activate(LrpeActivation f, Real x, Real high, Real scale) {
+  switch (f) {
+    case LrpeActivation::kNone:
+      return x;
+    case LrpeActivation::kRelu:
+      return x <= 0 ? Real(0) : x;
+    case LrpeActivation::kSigmoid:
+      return sigmoid(x);
+    case LrpeActivation::kSilu:
+      return x * sigmoid(x);
+    default:
+      return exp_of(x - high) * scale;
+  }
+}
+
+// dx from g, x and xb = f(x).
+template <class Real>
+__device__ __forceinline__ Real activation_backward(LrpeActivation f, Real x, Real xb, Real g,
+                                                    Real dot) {
+  switch (f) {
+    case LrpeActivation::kNone:
+      return g;
+    case LrpeActivation::kRelu:
+      return x <= 0 ? Real(0) : g;
+    case LrpeActivation::kSigmoid:
+      return g * xb * (Real(1) - xb);
+    case LrpeActivation::kSilu: {
+      const Real s = sigmoid(x);
+      return g * (s + xb * (Real(1) - s));
+    }
+    default:
+      return xb * (g - dot);
+  }
+}
+
+// Sum or maximum over the threads of one row: blockDim.x lanes, a power of two, inside one warp.
+template <class Real, class F>
+__device__ __forceinline__ Real row_reduce(Real v, F&& combine) {
+  const unsigned lanes = blockDim.x;
+  const unsigned lane = (threadIdx.y * blockDim.x + threadIdx.x) & 31u;
+  const unsigned mask = lanes == 32 ? 0xffffffffu : ((1u << lanes) - 1u) << (lane & ~(lanes - 1u));
+  for (unsigned step = lanes / 2; step > 0; step /= 2) {
+    v = combine(v, __shfl_xor_sync(mask, v, static_cast<int>(step)));
+  }
+  return v;
+}
+
+// Replaces x by f(x). `row` and `column` index the statistics.
+template <int V, class Real>
+__device__ __forceinline__ void activate_tile(const Args& a, const Real (&x)[V], std::int64_t row,
+                                              std::int64_t column, Real (&xb)[V]) {
+  if (a.activation == LrpeActivation::kSoftmaxFeatures && a.softmax_in_registers) {
+    Real high = x[0];
+#pragma unroll
+    for (int i = 1; i < V; ++i) high = max_with_nan(high, x[i]);
+    high = row_reduce(high, [](Real p, Real q) { return max_with_nan(p, q); });
+    Real sum = 0;
+#pragma unroll
+    for (int i = 0; i < V; ++i) sum += xb[i] = exp_of(x[i] - high);
+    sum = row_reduce(sum, [](Real p, Real q) { return p + q; });
+#pragma unroll
+    for (int i = 0; i < V; ++i) xb[i] *= Real(1) / sum;
+    return;
+  }
+  const auto* highs = static_cast<const Real*>(a.stats.high);
+  const auto* scales = static_cast<const Real*>(a.stats.scale);
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    const std::int64_t k = a.activation == LrpeActivation::kSoftmaxFeatures ? row : column + i;
+    xb[i] = activate(a.activation, x[i], highs ? highs[k] : Real(0), scales ? scales[k] : Real(0));
+  }
+}
+
+// Replaces g by dx.
+template <int V, class Real>
+__device__ __forceinline__ void activate_tile_backward(const Args& a, const Real (&x)[V],
+                                                       const Real (&xb)[V], std::int64_t row,
+                                                       std::int64_t column, Real (&g)[V]) {
+  Real row_dot = 0;
+  if (a.activation == LrpeActivation::kSoftmaxFeatures && a.softmax_in_registers) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) row_dot += xb[i] * g[i];
+    row_dot = row_reduce(row_dot, [](Real p, Real q) { return p + q; });
+  }
+  const auto* dots = static_cast<const Real*>(a.stats.dot);
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    Real dot = row_dot;
+    if (dots != nullptr && !a.softmax_in_registers) {
+      dot = dots[a.activation == LrpeActivation::kSoftmaxFeatures ? row : column + i];
+    }
+    g[i] = activation_backward(a.activation, x[i], xb[i], g[i], dot);
+  }
+}
+
+__device__ __forceinline__ std::int64_t element(const Operand& o, std::int64_t b, std::int64_t h,
+                                                std::int64_t t, std::int64_t c) {
+  return b * o.stride[0] + h * o.stride[1] + t * o.stride[2] + c * o.stride[3];
+}
+
+// V columns; with V = 1 any column stride, with V > 1 dense and aligned.
+template <int V, class T, class Real>
+__device__ __forceinline__ void load_columns(const void* base, std::int64_t i, Real (&out)[V]) {
+  load<V>(static_cast<const T*>(base) + i, out);
+}
+template <int V, class T, class Real>
+__device__ __forceinline__ void store_columns(const Real (&in)[V], void* base, std::int64_t i) {
+  store<V>(in, static_cast<T*>(base) + i);
+}
+
+// Host side, one per file.
+void launch_softmax_stats(const Plan& plan, const Args& args, bool with_dot, void* scratch,
+                          void* stream);
+std::size_t softmax_scratch_bytes(const Plan& plan);
+void launch_dtheta(const Plan& plan, Args args, bool vectors, double* partial, void* stream);
+std::int64_t dtheta_partials(const Plan& plan);
+void launch_zero_dtheta(const Plan& plan, void* stream);
+constexpr int kThreads = 256;
+// Block shape for rows of `lanes` threads, and the shared memory of the step table.
+struct BlockShape {
+  int x = 1, y = 1;
+};
+BlockShape block_shape(std::int64_t lanes);
+int table_columns(const Plan& plan);
+std::size_t step_bytes(const Plan& plan);
+
+}  // namespace annulus::lrpe::cuda
