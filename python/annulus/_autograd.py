@@ -1,7 +1,7 @@
 """What every operator's autograd shares.
 
-torch.library's registration serves torch.compile, torch.export and direct calls of torch.ops; it costs 50 us a call.
-In eager mode the same formulas run in a plain autograd.Function (15 us).
+torch.library's registration serves torch.compile, torch.export and direct calls of torch.ops; in eager mode it costs
+50 us a call (10 without gradients). There the same formulas run in a plain autograd.Function (15 us).
 """
 
 import contextlib
@@ -15,13 +15,20 @@ _BelowAutograd = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.null
 
 
 def needs_autograd(*tensors):
-    """Whether the eager autograd.Function has to run: gradients are wanted, and no compiler is looking."""
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return False
-    for t in tensors:
-        if getattr(t, "requires_grad", False):  # what is no tensor is refused by the op
-            return True
+    if torch.is_grad_enabled():
+        for t in tensors:
+            if getattr(t, "requires_grad", False):  # what is no tensor is refused by the op
+                return True
     return False
+
+
+def call(op, function, tensors, arguments):
+    """Calls a forward op the quickest way; `tensors` are the arguments that may want a gradient."""
+    if torch.compiler.is_compiling():
+        return op(*arguments)
+    if needs_autograd(*tensors):
+        return function.apply(*arguments)
+    return below_autograd(op, *arguments)
 
 
 def below_autograd(op, *arguments):
@@ -44,7 +51,8 @@ def differentiable(op, setup_context, backward):
         return output
 
     name = op._schema.name.split("::")[1]
-    return type(name, (torch.autograd.Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(name, (torch.autograd.Function,), methods)
 
 
 def refuse_double_backward(op):

@@ -9,7 +9,7 @@ transposed (B, L, H, D) view goes through without a copy in either direction.
 
 import torch
 
-from ._autograd import below_autograd, call_backward, differentiable, needs_autograd, refuse_double_backward
+from ._autograd import below_autograd, call, call_backward, differentiable, needs_autograd, refuse_double_backward
 from ._library import ops
 from .errors import InvalidArgument, typed
 
@@ -17,7 +17,7 @@ from .errors import InvalidArgument, typed
 def lrpe_cosine(x, theta, shape, *, prefix=0, activation="none", softmax_dim=-1, offset=0):
     """Encodes x (B, H, L, D) into y (B, H, L, 2D), L = prefix + n1 * ... * nm.
 
-    theta (H, E): radians per unit of position, float32 or x's dtype, m * E >= D, every axis longer than 1 owns a column.
+    theta (H, E): radians per unit of position, float32 or x's dtype; m * E >= D, every axis longer than 1 owns columns.
     shape: (n1..nm), 1 <= m <= 4.  prefix: leading tokens without a position (phase 0).
     activation f: none | relu | sigmoid | silu | softmax (softmax_dim -1: features of a token, -2: tokens of a column).
     offset: int or (B,) integer tensor, 1-D shapes only: token t >= prefix has position offset + t - prefix.
@@ -26,9 +26,7 @@ def lrpe_cosine(x, theta, shape, *, prefix=0, activation="none", softmax_dim=-1,
     offset, offsets = _split_offset(offset)
     arguments = (x, theta, _grid("lrpe_cosine", shape), prefix, activation, softmax_dim, offset, offsets)
     try:
-        if needs_autograd(x, theta):
-            return _Cosine.apply(*arguments)
-        return ops.lrpe_cosine.default(*arguments)
+        return call(ops.lrpe_cosine.default, _Cosine, (x, theta), arguments)
     except RuntimeError as e:
         raise typed(e) from None
 
@@ -41,9 +39,7 @@ def lrpe_cosine_qk(q, k, theta, shape, *, prefix=0, activation="none", softmax_d
     offset, offsets = _split_offset(offset)
     arguments = (q, k, theta, _grid("lrpe_cosine_qk", shape), prefix, activation, softmax_dim, offset, offsets)
     try:
-        if needs_autograd(q, k, theta):
-            return _CosineQk.apply(*arguments)
-        return ops.lrpe_cosine_qk.default(*arguments)
+        return call(ops.lrpe_cosine_qk.default, _CosineQk, (q, k, theta), arguments)
     except RuntimeError as e:
         raise typed(e) from None
 
@@ -56,9 +52,7 @@ def lrpe_rotate(x, theta, shape, *, prefix=0, interleaved=False, offset=0):
     offset, offsets = _split_offset(offset)
     arguments = (x, theta, _grid("lrpe_rotate", shape), prefix, interleaved, offset, offsets)
     try:
-        if needs_autograd(x, theta):
-            return _Rotate.apply(*arguments)
-        return ops.lrpe_rotate.default(*arguments)
+        return call(ops.lrpe_rotate.default, _Rotate, (x, theta), arguments)
     except RuntimeError as e:
         raise typed(e) from None
 
@@ -69,7 +63,7 @@ def lrpe_rotate_(x, theta, shape, *, prefix=0, interleaved=False, offset=0):
     arguments = (x, theta, _grid("lrpe_rotate", shape), prefix, interleaved, offset, offsets)
     try:
         if torch.compiler.is_compiling():
-            if not torch.is_grad_enabled() or not (x.requires_grad or theta.requires_grad):
+            if not needs_autograd(x, theta):
                 ops.lrpe_rotate_.default(*arguments)  # the compiler sees the mutation in the schema
                 return x
             # The mutating op has no gradient: functional form plus copy. theta's gradient needs the x of before.
@@ -82,7 +76,7 @@ def lrpe_rotate_(x, theta, shape, *, prefix=0, interleaved=False, offset=0):
                     "use lrpe_rotate, or x.detach()"
                 )
             return _RotateInPlace.apply(*arguments)
-        ops.lrpe_rotate_.default(*arguments)
+        below_autograd(ops.lrpe_rotate_.default, *arguments)
         torch.autograd.graph.increment_version(x)  # so that a graph that saved the old values notices
         return x
     except RuntimeError as e:

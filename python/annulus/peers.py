@@ -103,7 +103,8 @@ def measure(suite, problem, directions, clock, reps, hardware, commit, output):
             if clock.device == "cuda":
                 record["peak_bytes"] = peak_bytes(working[name], x, dy, direction)
             if name == OURS and not e <= ERROR_LIMIT[problem.dtype]:
-                record |= {"status": "failed", "reason": f"error {e:.3g} is above the limit {ERROR_LIMIT[problem.dtype]:.3g}"}
+                limit = ERROR_LIMIT[problem.dtype]
+                record |= {"status": "failed", "reason": f"error {e:.3g} is above the limit {limit:.3g}"}
             records.append(record)
         eager = times.get("torch-eager")
         for record in records:
@@ -194,7 +195,7 @@ def parse(arguments):
     parser.add_argument("--size", choices=("quick", "full"), help="quick on the CPU, full on CUDA by default")
     parser.add_argument("--save", metavar="F.jsonl", help="write the records here, row by row")
     parser.add_argument("--filter", type=_regex, default=None, metavar="RE", help="only rows whose name matches")
-    parser.add_argument("--reps", type=_positive, default=None, metavar="N", help="repetitions (default: about a second a row)")
+    parser.add_argument("--reps", type=_positive, default=None, metavar="N", help="repetitions (default: by time)")
     options = parser.parse_args(arguments)
     options.suites = options.suites or list(SUITES)
     for suite in options.suites:
@@ -220,8 +221,9 @@ def _positive(text):
 def main(arguments):
     options = parse(arguments)
     info = build_info()
-    if not info["devices"][options.device]["available"]:
-        print(f"peers: device {options.device} is not available: {info['devices'][options.device]['reason']}", file=sys.stderr)
+    support = info["devices"][options.device]
+    if not support["available"]:
+        print(f"peers: device {options.device} is not available: {support['reason']}", file=sys.stderr)
         return 3
     try:
         output = Output(options.save)
