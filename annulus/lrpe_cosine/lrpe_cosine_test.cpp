@@ -114,8 +114,8 @@ __extension__ using Quad = __float128;
 // 2pi as three doubles, from its hexadecimal
 // expansion 6.487ED5110B4611A62633145C06E0E68948127044...
 Quad two_pi() {
-  return static_cast<Quad>(0x6.487ed5110b46p0) + static_cast<Quad>(0x1.1a62633145c06p-48) +
-         static_cast<Quad>(0xe.0e68948127044p-104);
+  return static_cast<Quad>(0x6.487ed5110b46p0) + static_cast<Quad>(0x1.1a62633145c06p-52) +
+         static_cast<Quad>(0xe.0e68948127044p-108);
 }
 
 double reduced_angle(std::int64_t position, double theta) {
@@ -148,8 +148,8 @@ TEST(LrpePhase, SmallExactCases) {
   EXPECT_EQ(s, 0.0);
   EXPECT_EQ(c, 1.0);
   lrpe::sincos_turn(lrpe::turn_at(lrpe::turn_step(-0.75), 3), s, c);
-  EXPECT_NEAR(s, std::sin(-2.25), 1e-16);
-  EXPECT_NEAR(c, std::cos(-2.25), 1e-16);
+  EXPECT_NEAR(s, std::sin(-2.25), 4e-16);
+  EXPECT_NEAR(c, std::cos(-2.25), 4e-16);
 }
 
 // The original's 3-D benchmark left axis 3 without a column and nobody noticed.
@@ -201,7 +201,7 @@ TEST_P(Lrpe, PrefillAndDecodeEqualOneCall) {
         options.shape = {1};
         lrpe_cosine_forward(x.tokens(t, 1), theta.view(), parts.tokens(t, 1), options, context);
       }
-      EXPECT_EQ(whole.bytes(), parts.bytes()) << name_of(dtype);
+      EXPECT_TRUE(whole.bytes() == parts.bytes()) << name_of(dtype);
     }
   }
 }
@@ -225,7 +225,7 @@ TEST_P(Lrpe, OffsetsPerBatchEqualSeparateCalls) {
       options.offset = 3 + static_cast<std::int64_t>(values[static_cast<std::size_t>(b)]);
       lrpe_cosine_forward(x.batch(b), theta.view(), apart.batch(b), options, context);
     }
-    EXPECT_EQ(together.bytes(), apart.bytes());
+    EXPECT_TRUE(together.bytes() == apart.bytes());
   }
 }
 
@@ -250,8 +250,8 @@ TEST_P(Lrpe, QkEqualsTwoCalls) {
                            context);
     lrpe_cosine_forward(q.view(), repeated.view(), zq.view(), options, context);
     lrpe_cosine_forward(k.view(), theta.view(), zk.view(), options, context);
-    EXPECT_EQ(yq.bytes(), zq.bytes()) << name_of(dtype);
-    EXPECT_EQ(yk.bytes(), zk.bytes()) << name_of(dtype);
+    EXPECT_TRUE(yq.bytes() == zq.bytes()) << name_of(dtype);
+    EXPECT_TRUE(yk.bytes() == zk.bytes()) << name_of(dtype);
   }
 }
 
@@ -268,9 +268,9 @@ TEST_P(Lrpe, RotateInPlaceEqualsOutOfPlace) {
       Dense dx(device(), dtype, {2, 3, 19, 26});
       lrpe_rotate_backward(y.view(), {}, theta.view(), dx.view(), {}, options, context);
       lrpe_rotate_forward(x.view(), theta.view(), x.view(), options, context);
-      EXPECT_EQ(x.bytes(), y.bytes()) << name_of(dtype) << " interleaved " << interleaved;
+      EXPECT_TRUE(x.bytes() == y.bytes()) << name_of(dtype) << " interleaved " << interleaved;
       lrpe_rotate_backward(y.view(), {}, theta.view(), y.view(), {}, options, context);
-      EXPECT_EQ(dx.bytes(), y.bytes()) << name_of(dtype) << " interleaved " << interleaved;
+      EXPECT_TRUE(dx.bytes() == y.bytes()) << name_of(dtype) << " interleaved " << interleaved;
     }
   }
 }
