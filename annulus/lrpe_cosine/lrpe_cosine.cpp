@@ -232,6 +232,7 @@ void check_gradients(Plan& plan, int i, const char* dy_name, const TensorView& d
   side.dy = operand(dy, plan.C, out);
   if (needs_x(plan)) {
     check_like(plan.op, x_name, x, dy_name, dy, columns);
+    if (plan.need_dtheta) check_no_overlap(plan.op, "dtheta", plan.dtheta, x_name, x);
     side.x = operand(x, plan.C, in);
   }
   if (dx.defined()) {
@@ -249,9 +250,15 @@ bool same_view(const TensorView& a, const TensorView& b) {
   return a.data == b.data && a.stride == b.stride;
 }
 
+void check_activation(const char* op, LrpeActivation a) {
+  if (a <= LrpeActivation::kSoftmaxTokens) return;
+  invalid(op, "activation", "be one of LrpeActivation", "is " + std::to_string(static_cast<int>(a)));
+}
+
 Plan cosine_plan(const char* op, const char* lead_name, const TensorView& lead,
                  std::int64_t columns, const TensorView& theta, const LrpeCosineOptions& options) {
   Plan plan = check_positions(op, lead_name, lead, columns, lead.shape[1], theta, options);
+  check_activation(op, options.activation);
   plan.activation = options.activation;
   add_side(plan, 0, lead.shape[1]);
   return plan;
@@ -272,6 +279,7 @@ Plan qk_plan(const char* op, const char* q_name, const TensorView& q, const char
              const LrpeCosineOptions& options) {
   const std::int64_t rows = check_pair(op, q_name, q, k_name, k);
   Plan plan = check_positions(op, q_name, q, columns, rows, theta, options);
+  check_activation(op, options.activation);
   plan.activation = options.activation;
   add_side(plan, 0, q.shape[1]);
   add_side(plan, 1, k.shape[1]);
