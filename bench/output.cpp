@@ -7,6 +7,12 @@
 namespace annulus::bench {
 namespace {
 
+#ifdef NDEBUG
+constexpr const char* kBuildType = "release";
+#else
+constexpr const char* kBuildType = "debug";
+#endif
+
 std::string significant(double v, int digits = 4) { return fmt::format("{:.{}g}", v, digits); }
 
 // Milliseconds with as many digits as a repetition can be trusted for.
@@ -154,7 +160,7 @@ class Json final : public Output {
                             {"host_name", c.hardware},
                             {"executable", "annulus"},
                             {"library_version", c.version},
-                            {"library_build_type", "release"},
+                            {"library_build_type", kBuildType},
                             {"commit", c.commit},
                             {"compiler", c.compiler},
                             {"device", c.device},

@@ -189,6 +189,8 @@ std::vector<Record> Runner::measure_or_throw(const Row& row, const Record& blank
     memory.row = row.memory_name;
     memory.measures = Measures::kMemory;
     memory.seed = row.memory_seed;
+    memory.peak_bytes =
+        static_cast<double>(peak_bytes_of(problem_case, row.memory_calls, options_.device));
     records.push_back(memory);
   }
   return records;

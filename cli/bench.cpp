@@ -54,7 +54,7 @@ std::vector<const bench::Suite*> pick_suites(const std::vector<std::string>& nam
       const std::string near = bench::nearest(name, known);
       std::string message = "unknown suite \"" + bench::printable(name) + "\"";
       if (!near.empty()) message += ", did you mean \"" + near + "\"?";
-      message += " Suites:";
+      message += near.empty() ? "; suites are:" : " Suites are:";
       for (const auto& k : known) message += " " + k;
       throw InvalidArgument(message);
     }

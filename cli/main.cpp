@@ -3,9 +3,12 @@
 #include <exception>
 #include <iostream>
 #include <new>
+#include <string>
+#include <vector>
 
 #include "annulus/core/errors.h"
 #include "annulus/core/info.h"
+#include "bench/json_guard.h"
 #include "bench/record.h"
 #include "cli/commands.h"
 
@@ -33,6 +36,16 @@ int run(int argc, char** argv) {
   add_check_command(app, exit_code);
   add_bench_command(app, exit_code);
   add_report_command(app, exit_code);
+  // CLI11 would only say that a subcommand is required.
+  if (argc > 1 && argv[1][0] != '-' && app.get_subcommand_no_throw(argv[1]) == nullptr) {
+    std::vector<std::string> known;
+    for (const CLI::App* command : app.get_subcommands({})) known.push_back(command->get_name());
+    const std::string near = annulus::bench::nearest(argv[1], known);
+    std::cerr << "annulus: unknown command \"" << annulus::bench::printable(argv[1]) << "\"";
+    if (!near.empty()) std::cerr << ", did you mean \"" << near << "\"?";
+    std::cerr << "\nRun annulus --help for what there is.\n";
+    return kBadUsage;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {  // --help, --version

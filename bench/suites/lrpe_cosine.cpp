@@ -97,6 +97,9 @@ Row seed_row(const LrpeSeedRow& s) {
   row.seed = seed_figure(s.speed_ms, "ms");
   row.memory_name = "memory-" + row.name;
   row.memory_seed = seed_figure(s.memory_mib, "MiB");
+  // In the seed's backward x and y are still alive beside dx and dy, and so they are in training.
+  row.memory_calls = {"forward"};
+  if (s.backward) row.memory_calls.push_back("backward");
   return row;
 }
 

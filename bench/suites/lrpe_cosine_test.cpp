@@ -69,6 +69,22 @@ TEST(LrpeCosineSuite, EveryAxisOwnsColumns) {
   }
 }
 
+// n = 256 in bf16: x 9 MiB, y 18, dx 9, dy 18, and no copy of any; scratch is a small phase table.
+TEST(LrpeCosineSuite, MemoryRowsCountEveryTensorOnce) {
+  constexpr double kMiB = 1 << 20;
+  int seen = 0;
+  for (const Row& row : suite().rows({Size::kFull, DeviceType::kCPU, 0})) {
+    const bool forward = row.memory_name == "memory-fwd-1d-n256-l0-b12";
+    const bool backward = row.memory_name == "memory-bwd-1d-n256-l0-b12";
+    if (!forward && !backward) continue;
+    ++seen;
+    const auto peak = peak_bytes_of(row.problem(), row.memory_calls, kCPU);
+    EXPECT_GE(static_cast<double>(peak) / kMiB, forward ? 27 : 54);
+    EXPECT_LE(static_cast<double>(peak) / kMiB, forward ? 36 : 71) << "more than the seed's";
+  }
+  EXPECT_EQ(seen, 2);
+}
+
 // Forward in bf16 moves 6 bytes an element: the floors rest on it.
 TEST(LrpeCosineSuite, BytesAreThoseOfTheMathematics) {
   for (const Row& row : suite().rows({Size::kFull, DeviceType::kCPU, 0})) {

@@ -1,0 +1,107 @@
+// The runner on an operator made up here, whose right, wrong and impossible versions are known.
+#include "bench/runner.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <stdexcept>
+
+#include "annulus/core/errors.h"
+
+namespace annulus::bench {
+namespace {
+
+// y = factor * x, claimed to be y = 2 x.
+testing::Case doubling(float factor, std::int64_t n) {
+  testing::Case c;
+  c.op = "doubling";
+  c.params = "n=" + std::to_string(n);
+  testing::Call call;
+  call.name = "forward";
+  call.inputs = {{"x", DType::kF32, {n / 8, 8}}};
+  call.outputs = {{"y", DType::kF32, {n / 8, 8}}};
+  call.run = [factor](testing::Views in, testing::Views out, Context&) {
+    const auto* x = static_cast<const float*>(in[0].data);
+    auto* y = static_cast<float*>(out[0].data);
+    for (std::int64_t i = 0; i < in[0].numel(); ++i) y[i] = factor * x[i];
+  };
+  call.reference = [](testing::Views in, testing::Views out) {
+    const auto* x = static_cast<const double*>(in[0].data);
+    auto* y = static_cast<double*>(out[0].data);
+    for (std::int64_t i = 0; i < in[0].numel(); ++i) y[i] = 2 * x[i];
+  };
+  call.flops = static_cast<double>(n);
+  call.bytes = 8.0 * static_cast<double>(n);
+  c.calls = {call};
+  return c;
+}
+
+Row row_of(float factor, std::int64_t n) {
+  Row row;
+  row.name = "doubling";
+  row.op = "doubling";
+  row.problem = [=] { return doubling(factor, n); };
+  row.error_problem = [=] { return doubling(factor, 64); };
+  row.calls = {"forward"};
+  return row;
+}
+
+class RunnerTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {  // once: the ceilings take a second
+    RunnerOptions options;
+    options.repetitions = 3;
+    runner_ = new Runner(options);
+  }
+  static void TearDownTestSuite() { delete runner_; }
+  static Runner* runner_;
+};
+Runner* RunnerTest::runner_ = nullptr;
+
+TEST_F(RunnerTest, MeasuresOursAndTheMoveBesideIt) {
+  const auto records = runner_->measure("suite", row_of(2, 1 << 16));
+  ASSERT_EQ(records.size(), 2u);
+  const Record& ours = records[0];
+  EXPECT_EQ(ours.status, Status::kOk) << ours.reason;
+  EXPECT_EQ(ours.impl, "annulus");
+  EXPECT_EQ(ours.time_ms->n, 3);
+  EXPECT_GT(ours.time_ms->min, 0);
+  EXPECT_EQ(ours.error->value, 0);
+  EXPECT_EQ(*ours.zero_rows, 0);
+  EXPECT_EQ(*ours.peak_bytes, 2 * 4 * (1 << 16));
+  EXPECT_NEAR(*ours.floor_ms, 8e-6 * (1 << 16) / ours.ceiling->copy_gbs, 1e-12);
+  EXPECT_EQ(records[1].impl, "move");
+  EXPECT_EQ(records[1].status, Status::kOk) << records[1].reason;
+  EXPECT_EQ(*records[1].bytes, 8 * (1 << 16));
+  for (const Record& r : records) EXPECT_NO_THROW(parse_record(to_json_line(r)));
+}
+
+TEST_F(RunnerTest, AWrongResultFailsHoweverFast) {
+  const auto records = runner_->measure("suite", row_of(2.1f, 1 << 10));
+  EXPECT_EQ(records[0].status, Status::kFailed);
+  EXPECT_NE(records[0].reason.find("forward y"), std::string::npos) << records[0].reason;
+  const auto nan = runner_->measure("suite", row_of(std::nanf(""), 1 << 10));
+  EXPECT_EQ(nan[0].status, Status::kFailed);
+  const auto zeros = runner_->measure("suite", row_of(0, 1 << 10));
+  EXPECT_EQ(*zeros[0].zero_rows, 1);
+}
+
+TEST_F(RunnerTest, WhatDoesNotFitIsSkippedWithTheNumbers) {
+  const auto records = runner_->measure("suite", row_of(2, std::int64_t{1} << 48));
+  ASSERT_EQ(records.size(), 1u);
+  EXPECT_EQ(records[0].status, Status::kSkipped);
+  EXPECT_NE(records[0].reason.find("GiB"), std::string::npos) << records[0].reason;
+  EXPECT_FALSE(records[0].time_ms);
+  EXPECT_NO_THROW(parse_record(to_json_line(records[0])));
+}
+
+TEST_F(RunnerTest, WhatThrowsBecomesARow) {
+  Row row = row_of(2, 64);
+  row.error_problem = []() -> testing::Case { throw NotSupported("no kernel here"); };
+  EXPECT_EQ(runner_->measure("suite", row)[0].status, Status::kSkipped);
+  row.error_problem = []() -> testing::Case { throw std::runtime_error("broken"); };
+  EXPECT_EQ(runner_->measure("suite", row)[0].status, Status::kFailed);
+}
+
+}  // namespace
+}  // namespace annulus::bench
