@@ -127,10 +127,25 @@ def test_peers_records(records):
     assert result.stdout.count("\n") == 20 and result.stderr.startswith("peers: lrpe-cosine")
 
 
-def test_peers_records_go_into_a_report(records, tmp_path):
-    command = os.path.join(os.path.dirname(annulus.__file__), "..", "..", "bin", "annulus")
-    if not os.path.exists(command):
+@pytest.fixture
+def command():
+    path = os.path.join(os.path.dirname(annulus.__file__), "..", "..", "bin", "annulus")
+    if not os.path.exists(path):
         pytest.skip("the annulus command was not built beside the package")
+    return path
+
+
+@pytest.mark.parametrize("size", ["quick", "full"])
+def test_rows_are_those_of_the_command(size, command):
+    """The report merges by row name, so every peer row must be one of the C++ suite's."""
+    listed = subprocess.run([command, "bench", "lrpe-cosine", "--size", size, "--list"], capture_output=True, text=True)
+    assert listed.returncode == 0, listed.stderr
+    names = set(listed.stdout.split())
+    ours = {f"lrpe-cosine/{p.row(d)}/{p.dtype}" for p in peers.SUITES["lrpe-cosine"].problems(size) for d in p.directions}
+    assert ours <= names, sorted(ours - names)
+
+
+def test_peers_records_go_into_a_report(records, command, tmp_path):
     page = tmp_path / "report.html"
     result = subprocess.run([command, "report", str(records[0]), "--out", str(page)], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
