@@ -18,7 +18,7 @@ help:
 setup:
 	@scripts/setup
 build: setup
-	@scripts/build cpu
+	@scripts/build cpu annulus annulus_cli annulus_python
 test: setup
 	@scripts/test $(CASES)
 bench: build
