@@ -1,5 +1,6 @@
 // annulus: the command line. Results go to stdout, everything else to stderr.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <exception>
 #include <iostream>
 #include <new>
@@ -36,10 +37,11 @@ int run(int argc, char** argv) {
   add_check_command(app, exit_code);
   add_bench_command(app, exit_code);
   add_report_command(app, exit_code);
-  // CLI11 would only say that a subcommand is required.
-  if (argc > 1 && argv[1][0] != '-' && app.get_subcommand_no_throw(argv[1]) == nullptr) {
-    std::vector<std::string> known;
-    for (const CLI::App* command : app.get_subcommands({})) known.push_back(command->get_name());
+  std::vector<std::string> known;
+  for (const CLI::App* command : app.get_subcommands({})) known.push_back(command->get_name());
+  const bool named = argc > 1 && argv[1][0] != '-';
+  if (named && std::find(known.begin(), known.end(), argv[1]) == known.end()) {
+    // CLI11 would only say that a subcommand is required.
     const std::string near = annulus::bench::nearest(argv[1], known);
     std::cerr << "annulus: unknown command \"" << annulus::bench::printable(argv[1]) << "\"";
     if (!near.empty()) std::cerr << ", did you mean \"" << near << "\"?";
