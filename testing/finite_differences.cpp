@@ -22,11 +22,12 @@ const Call* find_call(const Case& c, const char* name) {
   return nullptr;
 }
 
-bool all_finite(const Values& tensors) {
+bool suitable(const Values& tensors) {
   std::size_t elements = 0;
   for (const auto& t : tensors) {
     elements += t.size();
-    if (!std::all_of(t.begin(), t.end(), [](double v) { return std::isfinite(v); })) return false;
+    // Beside a value of 1e20 the difference a step makes elsewhere in a sum is rounded away.
+    if (!std::all_of(t.begin(), t.end(), [](double v) { return std::abs(v) < 1e10; })) return false;
   }
   return elements <= kMaxElements;
 }
@@ -49,7 +50,7 @@ std::string check_reference_gradients(const Case& c, const Values& forward_in,
                                       const Values& backward_in) {
   const Call& forward = c.calls[0];
   const Call* backward = find_call(c, "backward");
-  if (backward == nullptr || !all_finite(forward_in) || !all_finite(backward_in)) return {};
+  if (backward == nullptr || !suitable(forward_in) || !suitable(backward_in)) return {};
   const auto weights = weights_of(forward, *backward, backward_in);
   if (weights.size() != forward.outputs.size()) return "an output has no incoming gradient";
   const Values gradients = run_reference(*backward, backward_in);

@@ -8,6 +8,7 @@
 // summation that decides between them); then, over the finite elements,
 //   1. ratio   max|ours - ref| <= c * max|baseline - ref| + 2 ulp(max|ref|),  c = 2 forward, 3
 //   backward;
+//              not for f64 outputs: there the reference rounds as much as we do, and rule 2 holds;
 //   2. guard   rms(ours - ref) <= g * rms(ref), g by dtype, doubled backward: a bad baseline cannot
 //              excuse us;
 //   3. the operator's own CaseLimits, forward only:
