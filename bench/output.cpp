@@ -80,7 +80,7 @@ class Markdown final : public Output {
 
  private:
   static constexpr std::size_t kColumns = 11;
-  static constexpr int kWidths[kColumns] = {27, 5, 7, 9, 8, 8, 7, 6, 7, 8, 11};
+  static constexpr int kWidths[kColumns] = {36, 5, 7, 9, 8, 8, 7, 6, 7, 8, 11};
 
   void line(const std::vector<std::string>& cells) {
     for (std::size_t i = 0; i < kColumns; ++i) {

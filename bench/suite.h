@@ -32,7 +32,8 @@ struct Row {
   std::optional<SeedFigure> seed;
   // Where the seed also states the memory of this row: a second record, named so, of the same run.
   std::string memory_name;
-  std::vector<std::string> memory_calls;  // whose tensors are all alive at once in the seed's figure
+  std::vector<std::string>
+      memory_calls;  // whose tensors are all alive at once in the seed's figure
   std::optional<SeedFigure> memory_seed;
 };
 
