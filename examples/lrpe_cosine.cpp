@@ -1,9 +1,11 @@
 // LRPE-cosine on the CPU, from C++ and with nothing but the library: encodes queries and keys, sees
 // that their scores depend on the difference of positions alone, and takes the gradients back.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -38,12 +40,9 @@ std::vector<float> encode(const std::vector<float>& x, const std::vector<float>&
 // The attention score of query token s and key token t in head 0.
 double score(const std::vector<float>& q, const std::vector<float>& k, std::int64_t s,
              std::int64_t t) {
-  double sum = 0;
-  for (std::int64_t c = 0; c < 2 * kDim; ++c) {
-    sum += static_cast<double>(q[static_cast<std::size_t>(s * 2 * kDim + c)]) *
-           static_cast<double>(k[static_cast<std::size_t>(t * 2 * kDim + c)]);
-  }
-  return sum;
+  const auto row_q = q.begin() + s * 2 * kDim;
+  const auto row_k = k.begin() + t * 2 * kDim;
+  return std::inner_product(row_q, row_q + 2 * kDim, row_k, 0.0);
 }
 
 int run() {
@@ -64,8 +63,8 @@ int run() {
   for (std::int64_t s = 0; s < kTokens; ++s) {
     for (std::int64_t t = 0; t < kTokens; ++t) {
       const double near = score(q_near, k_near, s, t);
-      worst = std::fmax(worst, std::fabs(near - score(q_far, k_far, s, t)));
-      largest = std::fmax(largest, std::fabs(near));
+      worst = std::max(worst, std::fabs(near - score(q_far, k_far, s, t)));
+      largest = std::max(largest, std::fabs(near));
     }
   }
   std::printf("score(5, 3)              %+.6f at position 0, %+.6f at position 1000000\n",
@@ -84,9 +83,9 @@ int run() {
       annulus::contiguous(dtheta.data(), {kHeads, kDim}), options, context);
   double dx_error = 0, dtheta_size = 0;
   for (std::size_t i = 0; i < q.size(); ++i) {
-    dx_error = std::fmax(dx_error, std::fabs(static_cast<double>(dx[i]) - q[i]));
+    dx_error = std::max(dx_error, std::fabs(static_cast<double>(dx[i]) - q[i]));
   }
-  for (float d : dtheta) dtheta_size = std::fmax(dtheta_size, std::fabs(static_cast<double>(d)));
+  for (float d : dtheta) dtheta_size = std::max(dtheta_size, std::fabs(static_cast<double>(d)));
   std::printf("gradient of |y|^2 / 2    |dx - x| <= %.2e, |dtheta| <= %.2e\n", dx_error,
               dtheta_size);
 
