@@ -147,7 +147,7 @@ Operand operand(const TensorView& v, std::int64_t C, Layout layout) {
   return o;
 }
 
-[[noreturn]] void no_cuda(const char* op) {
+[[noreturn, maybe_unused]] void no_cuda(const char* op) {
   throw NotSupported("[" + std::string(op) +
                      "] device must be cpu: this build has no CUDA backend");
 }
@@ -219,6 +219,15 @@ void add_side(Plan& plan, int i, std::int64_t heads) {
   plan.side[i].heads_per_row = plan.theta_rows > 0 ? heads / plan.theta_rows : 1;
 }
 
+void set_activation(Plan& plan, LrpeActivation activation) {
+  if (activation > LrpeActivation::kSoftmaxTokens) {
+    invalid(plan.op, "activation",
+            "be none, relu, sigmoid, silu, softmax over features or softmax over tokens",
+            "has value " + std::to_string(static_cast<int>(activation)));
+  }
+  plan.activation = activation;
+}
+
 bool needs_x(const Plan& plan) {
   return plan.activation != LrpeActivation::kNone || plan.need_dtheta;
 }
@@ -252,14 +261,15 @@ bool same_view(const TensorView& a, const TensorView& b) {
 
 void check_activation(const char* op, LrpeActivation a) {
   if (a <= LrpeActivation::kSoftmaxTokens) return;
-  invalid(op, "activation", "be one of LrpeActivation", "is " + std::to_string(static_cast<int>(a)));
+  invalid(op, "activation", "be one of LrpeActivation",
+          "is " + std::to_string(static_cast<int>(a)));
 }
 
 Plan cosine_plan(const char* op, const char* lead_name, const TensorView& lead,
                  std::int64_t columns, const TensorView& theta, const LrpeCosineOptions& options) {
   Plan plan = check_positions(op, lead_name, lead, columns, lead.shape[1], theta, options);
   check_activation(op, options.activation);
-  plan.activation = options.activation;
+  set_activation(plan, options.activation);
   add_side(plan, 0, lead.shape[1]);
   return plan;
 }
@@ -280,7 +290,7 @@ Plan qk_plan(const char* op, const char* q_name, const TensorView& q, const char
   const std::int64_t rows = check_pair(op, q_name, q, k_name, k);
   Plan plan = check_positions(op, q_name, q, columns, rows, theta, options);
   check_activation(op, options.activation);
-  plan.activation = options.activation;
+  set_activation(plan, options.activation);
   add_side(plan, 0, q.shape[1]);
   add_side(plan, 1, k.shape[1]);
   return plan;
@@ -383,16 +393,33 @@ void lrpe_rotate_backward(const TensorView& dy, const TensorView& x, const Tenso
   run_backward(plan, context);
 }
 
+namespace {
+
+// For a question about sizes no data is needed: any aligned address stands in for it.
+TensorView sized(TensorView v) {
+  if (v.data == nullptr) v.data = reinterpret_cast<void*>(std::uintptr_t{4096});
+  return v;
+}
+template <class Options>
+Options sized(Options options) {
+  if (options.offsets.defined()) options.offsets = sized(options.offsets);
+  return options;
+}
+
+}  // namespace
+
 std::size_t lrpe_cosine_forward_workspace(const TensorView& x, const TensorView& theta,
                                           const LrpeCosineOptions& options) {
-  check_tensor("lrpe_cosine", "x", x, 4);
-  return forward_scratch(cosine_plan("lrpe_cosine", "x", x, x.shape[3], theta, options));
+  check_tensor("lrpe_cosine", "x", sized(x), 4);
+  return forward_scratch(
+      cosine_plan("lrpe_cosine", "x", sized(x), x.shape[3], sized(theta), sized(options)));
 }
 
 std::size_t lrpe_cosine_backward_workspace(const TensorView& x, const TensorView& theta,
                                            bool need_dtheta, const LrpeCosineOptions& options) {
-  check_tensor("lrpe_cosine_backward", "x", x, 4);
-  Plan plan = cosine_plan("lrpe_cosine_backward", "x", x, x.shape[3], theta, options);
+  check_tensor("lrpe_cosine_backward", "x", sized(x), 4);
+  Plan plan =
+      cosine_plan("lrpe_cosine_backward", "x", sized(x), x.shape[3], sized(theta), sized(options));
   plan.need_dtheta = need_dtheta;
   return backward_scratch(plan);
 }
@@ -400,27 +427,29 @@ std::size_t lrpe_cosine_backward_workspace(const TensorView& x, const TensorView
 std::size_t lrpe_cosine_qk_forward_workspace(const TensorView& q, const TensorView& k,
                                              const TensorView& theta,
                                              const LrpeCosineOptions& options) {
-  check_tensor("lrpe_cosine_qk", "q", q, 4);
-  return forward_scratch(qk_plan("lrpe_cosine_qk", "q", q, "k", k, q.shape[3], theta, options));
+  check_tensor("lrpe_cosine_qk", "q", sized(q), 4);
+  return forward_scratch(qk_plan("lrpe_cosine_qk", "q", sized(q), "k", sized(k), q.shape[3],
+                                 sized(theta), sized(options)));
 }
 
 std::size_t lrpe_cosine_qk_backward_workspace(const TensorView& q, const TensorView& k,
                                               const TensorView& theta, bool need_dtheta,
                                               const LrpeCosineOptions& options) {
-  check_tensor("lrpe_cosine_qk_backward", "q", q, 4);
-  Plan plan = qk_plan("lrpe_cosine_qk_backward", "q", q, "k", k, q.shape[3], theta, options);
+  check_tensor("lrpe_cosine_qk_backward", "q", sized(q), 4);
+  Plan plan = qk_plan("lrpe_cosine_qk_backward", "q", sized(q), "k", sized(k), q.shape[3],
+                      sized(theta), sized(options));
   plan.need_dtheta = need_dtheta;
   return backward_scratch(plan);
 }
 
 std::size_t lrpe_rotate_forward_workspace(const TensorView& x, const TensorView& theta,
                                           const LrpeRotateOptions& options) {
-  return forward_scratch(rotate_plan("lrpe_rotate", "x", x, theta, options));
+  return forward_scratch(rotate_plan("lrpe_rotate", "x", sized(x), sized(theta), sized(options)));
 }
 
 std::size_t lrpe_rotate_backward_workspace(const TensorView& x, const TensorView& theta,
                                            bool need_dtheta, const LrpeRotateOptions& options) {
-  Plan plan = rotate_plan("lrpe_rotate_backward", "x", x, theta, options);
+  Plan plan = rotate_plan("lrpe_rotate_backward", "x", sized(x), sized(theta), sized(options));
   plan.need_dtheta = need_dtheta;
   return backward_scratch(plan);
 }

@@ -50,31 +50,91 @@ inline void store_row(const Real* in, std::int64_t n, T* p, std::int64_t step) {
   for (; i < n; ++i) p[i * step] = T(in[i]);
 }
 
-// (y1, y2) = (x1, x2) turned by the phase; x2 = nullptr is 0.
+// a b + c and c - a b, by the vector unit's own instruction for single numbers too: every path of a
+// target rounds alike, so a layout never changes a bit.
+namespace ops {
+#if ANNULUS_HAVE_HWY
+namespace hn = hwy::HWY_NAMESPACE;
+template <class V>
+HWY_INLINE V mul(V a, V b) {
+  return hn::Mul(a, b);
+}
+template <class V>
+HWY_INLINE V mul_add(V a, V b, V c) {
+  return hn::MulAdd(a, b, c);
+}
+template <class V>
+HWY_INLINE V neg_mul_add(V a, V b, V c) {
+  return hn::NegMulAdd(a, b, c);
+}
 template <class Real>
-inline void rotate_row(const Real* x1, const Real* x2, const Real* c, const Real* s, std::int64_t n,
-                       Real* y1, Real* y2) {
-  if (x2 == nullptr) {
-    for (std::int64_t i = 0; i < n; ++i) {
-      y1[i] = x1[i] * c[i];
-      y2[i] = x1[i] * s[i];
+HWY_INLINE Real one_mul_add(Real a, Real b, Real c) {
+  const hn::CappedTag<Real, 1> d;
+  return hn::GetLane(hn::MulAdd(hn::Set(d, a), hn::Set(d, b), hn::Set(d, c)));
+}
+#else
+inline float mul(float a, float b) { return a * b; }
+template <class Real>
+inline Real one_mul_add(Real a, Real b, Real c) {
+#if defined(__FP_FAST_FMA)
+  return std::fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+inline float mul_add(float a, float b, float c) { return one_mul_add(a, b, c); }
+inline float neg_mul_add(float a, float b, float c) { return one_mul_add(-a, b, c); }
+#endif
+}  // namespace ops
+
+// (y1, y2) = (x1, x2) turned by the phase; x2 = nullptr is 0. Rows are padded: whole vectors may be
+// touched.
+inline void rotate_row(const float* x1, const float* x2, const float* c, const float* s,
+                       std::int64_t n, float* y1, float* y2) {
+  const auto lanes = static_cast<std::int64_t>(simd::lanes());
+  for (std::int64_t i = 0; i < n; i += lanes) {
+    const auto a = simd::load(x1 + i);
+    const auto vc = simd::load(c + i);
+    const auto vs = simd::load(s + i);
+    if (x2 == nullptr) {
+      simd::store(ops::mul(a, vc), y1 + i);
+      simd::store(ops::mul(a, vs), y2 + i);
+    } else {
+      const auto b = simd::load(x2 + i);
+      simd::store(ops::neg_mul_add(b, vs, ops::mul(a, vc)), y1 + i);
+      simd::store(ops::mul_add(b, vc, ops::mul(a, vs)), y2 + i);
     }
-  } else {
-    for (std::int64_t i = 0; i < n; ++i) {
-      y1[i] = x1[i] * c[i] - x2[i] * s[i];
-      y2[i] = x1[i] * s[i] + x2[i] * c[i];
-    }
+  }
+}
+inline void rotate_row(const double* x1, const double* x2, const double* c, const double* s,
+                       std::int64_t n, double* y1, double* y2) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const double a = x1[i];
+    const double b = x2 ? x2[i] : 0.0;
+    y1[i] = x2 ? ops::one_mul_add(-b, s[i], a * c[i]) : a * c[i];
+    y2[i] = x2 ? ops::one_mul_add(b, c[i], a * s[i]) : a * s[i];
   }
 }
 
 // (g1, g2) turned back by the phase, in place.
-template <class Real>
-inline void rotate_back_row(Real* g1, Real* g2, const Real* c, const Real* s, std::int64_t n) {
+inline void rotate_back_row(float* g1, float* g2, const float* c, const float* s, std::int64_t n) {
+  const auto lanes = static_cast<std::int64_t>(simd::lanes());
+  for (std::int64_t i = 0; i < n; i += lanes) {
+    const auto a = simd::load(g1 + i);
+    const auto b = simd::load(g2 + i);
+    const auto vc = simd::load(c + i);
+    const auto vs = simd::load(s + i);
+    simd::store(ops::mul_add(b, vs, ops::mul(a, vc)), g1 + i);
+    simd::store(ops::neg_mul_add(a, vs, ops::mul(b, vc)), g2 + i);
+  }
+}
+inline void rotate_back_row(double* g1, double* g2, const double* c, const double* s,
+                            std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) {
-    const Real a = g1[i];
-    const Real b = g2[i];
-    g1[i] = a * c[i] + b * s[i];
-    g2[i] = b * c[i] - a * s[i];
+    const double a = g1[i];
+    const double b = g2[i];
+    g1[i] = ops::one_mul_add(b, s[i], a * c[i]);
+    g2[i] = ops::one_mul_add(-a, s[i], b * c[i]);
   }
 }
 
@@ -246,30 +306,6 @@ struct Bf16Store {
 };
 #endif
 
-#if ANNULUS_HAVE_HWY
-namespace ops {
-namespace hn = hwy::HWY_NAMESPACE;
-template <class V>
-HWY_INLINE V mul(V a, V b) {
-  return hn::Mul(a, b);
-}
-template <class V>
-HWY_INLINE V mul_add(V a, V b, V c) {
-  return hn::MulAdd(a, b, c);
-}
-template <class V>
-HWY_INLINE V neg_mul_add(V a, V b, V c) {
-  return hn::NegMulAdd(a, b, c);
-}
-}  // namespace ops
-#else
-namespace ops {
-inline float mul(float a, float b) { return a * b; }
-inline float mul_add(float a, float b, float c) { return a * b + c; }
-inline float neg_mul_add(float a, float b, float c) { return c - a * b; }
-}  // namespace ops
-#endif
-
 enum class Turn2 { kSpread, kRotate, kGather, kRotateBack };  // 1->2, 2->2, 2->1, 2->2
 
 template <Turn2 kTurn, class Store, class T>
@@ -310,11 +346,13 @@ HWY_INLINE void turn_scalars(const T* x1, const T* x2, const float* c, const flo
     } else {
       const auto b = static_cast<float>(x2[i]);
       if constexpr (kTurn == Turn2::kRotate) {
-        y1[i] = T(a * c[i] - b * s[i]);
-        y2[i] = T(a * s[i] + b * c[i]);
+        y1[i] = T(ops::one_mul_add(-b, s[i], a * c[i]));
+        y2[i] = T(ops::one_mul_add(b, c[i], a * s[i]));
       } else {
-        y1[i] = T(a * c[i] + b * s[i]);
-        if constexpr (kTurn == Turn2::kRotateBack) y2[i] = T(b * c[i] - a * s[i]);
+        y1[i] = T(ops::one_mul_add(b, s[i], a * c[i]));
+        if constexpr (kTurn == Turn2::kRotateBack) {
+          y2[i] = T(ops::one_mul_add(-a, s[i], b * c[i]));
+        }
       }
     }
   }
@@ -399,23 +437,29 @@ inline void apply_tile(const Segments& segments, const Phases& phases, const Tok
   turn_tile_as<PlainStore>(segments, phases, rows, tokens, direction);
 }
 
+// y2 = a s + b c with the product that rotate_row and rotate_back_row round first.
+inline double second(Direction direction, double a, double b, double c, double s) {
+  return direction == Direction::kForward ? ops::one_mul_add(b, c, a * s)
+                                          : ops::one_mul_add(a, s, b * c);
+}
+
 // fp64 has no vectors here: a row is short work beside its sines and cosines.
 template <class Phases>
 inline void apply_tile(const Segments& segments, const Phases& phases, TokenRows<double> rows,
                        int tokens, Direction direction, bool) {
-  const double sign = direction == Direction::kForward ? 1.0 : -1.0;
   for (int token = 0; token < tokens; ++token) {
     for (int i = 0; i < segments.count; ++i) {
       const Segment& g = segments.at[i];
-      const double* c = phases.cos(i, token);
-      const double* s = phases.sin(i, token);
       for (std::int64_t k = 0; k < g.length; ++k) {
+        const double c = phases.cos(i, token)[k];
+        const double s =
+            direction == Direction::kForward ? phases.sin(i, token)[k] : -phases.sin(i, token)[k];
         const std::int64_t at = token * rows.x_step + g.column + k;
         const std::int64_t to = token * rows.y_step + g.column + k;
         const double a = rows.x1[at];
         const double b = rows.x2 ? rows.x2[at] : 0.0;
-        rows.y1[to] = rows.x2 ? a * c[k] - sign * b * s[k] : a * c[k];
-        if (rows.y2) rows.y2[to] = rows.x2 ? sign * a * s[k] + b * c[k] : a * s[k];
+        rows.y1[to] = rows.x2 ? ops::one_mul_add(-b, s, a * c) : a * c;
+        if (rows.y2) rows.y2[to] = rows.x2 ? second(direction, a, b, c, s) : a * s;
       }
     }
   }

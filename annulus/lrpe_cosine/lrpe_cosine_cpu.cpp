@@ -78,7 +78,7 @@ struct Scratch {
     // Dense column strides are known only at run time, so the row buffers are always counted.
     p(worker_reals, kWorkers * width * (PhaseTile<T>::reals(1) + kRows));
     p(worker_turns, kWorkers * PhaseTile<T>::turns(width));
-    p(worker_sums, partials > 0 ? kWorkers * width : 0);
+    p(worker_sums, partials > 0 || columns > 0 ? kWorkers * width : 0);
     p(column_max, columns);
     p(column_scale, columns);
     p(column_dot, dot_columns);
@@ -260,7 +260,7 @@ class Worker {
     Real* high = scratch_.column_max + column_index(place.flat_head, b);
     Real* scale = scratch_.column_scale + column_index(place.flat_head, b);
     std::fill_n(high, plan_.C, -std::numeric_limits<Real>::infinity());
-    std::fill_n(scale, plan_.C, Real{0});
+    std::fill_n(sums_, plan_.C, 0.0);  // in double: a column may have 2^31 terms
     for (std::int64_t t = 0; t < plan_.L; ++t) {
       load_row(at(side.x, b, place.head, t).first, side.x.stride[3], plan_.C, row_.x1);
       for (std::int64_t c = 0; c < plan_.C; ++c) high[c] = max_with_nan(high[c], row_.x1[c]);
@@ -268,9 +268,9 @@ class Worker {
     for (std::int64_t t = 0; t < plan_.L; ++t) {
       load_row(at(side.x, b, place.head, t).first, side.x.stride[3], plan_.C, row_.x1);
       exp_minus(row_.x1, high, plan_.C);
-      for (std::int64_t c = 0; c < plan_.C; ++c) scale[c] += row_.x1[c];
+      for (std::int64_t c = 0; c < plan_.C; ++c) sums_[c] += static_cast<double>(row_.x1[c]);
     }
-    for (std::int64_t c = 0; c < plan_.C; ++c) scale[c] = 1 / scale[c];
+    for (std::int64_t c = 0; c < plan_.C; ++c) scale[c] = static_cast<Real>(1 / sums_[c]);
   }
 
   // ... and sum(p g) of each column, for the backward.
@@ -278,17 +278,18 @@ class Worker {
     const Side& side = plan_.side[place.side];
     phase_.start_head(place.head / side.heads_per_row);
     Real* dot = scratch_.column_dot + column_index(place.flat_head, b);
-    std::fill_n(dot, plan_.C, Real{0});
+    std::fill_n(sums_, plan_.C, 0.0);
     for_tokens(0, plan_.L, b, b + 1, [&](std::int64_t, std::int64_t t, int token) {
       load_gradient(at(side.dy, b, place.head, t), token);
       load_activated(at(side.x, b, place.head, t), b, place);
       for (int i = 0; i < scratch_.segments.count; ++i) {
         const Segment& g = scratch_.segments.at[i];
         for (std::int64_t k = 0; k < g.length; ++k) {
-          dot[g.column + k] += row_.x1[g.slot + k] * row_.g1[g.slot + k];
+          sums_[g.column + k] += static_cast<double>(row_.x1[g.slot + k] * row_.g1[g.slot + k]);
         }
       }
     });
+    for (std::int64_t c = 0; c < plan_.C; ++c) dot[c] = static_cast<Real>(sums_[c]);
   }
 
  private:
@@ -510,13 +511,16 @@ void sum_partials(const Plan& plan, const Scratch<T>& scratch, int threads) {
   annulus::cpu::parallel_for(plan.theta_rows, threads, [&](std::int64_t row) {
     double* total = scratch.theta + row * scratch.tables.width;  // theta is no longer needed
     std::fill_n(total, plan.E, 0.0);
-    for (std::int64_t task = 0; task < scratch.tasks.count(); ++task) {
-      const Place place = place_of(plan, scratch.tasks, task);
-      if (place.head / plan.side[place.side].heads_per_row != row) continue;
-      const double* partial = scratch.partial + task * scratch.width;
-      for (int i = 0; i < scratch.segments.count; ++i) {
-        const Segment& g = scratch.segments.at[i];
-        for (std::int64_t k = 0; k < g.length; ++k) total[k] += partial[g.slot + k];
+    for (int side = 0; side < plan.sides; ++side) {
+      const std::int64_t heads = plan.side[side].heads_per_row;
+      const std::int64_t first = (side == 1 ? plan.side[0].heads : 0) + row * heads;
+      const std::int64_t chunks = scratch.tasks.chunks;
+      for (std::int64_t task = first * chunks; task < (first + heads) * chunks; ++task) {
+        const double* partial = scratch.partial + task * scratch.width;
+        for (int i = 0; i < scratch.segments.count; ++i) {
+          const Segment& g = scratch.segments.at[i];
+          for (std::int64_t k = 0; k < g.length; ++k) total[k] += partial[g.slot + k];
+        }
       }
     }
     visit_floating(plan.dtheta.dtype, [&]<class U>() {
