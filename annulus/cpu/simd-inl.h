@@ -76,6 +76,7 @@ HWY_AFTER_NAMESPACE();
 
 #define HWY_NAMESPACE N_SCALAR
 #define HWY_INLINE inline
+#define HWY_NOINLINE __attribute__((noinline))
 #define HWY_BEFORE_NAMESPACE() static_assert(true, "")
 #define HWY_AFTER_NAMESPACE() static_assert(true, "")
 #define HWY_ONCE 1

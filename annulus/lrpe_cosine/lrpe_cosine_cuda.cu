@@ -24,9 +24,9 @@ namespace {
 // What a thread does with its columns: x -> (x cos, x sin); (dy1, dy2) -> g; or a rotation.
 enum class Mode { kSpread, kGather, kRotate };
 
-// Left alone, the compiler takes 125 registers to make eight phases at once, which leaves a quarter of the
-// threads a multiprocessor can hold; 80 do without a spill, and three blocks with four loads each in flight
-// keep the memory busy.
+// Left alone, the compiler takes 125 registers to make eight phases at once, which leaves a quarter
+// of the threads a multiprocessor can hold; 80 do without a spill, and three blocks with four loads
+// each in flight keep the memory busy.
 template <class T>
 inline constexpr int kMinBlocks = std::is_same_v<T, double> ? 2 : 3;
 
@@ -42,14 +42,16 @@ __device__ __forceinline__ const Operand& target(const SideArgs& s, bool backwar
 // Thread (x, y) of a block owns V columns from V (x + i blockDim.x) on, of token tile * blockDim.y
 // + y, of batch_per_thread sequences.
 template <class T, int V, Mode kMode, bool kActivated>
-__global__ void __launch_bounds__(kThreads, kMinBlocks<T>) turn_kernel(const __grid_constant__ Args a) {
+__global__ void __launch_bounds__(kThreads, kMinBlocks<T>)
+    turn_kernel(const __grid_constant__ Args a) {
   using Real = compute_t<T>;
   constexpr bool kTwoIn = kMode != Mode::kSpread;
   constexpr int kAhead = kActivated ? 1
                          : kTwoIn   ? 2
                                     : 4;  // sequences whose loads are in flight together
   extern __shared__ __align__(16) unsigned char shared[];
-  auto* table = reinterpret_cast<step_t<T>*>(shared);
+  const int width = static_cast<int>(blockDim.x) * V;  // columns a block takes at a time
+  StepTable<T> table(shared, width);
 
   const Place p = find_place(a);
   const SideArgs& side = a.side[p.side];
@@ -64,80 +66,82 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<T>) turn_kernel(const __g
 
   Vec<T, V> first[kAhead];
   Vec<T, V> second[kAhead];
-  auto fetch = [&](std::int64_t b, int column) {
-    const T* p1 = static_cast<const T*>(in.first) + element(in, b, p.head, t, column);
-    const T* p2 = static_cast<const T*>(in.second) + element(in, b, p.head, t, column);
+  const std::int64_t source_row = element(in, b_begin, p.head, t, 0);
+  const std::int64_t target_row = element(out, b_begin, p.head, t, 0);
+  // The next kAhead of `left` sequences.
+  auto fetch = [&](std::int64_t at, std::int64_t left) {
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
-      if (b + j >= b_end) break;
-      first[j] = *reinterpret_cast<const Vec<T, V>*>(p1 + j * in.stride[0]);
-      if constexpr (kTwoIn) second[j] = *reinterpret_cast<const Vec<T, V>*>(p2 + j * in.stride[0]);
+      if (j >= left) break;
+      const std::int64_t i = at + j * in.stride[0];
+      first[j] = annulus::cuda::fetch<V>(static_cast<const T*>(in.first) + i);
+      if constexpr (kTwoIn) {
+        second[j] = annulus::cuda::fetch<V>(static_cast<const T*>(in.second) + i);
+      }
     }
   };
 
-  int column = static_cast<int>(threadIdx.x) * V;
-  if (live && column < a.C) fetch(b_begin, column);
-  const bool suspect = fill_steps<T>(a, p.theta_row, table);
-  if (!live) return;
-
   std::int64_t s[device::kAxes] = {};
-  const bool placed = t >= a.positions.prefix;
-  if (placed) {
-    a.positions.unravel(t, s);
-    s[0] += load_offset(a, b_begin);
-  }
+  const bool placed = live && t >= a.positions.prefix;
+  const auto sequences = static_cast<int>(b_end - b_begin);
   const Real sign = a.backward ? Real(-1) : Real(1);
 
-  for (; column < a.C; column += static_cast<int>(blockDim.x) * V) {
-    if (column >= static_cast<int>(blockDim.x) * V) fetch(b_begin, column);
-    device::SinCos<T, V> phase;
+  for (int first_column = 0; first_column < a.C; first_column += width) {
+    const int slot = static_cast<int>(threadIdx.x) * V;
+    const int column = first_column + slot;
+    const bool mine = live && column < a.C;
+    std::int64_t from = source_row + column * in.stride[3];
+    std::int64_t to = target_row + column * out.stride[3];
+    if (mine) fetch(from, sequences);  // in flight while the table is made
+    if (first_column == 0 && placed) {
+      a.positions.unravel(t, s);
+      s[0] += load_offset(a, b_begin);
+    }
+    if (first_column > 0) __syncthreads();  // all have read the table before it is made anew
+    const bool suspect = table.fill(a, p.theta_row, first_column, width);
+    if (!mine) continue;
+    device::SinCos<Real, V> phase;
     if (placed) {
-      make_phases<T, V>(a, p.theta_row, table, s, column, suspect, phase);
+      make_phases<T, V>(a, table, slot, s, column, suspect, phase);
     } else {
       phase.set_zero_phase();
     }
-    for (std::int64_t b = b_begin; b < b_end; b += kAhead) {
-      if (b > b_begin) fetch(b, column);
-      const std::int64_t o = element(out, b, p.head, t, column);
+    for (int done = 0; done < sequences; done += kAhead) {
+      if (done > 0) {
+        from += kAhead * in.stride[0];
+        fetch(from, sequences - done);
+      }
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) {
-        if (b + j >= b_end) break;
+        if (done + j >= sequences) break;
         Real u[V];
         Real w[V];
         Real r1[V];
         Real r2[V];
-#pragma unroll
-        for (int i = 0; i < V; ++i) {
-          u[i] = static_cast<Real>(first[j].v[i]);
-          if constexpr (kTwoIn) w[i] = static_cast<Real>(second[j].v[i]);
-        }
+        annulus::cuda::unpack(first[j], u);
+        if constexpr (kTwoIn) annulus::cuda::unpack(second[j], w);
+        [[maybe_unused]] const std::int64_t sequence = (b_begin + done + j) * a.heads + p.flat_head;
+        [[maybe_unused]] const std::int64_t stat_row = sequence * a.L + t;
+        [[maybe_unused]] const std::int64_t stat_column = sequence * a.C + column;
         if constexpr (kMode == Mode::kRotate) {
           device::rotate_tile(u, w, phase, sign, r1, r2);
+        } else if constexpr (kMode == Mode::kSpread) {
+          if constexpr (kActivated) activate_tile(a, u, stat_row, stat_column, u);
+          device::cosine_tile(u, phase, r1, r2);
         } else {
-          [[maybe_unused]] const std::int64_t sequence = (b + j) * a.heads + p.flat_head;
-          if constexpr (kMode == Mode::kSpread) {
-            if constexpr (kActivated) {
-              Real xb[V];
-              activate_tile(a, u, sequence * a.L + t, sequence * a.C + column, xb);
-              device::cosine_tile(xb, phase, r1, r2);
-            } else {
-              device::cosine_tile(u, phase, r1, r2);
-            }
-          } else {
-            device::cosine_tile_backward(u, w, phase, r1);
-            if constexpr (kActivated) {
-              Real x[V];
-              Real xb[V];
-              load_columns<V, T>(side.x.first, element(side.x, b + j, p.head, t, column), x);
-              activate_tile(a, x, sequence * a.L + t, sequence * a.C + column, xb);
-              activate_tile_backward(a, x, xb, sequence * a.L + t, sequence * a.C + column, r1);
-            }
+          device::cosine_tile_backward(u, w, phase, r1);
+          if constexpr (kActivated) {
+            Real x[V];
+            Real xb[V];
+            load_columns<V, T>(side.x.first, element(side.x, b_begin + done + j, p.head, t, column),
+                               x);
+            activate_tile(a, x, stat_row, stat_column, xb);
+            activate_tile_backward(a, x, xb, stat_row, stat_column, r1);
           }
         }
-        store_columns<V, T>(r1, out.first, o + j * out.stride[0]);
-        if constexpr (kMode != Mode::kGather) {
-          store_columns<V, T>(r2, out.second, o + j * out.stride[0]);
-        }
+        store_columns<V, T>(r1, out.first, to);
+        if constexpr (kMode != Mode::kGather) store_columns<V, T>(r2, out.second, to);
+        to += out.stride[0];
       }
     }
   }
@@ -160,6 +164,7 @@ bool vector_layout(const Operand& o, std::int64_t C, int width) {
 bool use_vectors(const Plan& plan) {
   if (plan.dtype == DType::kF64) return false;  // not a matter of bandwidth: sincospi in double
   const auto width = static_cast<int>(16 / size_of(plan.dtype));
+  if (plan.axes > 1 && plan.E < width) return false;  // a vector would lie on three axes
   for (int i = 0; i < plan.sides; ++i) {
     const Side& s = plan.side[i];
     for (const Operand* o : {&s.x, &s.y, &s.dy, &s.dx}) {
@@ -169,24 +174,6 @@ bool use_vectors(const Plan& plan) {
   return true;
 }
 
-}  // namespace
-
-BlockShape block_shape(std::int64_t lanes) {
-  BlockShape s;
-  s.x = static_cast<int>(std::min<std::int64_t>(std::max<std::int64_t>(lanes, 1), kThreads));
-  s.y = kThreads / s.x;
-  return s;
-}
-
-int table_columns(const Plan& plan) {
-  constexpr std::int64_t kTableBytes =
-      24 * 1024;  // leaves room for eight blocks on a multiprocessor
-  const auto bytes = static_cast<std::int64_t>(step_bytes(plan));
-  return plan.C * bytes <= kTableBytes ? static_cast<int>(plan.C) : 0;
-}
-
-std::size_t step_bytes(const Plan& plan) { return plan.dtype == DType::kF64 ? 16 : 8; }
-
 // Sequences per thread. More of them spread the cost of the sines, fewer of them fill the machine:
 // take the most that leaves about eight waves of threads (132 multiprocessors of 2048 threads).
 int batch_per_thread(std::int64_t vectors, std::int64_t B) {
@@ -195,8 +182,6 @@ int batch_per_thread(std::int64_t vectors, std::int64_t B) {
   const std::int64_t groups = (B + most - 1) / most;
   return static_cast<int>((B + groups - 1) / groups);  // even shares
 }
-
-namespace {
 
 Args make_args(const Plan& plan, bool backward, bool vectors) {
   if (plan.C > (1 << 29) || plan.heads() >= (std::int64_t{1} << 31)) {
@@ -222,14 +207,13 @@ Args make_args(const Plan& plan, bool backward, bool vectors) {
   a.heads_first = static_cast<std::int32_t>(plan.side[0].heads);
   a.activation = plan.activation;
   a.backward = backward;
-  a.table_columns = table_columns(plan);
   if (vectors && plan.activation == LrpeActivation::kSoftmaxFeatures) {
     const std::int64_t lanes = plan.C * size_of(plan.dtype) / 16;
     a.softmax_in_registers = lanes <= 32 && (lanes & (lanes - 1)) == 0;
   }
   for (int i = 0; i < plan.sides; ++i) {
     const Side& s = plan.side[i];
-    a.side[i] = {s.x, s.y, s.dy, s.dx, static_cast<std::int32_t>(s.heads_per_row)};
+    a.side[i] = {s.x, s.y, s.dy, s.dx, FastDiv(static_cast<std::uint32_t>(s.heads_per_row))};
   }
   return a;
 }
@@ -241,7 +225,8 @@ bool empty(const Plan& plan) {
 template <class T, int V, Mode kMode, bool kActivated>
 void launch_turn(const Plan& plan, Args a, cudaStream_t stream) {
   const std::int64_t lanes = plan.C / V;
-  const BlockShape shape = block_shape(lanes);
+  const auto lanes_x = static_cast<int>(std::min<std::int64_t>(lanes, kThreads));
+  const dim3 shape(static_cast<unsigned>(lanes_x), static_cast<unsigned>(kThreads / lanes_x));
   const std::int64_t tiles = (plan.L + shape.y - 1) / shape.y;
   a.batch_per_thread =
       plan.offsets.defined() ? 1 : batch_per_thread(plan.B * plan.heads() * plan.L * lanes, plan.B);
@@ -252,9 +237,8 @@ void launch_turn(const Plan& plan, Args a, cudaStream_t stream) {
   }
   a.tiles = FastDiv(static_cast<std::uint32_t>(tiles));
   a.heads_div = FastDiv(static_cast<std::uint32_t>(plan.heads()));
-  const std::size_t shared = static_cast<std::size_t>(a.table_columns) * step_bytes(plan);
-  turn_kernel<T, V, kMode, kActivated>
-      <<<static_cast<unsigned>(blocks), dim3(shape.x, shape.y), shared, stream>>>(a);
+  const std::size_t shared = StepTable<T>::bytes(lanes_x * V);
+  turn_kernel<T, V, kMode, kActivated><<<static_cast<unsigned>(blocks), shape, shared, stream>>>(a);
   annulus::cuda::check_launch(plan.op, "turn_kernel");
 }
 

@@ -24,7 +24,7 @@ using annulus::cuda::Vec;
 
 struct SideArgs {
   Operand x, y, dy, dx;
-  std::int32_t heads_per_row = 1;
+  FastDiv heads_per_row;
 };
 
 // Statistics of a softmax, indexed by row (b, head, t) or by column (b, head, c).
@@ -60,8 +60,9 @@ struct Args {
 template <class T>
 using step_t = std::conditional_t<std::is_same_v<T, double>, Turn, std::uint64_t>;
 
+// theta is a float, or x's own type: only beside f64 can it be a double.
 template <class T>
-__device__ __forceinline__ step_t<T> make_step(double theta) {
+__device__ __forceinline__ step_t<T> make_step(compute_t<T> theta) {
   if constexpr (std::is_same_v<T, double>) {
     return turn_step(theta);
   } else {
@@ -69,17 +70,18 @@ __device__ __forceinline__ step_t<T> make_step(double theta) {
   }
 }
 
-__device__ __forceinline__ double load_theta(const Args& a, int row, int k) {
+template <class Real>
+__device__ __forceinline__ Real load_theta(const Args& a, int row, int k) {
   const std::int64_t i = row * a.theta_stride[0] + k * a.theta_stride[1];
   switch (a.theta_dtype) {
     case DType::kF64:
-      return static_cast<const double*>(a.theta)[i];
+      return static_cast<Real>(static_cast<const double*>(a.theta)[i]);
     case DType::kF32:
-      return static_cast<double>(static_cast<const float*>(a.theta)[i]);
+      return static_cast<Real>(static_cast<const float*>(a.theta)[i]);
     case DType::kF16:
-      return static_cast<double>(static_cast<float>(static_cast<const float16*>(a.theta)[i]));
+      return static_cast<Real>(static_cast<float>(static_cast<const float16*>(a.theta)[i]));
     default:
-      return static_cast<double>(static_cast<float>(static_cast<const bfloat16*>(a.theta)[i]));
+      return static_cast<Real>(static_cast<float>(static_cast<const bfloat16*>(a.theta)[i]));
   }
 }
 
@@ -104,50 +106,57 @@ __device__ __forceinline__ Place find_place(const Args& a) {
   p.flat_head = static_cast<int>(rest - p.group * a.heads_div.divisor);
   p.side = p.flat_head >= a.heads_first ? 1 : 0;
   p.head = p.flat_head - (p.side ? a.heads_first : 0);
-  p.theta_row = p.head / a.side[p.side].heads_per_row;
+  p.theta_row =
+      static_cast<int>(a.side[p.side].heads_per_row.divide(static_cast<std::uint32_t>(p.head)));
   return p;
 }
 
-// Fills the block's table of steps, one per column, and waits for it. Says whether some theta of
-// the row is not finite, in which case poison() must be asked.
+// Phase steps of the columns a block works on at a time, in shared memory: blockDim.x * V of them.
 template <class T>
-__device__ __forceinline__ bool fill_steps(const Args& a, int theta_row, step_t<T>* table) {
-  const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
-  const int threads = static_cast<int>(blockDim.x * blockDim.y);
-  bool bad = false;
-  for (int c = thread; c < a.table_columns; c += threads) {
-    const double theta = load_theta(a, theta_row, c - a.positions.axis_of(c) * a.E);
-    bad |= !isfinite(theta);
-    table[c] = make_step<T>(theta);
+struct StepTable {
+  step_t<T>* step;
+  compute_t<T>* poison;  // 0, or NaN where theta is not finite
+
+  static __host__ __device__ constexpr std::size_t bytes(int columns) {
+    return static_cast<std::size_t>(columns) * (sizeof(step_t<T>) + sizeof(compute_t<T>));
   }
-  if (a.table_columns == 0) bad = true;  // nobody has looked: ask column by column
-  return __syncthreads_or(bad) != 0;
-}
+  __device__ __forceinline__ StepTable(unsigned char* shared, int columns)
+      : step(reinterpret_cast<step_t<T>*>(shared)),
+        poison(reinterpret_cast<compute_t<T>*>(shared + columns * sizeof(step_t<T>))) {}
 
-// NaN where theta is not finite, else 0.
-template <class Real>
-__device__ __forceinline__ Real poison(const Args& a, int theta_row, int c) {
-  const double theta = load_theta(a, theta_row, c - a.positions.axis_of(c) * a.E);
-  return isfinite(theta) ? Real(0) : Real(NAN);
-}
+  // Fills the table for columns [first, first + count) and waits for it. Says whether some theta
+  // among them is not finite, so that the poison must be added.
+  __device__ __forceinline__ bool fill(const Args& a, int theta_row, int first, int count) {
+    using Real = compute_t<T>;
+    const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
+    const int threads = static_cast<int>(blockDim.x * blockDim.y);
+    bool bad = false;
+    for (int i = thread; i < count && first + i < a.C; i += threads) {
+      const int c = first + i;
+      const Real theta = load_theta<Real>(a, theta_row, c - a.positions.axis_of(c) * a.E);
+      const bool finite = isfinite(theta);
+      bad |= !finite;
+      step[i] = make_step<T>(theta);
+      poison[i] = finite ? Real(0) : Real(NAN);
+    }
+    return __syncthreads_or(bad) != 0;
+  }
+};
 
-// The phases of V columns of a token that has a position.
+// The phases of V columns, of a token that has a position, from table entry `slot` on.
 template <class T, int V>
-__device__ __forceinline__ void make_phases(const Args& a, int theta_row, const step_t<T>* table,
+__device__ __forceinline__ void make_phases(const Args& a, const StepTable<T>& table, int slot,
                                             const std::int64_t (&s)[device::kAxes], int column,
-                                            bool suspect, device::SinCos<T, V>& phase) {
+                                            bool suspect, device::SinCos<compute_t<T>, V>& phase) {
+  std::int64_t position[V];
+  a.positions.along_columns(s, column, position);
 #pragma unroll
-  for (int i = 0; i < V; ++i) {
-    const int c = column + i;
-    const step_t<T> step =
-        a.table_columns > 0
-            ? table[c]
-            : make_step<T>(load_theta(a, theta_row, c - a.positions.axis_of(c) * a.E));
-    phase.set(i, a.positions.column_phase(step, s, c));
-    if (suspect) {
-      const auto p = poison<compute_t<T>>(a, theta_row, c);
-      phase.s[i] += p;
-      phase.c[i] += p;
+  for (int i = 0; i < V; ++i) phase.set(i, turn_at(table.step[slot + i], position[i]));
+  if (suspect) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      phase.s[i] += table.poison[slot + i];
+      phase.c[i] += table.poison[slot + i];
     }
   }
 }
@@ -220,7 +229,7 @@ __device__ __forceinline__ Real row_reduce(Real v, F&& combine) {
   return v;
 }
 
-// Replaces x by f(x). `row` and `column` index the statistics.
+// xb = f(x), which may be x itself. `row` and `column` index the statistics.
 template <int V, class Real>
 __device__ __forceinline__ void activate_tile(const Args& a, const Real (&x)[V], std::int64_t row,
                                               std::int64_t column, Real (&xb)[V]) {
@@ -232,9 +241,9 @@ __device__ __forceinline__ void activate_tile(const Args& a, const Real (&x)[V],
     Real sum = 0;
 #pragma unroll
     for (int i = 0; i < V; ++i) sum += xb[i] = exp_of(x[i] - high);
-    sum = row_reduce(sum, [](Real p, Real q) { return p + q; });
+    const Real scale = Real(1) / row_reduce(sum, [](Real p, Real q) { return p + q; });
 #pragma unroll
-    for (int i = 0; i < V; ++i) xb[i] *= Real(1) / sum;
+    for (int i = 0; i < V; ++i) xb[i] *= scale;
     return;
   }
   const auto* highs = static_cast<const Real*>(a.stats.high);
@@ -254,7 +263,7 @@ __device__ __forceinline__ void activate_tile_backward(const Args& a, const Real
   Real row_dot = 0;
   if (a.activation == LrpeActivation::kSoftmaxFeatures && a.softmax_in_registers) {
 #pragma unroll
-    for (int i = 0; i < V; ++i) row_dot += xb[i] * g[i];
+    for (int i = 0; i < V; ++i) row_dot = device::mul_add(xb[i], g[i], row_dot);
     row_dot = row_reduce(row_dot, [](Real p, Real q) { return p + q; });
   }
   const auto* dots = static_cast<const Real*>(a.stats.dot);
@@ -290,13 +299,6 @@ std::size_t softmax_scratch_bytes(const Plan& plan);
 void launch_dtheta(const Plan& plan, Args args, bool vectors, double* partial, void* stream);
 std::int64_t dtheta_partials(const Plan& plan);
 void launch_zero_dtheta(const Plan& plan, void* stream);
-constexpr int kThreads = 256;
-// Block shape for rows of `lanes` threads, and the shared memory of the step table.
-struct BlockShape {
-  int x = 1, y = 1;
-};
-BlockShape block_shape(std::int64_t lanes);
-int table_columns(const Plan& plan);
-std::size_t step_bytes(const Plan& plan);
+inline constexpr int kThreads = 256;
 
 }  // namespace annulus::lrpe::cuda

@@ -29,7 +29,8 @@ __device__ __forceinline__ Head find_head(const Args& a, std::int64_t flat) {
   Head h;
   h.side = flat >= a.heads_first ? 1 : 0;
   h.head = static_cast<int>(flat) - (h.side ? a.heads_first : 0);
-  h.theta_row = h.head / a.side[h.side].heads_per_row;
+  h.theta_row =
+      static_cast<int>(a.side[h.side].heads_per_row.divide(static_cast<std::uint32_t>(h.head)));
   return h;
 }
 
@@ -42,15 +43,15 @@ __device__ __forceinline__ compute_t<T> gradient(const Args& a, const Head& h, s
   const std::int64_t i = element(dy, b, h.head, t, c);
   const auto d1 = static_cast<Real>(static_cast<const T*>(dy.first)[i]);
   const auto d2 = static_cast<Real>(static_cast<const T*>(dy.second)[i]);
-  if (t < a.positions.prefix) return d1 + d2 * Real(0);
+  if (t < a.positions.prefix) return device::mul_add(d2, Real(0), d1);
   std::int64_t s[device::kAxes] = {};
   a.positions.unravel(t, s);
   s[0] += load_offset(a, b);
-  const double theta = load_theta(a, h.theta_row, c - a.positions.axis_of(c) * a.E);
-  device::SinCos<T, 1> phase;
+  const Real theta = load_theta<Real>(a, h.theta_row, c - a.positions.axis_of(c) * a.E);
+  device::SinCos<Real, 1> phase;
   phase.set(0, a.positions.column_phase(make_step<T>(theta), s, c));
-  const Real bad = isfinite(theta) ? Real(0) : Real(NAN);
-  return d1 * (phase.c[0] + bad) + d2 * (phase.s[0] + bad);
+  if (!isfinite(theta)) phase.c[0] = phase.s[0] = Real(NAN);
+  return device::mul_add(d2, phase.s[0], d1 * phase.c[0]);
 }
 
 template <class Real, class F>
@@ -203,7 +204,7 @@ __global__ void __launch_bounds__(kThreads)
     for (std::int64_t t = p.run * kRunTokens + threadIdx.y; t < end; t += kRows) {
       const auto v =
           static_cast<Real>(static_cast<const T*>(x.first)[element(x, p.b, h.head, t, p.c)]);
-      mine += exp_of(v - high) * scale * gradient<T>(a, h, p.b, t, p.c);
+      mine = device::mul_add(exp_of(v - high) * scale, gradient<T>(a, h, p.b, t, p.c), mine);
     }
   }
   rows[threadIdx.y][threadIdx.x] = mine;

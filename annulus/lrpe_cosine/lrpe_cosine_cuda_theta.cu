@@ -22,6 +22,10 @@ namespace annulus::lrpe::cuda {
 namespace {
 
 constexpr int kTileTokens = 64;
+// The rows of a block are fixed, whatever a thread's width: the order of the sums, and so their
+// bits, must not depend on the layout.
+constexpr int kBlockRows = 8;
+constexpr int kBlockLanes = 32;
 
 // Thread (x, y): V columns from V (x + i blockDim.x) on, of tokens y, y + blockDim.y, ... of the
 // tile, all b.
@@ -32,11 +36,11 @@ __global__ void __launch_bounds__(kThreads)
   extern __shared__ __align__(16) unsigned char shared[];
   auto* sums = reinterpret_cast<Real*>(shared);  // [2][V][blockDim.y][blockDim.x]
   const int threads = static_cast<int>(blockDim.x * blockDim.y);
-  auto* table = reinterpret_cast<step_t<T>*>(shared + 2 * V * sizeof(Real) * threads);
+  const int width = static_cast<int>(blockDim.x) * V;  // columns a block takes at a time
+  StepTable<T> table(shared + 2 * V * sizeof(Real) * threads, width);
 
   const Place p = find_place(a);
   const SideArgs& side = a.side[p.side];
-  const bool suspect = fill_steps<T>(a, p.theta_row, table);
   const std::int64_t t0 = static_cast<std::int64_t>(p.tile) * kTileTokens;
   const std::int64_t t1 = t0 + kTileTokens < a.L ? t0 + kTileTokens : a.L;
 
@@ -45,10 +49,10 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t first = t0 > a.positions.prefix ? t0 : a.positions.prefix;
   if (first < a.L) a.positions.unravel(first, s0);
 
-  const int steps =
-      (a.C + static_cast<int>(blockDim.x) * V - 1) / (static_cast<int>(blockDim.x) * V);
-  for (int step = 0; step < steps; ++step) {
-    const int column = (step * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * V;
+  for (int first_column = 0; first_column < a.C; first_column += width) {
+    const int slot = static_cast<int>(threadIdx.x) * V;
+    const int column = first_column + slot;
+    const bool suspect = table.fill(a, p.theta_row, first_column, width);
     const bool active = column < a.C;
     Real sum0[V] = {};
     Real sum1[V] = {};
@@ -57,12 +61,12 @@ __global__ void __launch_bounds__(kThreads)
       std::int64_t s[device::kAxes] = {};
       if (placed) a.positions.unravel(t, s);
       const std::int64_t s_base = s[0];
-      device::SinCos<T, V> phase;
+      device::SinCos<Real, V> phase;
       phase.set_zero_phase();
       for (std::int64_t b = 0; b < a.B; ++b) {
         if (placed && (b == 0 || a.offsets != nullptr)) {
           s[0] = s_base + load_offset(a, b);
-          make_phases<T, V>(a, p.theta_row, table, s, column, suspect, phase);
+          make_phases<T, V>(a, table, slot, s, column, suspect, phase);
         }
         const std::int64_t i_dy = element(side.dy, b, p.head, t, column);
         const std::int64_t i_x = element(side.x, b, p.head, t, column);
@@ -82,9 +86,9 @@ __global__ void __launch_bounds__(kThreads)
             const int axis = a.positions.axis_of(column + i);
             const auto within =
                 static_cast<Real>(a.positions.along(s, axis) - a.positions.along(s0, axis));
-            const Real q = kRotate ? x1[i] * g2[i] - x2[i] * g1[i] : xb[i] * g2[i];
+            const Real q = kRotate ? device::mul_add(-x2[i], g1[i], x1[i] * g2[i]) : xb[i] * g2[i];
             sum0[i] += q;
-            sum1[i] += within * q;
+            sum1[i] = device::mul_add(within, q, sum1[i]);
           }
         }
         if (side.dx.first != nullptr) {
@@ -99,11 +103,11 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
     // Rows in order, in double.
-    const int slot = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
+    const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
 #pragma unroll
     for (int i = 0; i < V; ++i) {
-      sums[i * threads + slot] = sum0[i];
-      sums[(V + i) * threads + slot] = sum1[i];
+      sums[i * threads + thread] = sum0[i];
+      sums[(V + i) * threads + thread] = sum1[i];
     }
     __syncthreads();
     if (threadIdx.y == 0 && active) {
@@ -181,16 +185,18 @@ std::int64_t tile_count(const Plan& plan) { return (plan.L + kTileTokens - 1) / 
 
 template <class T, int V, bool kRotate>
 void launch(const Plan& plan, const Args& a, double* partial, cudaStream_t stream) {
-  const BlockShape shape = block_shape((plan.C + V - 1) / V);
+  const auto lanes =
+      static_cast<int>(std::clamp<std::int64_t>((plan.C + V - 1) / V, 1, kBlockLanes));
+  const dim3 shape(static_cast<unsigned>(lanes), kBlockRows);
   const std::size_t shared =
-      2 * V * sizeof(compute_t<T>) * static_cast<std::size_t>(shape.x * shape.y) +
-      static_cast<std::size_t>(a.table_columns) * step_bytes(plan);
+      2 * V * sizeof(compute_t<T>) * static_cast<std::size_t>(lanes * kBlockRows) +
+      StepTable<T>::bytes(lanes * V);
   const std::int64_t blocks = tile_count(plan) * plan.heads();
   if (blocks >= (std::int64_t{1} << 31)) {
     throw NotSupported("[" + std::string(plan.op) + "] x must need fewer than 2^31 blocks on cuda");
   }
   dtheta_kernel<T, V, kRotate>
-      <<<static_cast<unsigned>(blocks), dim3(shape.x, shape.y), shared, stream>>>(a, partial);
+      <<<static_cast<unsigned>(blocks), shape, shared, stream>>>(a, partial);
   annulus::cuda::check_launch(plan.op, "dtheta_kernel");
 }
 
@@ -232,8 +238,8 @@ void launch_dtheta(const Plan& plan, Args a, bool vectors, double* partial, void
   r.axes = plan.axes;
   r.sides = plan.sides;
   r.heads_first = a.heads_first;
-  r.heads_per_row[0] = a.side[0].heads_per_row;
-  r.heads_per_row[1] = a.side[1].heads_per_row;
+  r.heads_per_row[0] = static_cast<std::int32_t>(plan.side[0].heads_per_row);
+  r.heads_per_row[1] = static_cast<std::int32_t>(plan.side[1].heads_per_row);
   r.dtheta = plan.dtheta.data;
   r.stride[0] = plan.dtheta.stride[0];
   r.stride[1] = plan.dtheta.stride[1];

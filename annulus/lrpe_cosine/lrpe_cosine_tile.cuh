@@ -36,20 +36,14 @@ struct Positions {
 
   // Position of token t >= prefix along each axis; only the first `axes` entries are set.
   __device__ __forceinline__ void unravel(std::int64_t t, std::int64_t (&s)[kAxes]) const {
-    std::int64_t rest = t - prefix;
     if (axes == 1) {
-      s[0] = rest + offset;
-      return;
-    }
-    if (wide) {
+      s[0] = t - prefix + offset;
+    } else if (wide) {
+      const Wide w = unravel_wide(t - prefix);
 #pragma unroll
-      for (int j = kAxes - 1; j > 0; --j) {
-        if (j >= axes) continue;
-        s[j] = rest % extent[j];
-        rest /= extent[j];
-      }
+      for (int j = 0; j < kAxes; ++j) s[j] = w.s[j];
     } else {
-      auto r = static_cast<std::uint32_t>(rest);
+      auto r = static_cast<std::uint32_t>(t - prefix);
 #pragma unroll
       for (int j = kAxes - 1; j > 0; --j) {
         if (j >= axes) continue;
@@ -57,9 +51,41 @@ struct Positions {
         s[j] = r - q * divide[j].divisor;
         r = q;
       }
-      rest = r;
+      s[0] = r;
     }
-    s[0] = rest;
+  }
+
+  // Out of line, and by value: three 64-bit divisions would be a third of a kernel's code, and an
+  // array whose address is taken would live in local memory.
+  struct Wide {
+    std::int64_t s[kAxes];
+  };
+  __device__ __noinline__ Wide unravel_wide(std::int64_t rest) const {
+    Wide w;
+    w.s[3] = rest % extent[3];
+    rest /= extent[3];
+    w.s[2] = rest % extent[2];
+    rest /= extent[2];
+    w.s[1] = rest % extent[1];
+    w.s[0] = rest / extent[1];
+    return w;
+  }
+
+  // Position of each of V <= E neighbouring columns (or one): they lie on one axis or on two.
+  template <int V>
+  __device__ __forceinline__ void along_columns(const std::int64_t (&s)[kAxes], int column,
+                                                std::int64_t (&position)[V]) const {
+    if (axes == 1) {
+#pragma unroll
+      for (int i = 0; i < V; ++i) position[i] = s[0];
+    } else {
+      const int last = axis_of(column + V - 1);
+      const int edge = last * columns_per_axis - column;  // where the second axis begins
+      const std::int64_t first_position = along(s, axis_of(column));
+      const std::int64_t last_position = along(s, last);
+#pragma unroll
+      for (int i = 0; i < V; ++i) position[i] = i < edge ? first_position : last_position;
+    }
   }
 
   // Axis that owns a column.
@@ -91,7 +117,7 @@ inline Positions make_positions(int axes, const std::int64_t* extent, std::int64
   p.columns_per_axis = static_cast<int>(columns_per_axis < (1 << 29) ? columns_per_axis : 1 << 29);
   std::int64_t tokens = 1;
   for (int j = 0; j < axes; ++j) {
-    p.extent[j] = extent[j];
+    p.extent[j] = extent[j] > 0 ? extent[j] : 1;
     tokens *= extent[j] > 0 ? extent[j] : 1;
   }
   p.wide = tokens >= (std::int64_t{1} << 31);
@@ -101,24 +127,11 @@ inline Positions make_positions(int axes, const std::int64_t* extent, std::int64
   return p;
 }
 
-// sin and cos of a 64-bit turn for outputs of 16 bits: two fewer terms than phase.h's fp32 version,
-// relative error 2e-6 (sin) and 1.5e-5 (cos), a tenth of an fp16 ulp at most. The remainder is
-// converted from all 62 bits, so the error stays relative at the zeros. (MUFU's sin and cos are
-// right to 2^-21 of 1, not of the value: several bf16 ulps wherever |cos| < 1e-4.)
-__device__ __forceinline__ void sincos_turn_narrow(std::uint64_t t, float& s, float& c) {
-  std::int64_t rest = 0;
-  const unsigned k = split_quadrant(t, rest);
-  const float u = static_cast<float>(rest) * 0x1p-61f;
-  const float u2 = u * u;
-  s = u * (0.785396993f + u2 * (-0.0807248056f + u2 * 0.00243566139f));
-  c = 1.0f + u2 * (-0.308277428f + u2 * 0.0153946038f);
-  place_in_quadrant(k, s, c);
-}
-
-// The sines and cosines of V neighbouring columns of one token. T is the type of the output.
-template <class T, int V>
+// The sines and cosines of V neighbouring columns of one token, to fp32 (fp64) accuracy relative to
+// the value, at the zeros too. (MUFU's sin and cos are right to 2^-21 of 1, not of the value:
+// several bf16 ulps wherever |cos| < 1e-4.)
+template <class Real, int V>
 struct SinCos {
-  using Real = compute_t<T>;
   Real s[V];
   Real c[V];
 
@@ -129,19 +142,20 @@ struct SinCos {
       c[i] = Real(1);
     }
   }
-  __device__ __forceinline__ void set(int i, std::uint64_t turn) {
-    if constexpr (sizeof(T) == 2) {
-      sincos_turn_narrow(turn, s[i], c[i]);
-    } else {
-      sincos_turn(turn, s[i], c[i]);
-    }
-  }
+  __device__ __forceinline__ void set(int i, std::uint64_t turn) { sincos_turn(turn, s[i], c[i]); }
   __device__ __forceinline__ void set(int i, Turn turn) { sincos_turn(turn, s[i], c[i]); }
 };
 
+// Fused multiply-adds are written out, so that every kernel rounds alike: a layout never changes a
+// bit.
+__device__ __forceinline__ float mul_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+__device__ __forceinline__ double mul_add(double a, double b, double c) {
+  return __fma_rn(a, b, c);
+}
+
 // yc = x cos, ys = x sin.
-template <class T, int V, class Real>
-__device__ __forceinline__ void cosine_tile(const Real (&x)[V], const SinCos<T, V>& phase,
+template <class Real, int V>
+__device__ __forceinline__ void cosine_tile(const Real (&x)[V], const SinCos<Real, V>& phase,
                                             Real (&yc)[V], Real (&ys)[V]) {
 #pragma unroll
   for (int i = 0; i < V; ++i) {
@@ -151,25 +165,25 @@ __device__ __forceinline__ void cosine_tile(const Real (&x)[V], const SinCos<T, 
 }
 
 // The gradient of x: g = dyc cos + dys sin.
-template <class T, int V, class Real>
+template <class Real, int V>
 __device__ __forceinline__ void cosine_tile_backward(const Real (&dyc)[V], const Real (&dys)[V],
-                                                     const SinCos<T, V>& phase, Real (&g)[V]) {
+                                                     const SinCos<Real, V>& phase, Real (&g)[V]) {
 #pragma unroll
-  for (int i = 0; i < V; ++i) g[i] = dyc[i] * phase.c[i] + dys[i] * phase.s[i];
+  for (int i = 0; i < V; ++i) g[i] = mul_add(dys[i], phase.s[i], dyc[i] * phase.c[i]);
 }
 
-// (y1, y2) = (x1, x2) turned by the phase; `sign` = -1 turns back. May be in place.
-template <class T, int V, class Real>
+// (y1, y2) = (x1, x2) turned by the phase; `sign` = -1 turns back.
+template <class Real, int V>
 __device__ __forceinline__ void rotate_tile(const Real (&x1)[V], const Real (&x2)[V],
-                                            const SinCos<T, V>& phase, Real sign, Real (&y1)[V],
+                                            const SinCos<Real, V>& phase, Real sign, Real (&y1)[V],
                                             Real (&y2)[V]) {
 #pragma unroll
   for (int i = 0; i < V; ++i) {
     const Real a = x1[i];
     const Real b = x2[i];
     const Real s = sign * phase.s[i];
-    y1[i] = a * phase.c[i] - b * s;
-    y2[i] = a * s + b * phase.c[i];
+    y1[i] = mul_add(-b, s, a * phase.c[i]);
+    y2[i] = mul_add(b, phase.c[i], a * s);
   }
 }
 

@@ -100,6 +100,42 @@ ANNULUS_HD inline std::uint64_t turn_step64(double theta) {
   return t.hi + (t.lo >> 63);
 }
 
+// A 32-bit word of 1 / 2pi.
+ANNULUS_HD inline std::uint32_t inv_two_pi_half_word(int i) {
+  const std::uint64_t w = inv_two_pi_word(i < 0 ? -1 : i / 2);
+  return static_cast<std::uint32_t>(i & 1 ? w : w >> 32);
+}
+
+// The same for a float, in 32-bit arithmetic: a quarter of the instructions on a GPU. 128 bits of 1
+// / 2pi times 24 bits of theta.
+ANNULUS_HD inline std::uint64_t turn_step64(float theta) {
+#if defined(__CUDA_ARCH__)
+  const std::uint32_t bits = __float_as_uint(theta);
+#else
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(theta);
+#endif
+  const int field = static_cast<int>((bits >> 23) & 0xff);
+  const std::uint32_t fraction = bits & ((1u << 23) - 1);
+  const std::uint64_t m = field == 0 ? fraction : fraction | (1u << 23);
+  const int e = field == 0 ? -149 : field - 150;
+
+  const int word = (e - (e & 31)) / 32;
+  const int shift = e & 31;
+  std::uint64_t carry = 0;
+  std::uint32_t product[4] = {};
+  for (int k = 3; k >= 0; --k) {
+    // Two neighbouring words as one 64-bit number, shifted: its upper half is the window's word.
+    const std::uint64_t pair = static_cast<std::uint64_t>(inv_two_pi_half_word(word + k)) << 32 |
+                               inv_two_pi_half_word(word + k + 1);
+    carry += m * static_cast<std::uint32_t>((pair << shift) >> 32);
+    product[k] = static_cast<std::uint32_t>(carry);
+    carry >>= 32;
+  }
+  const std::uint64_t step =
+      (static_cast<std::uint64_t>(product[0]) << 32 | product[1]) + (product[2] >> 31);
+  return bits >> 31 ? ~step + 1 : step;
+}
+
 ANNULUS_HD inline Turn turn_at(Turn step, std::int64_t position) {
   const auto s = static_cast<std::uint64_t>(position);
   Turn t;
@@ -159,15 +195,33 @@ struct SinCosF32 {  // relative error 3e-8 (sin), 5e-10 (cos): fp32 outputs
                          kCos3 = 3.49398692e-06f;
 };
 
+ANNULUS_HD inline float flip_sign(float x, std::uint32_t sign_bit) {
+#if defined(__CUDA_ARCH__)
+  return __uint_as_float(__float_as_uint(x) ^ sign_bit);
+#else
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(x) ^ sign_bit);
+#endif
+}
+
+// All 64 bits of the turn count, in 32-bit arithmetic: about 25 instructions on a GPU. The
+// remainder is made positive before it is converted, since -1 + (1 - tiny) in two words would lose
+// all of it.
 ANNULUS_HD inline void sincos_turn(std::uint64_t t, float& s, float& c) {
   using P = SinCosF32;
-  std::int64_t rest = 0;
-  const unsigned k = split_quadrant(t, rest);
-  const float u = static_cast<float>(rest) * 0x1p-61f;
+  const auto high = static_cast<std::uint32_t>(t >> 32);
+  const std::uint32_t quadrant = high + (1u << 29);  // its number is in the top two bits
+  const std::uint32_t rest_high = high - (quadrant & (3u << 30));
+  const std::uint32_t minus =
+      static_cast<std::uint32_t>(static_cast<std::int32_t>(rest_high) >> 31);
+  const auto u = static_cast<float>(rest_high ^ minus) * 0x1p-29f +
+                 static_cast<float>(static_cast<std::uint32_t>(t) ^ minus) * 0x1p-61f;  // 0 .. 1
   const float u2 = u * u;
-  s = u * (P::kSin0 + u2 * (P::kSin1 + u2 * (P::kSin2 + u2 * P::kSin3)));
-  c = 1.0f + u2 * (P::kCos0 + u2 * (P::kCos1 + u2 * (P::kCos2 + u2 * P::kCos3)));
-  place_in_quadrant(k, s, c);
+  const float ps = u * (P::kSin0 + u2 * (P::kSin1 + u2 * (P::kSin2 + u2 * P::kSin3)));
+  const float pc = 1.0f + u2 * (P::kCos0 + u2 * (P::kCos1 + u2 * (P::kCos2 + u2 * P::kCos3)));
+  const float odd = flip_sign(ps, minus & (1u << 31));
+  const bool swap = (quadrant & (1u << 30)) != 0;
+  s = flip_sign(swap ? pc : odd, quadrant & (1u << 31));
+  c = flip_sign(swap ? odd : pc, (quadrant + (1u << 30)) & (1u << 31));
 }
 
 }  // namespace annulus::lrpe
