@@ -31,9 +31,30 @@ bool same_class(double reference, double ours, DType t, bool forward) {
          (std::isfinite(reference) && std::abs(reference) - max < edge);
 }
 
+// Root of the sum of squares, scaled by the largest so far: 1e200 squared is no longer a double,
+// nor is 1e-200.
+class Norm {
+ public:
+  void add(double magnitude) {
+    if (magnitude <= scale_) {
+      if (magnitude > 0 && std::isfinite(scale_)) {
+        sum_ += (magnitude / scale_) * (magnitude / scale_);
+      }
+    } else {
+      sum_ = 1 + sum_ * (scale_ / magnitude) * (scale_ / magnitude);
+      scale_ = magnitude;
+    }
+  }
+  double rms(double count) const { return scale_ * std::sqrt(sum_ / count); }
+
+ private:
+  double scale_ = 0;
+  double sum_ = 0;
+};
+
 struct Errors {
   double max = 0, max_baseline = 0, max_reference = 0;
-  double square = 0, square_reference = 0;
+  Norm norm, norm_reference;
   std::size_t count = 0, at = 0;
 };
 
@@ -45,8 +66,8 @@ Errors measure(const CompareInput& in) {
     const double error = std::abs(in.ours[i] - r);
     if (error > e.max) e.max = error, e.at = i;
     e.max_reference = std::max(e.max_reference, std::abs(r));
-    e.square += error * error;
-    e.square_reference += r * r;
+    e.norm.add(error);
+    e.norm_reference.add(std::abs(r));
     ++e.count;
     if (std::isfinite(in.baseline[i])) {
       e.max_baseline = std::max(e.max_baseline, std::abs(in.baseline[i] - r));
@@ -90,11 +111,11 @@ Comparison compare(const CompareInput& in) {
   };
 
   const double n = static_cast<double>(e.count);
-  const double rms = std::sqrt(e.square / n);
+  const double rms = e.norm.rms(n);
   const double c = in.forward ? kPolicy.ratio_forward : kPolicy.ratio_backward;
   const double g = guard_of(in.dtype) * (in.forward ? 1 : kPolicy.guard_backward_factor);
   double scale_max = e.max_reference;
-  double scale_rms = std::sqrt(e.square_reference / n);
+  double scale_rms = e.norm_reference.rms(n);
   const auto ratio_limit = [&] {
     return c * e.max_baseline + kPolicy.slack_ulps * ulp_at(scale_max, in.dtype);
   };
@@ -103,13 +124,13 @@ Comparison compare(const CompareInput& in) {
   const auto guard_limit = [&] { return std::max(g * scale_rms, ulp_at(0, in.dtype)); };
   if ((e.max > ratio_limit() || rms > guard_limit()) && in.term_size) {
     const std::vector<double> terms = in.term_size();
-    double square = 0;
+    Norm norm;
     for (std::size_t i = 0; i < terms.size(); ++i) {
       if (!std::isfinite(terms[i]) || !std::isfinite(in.reference[i])) continue;
       scale_max = std::max(scale_max, terms[i]);
-      square += terms[i] * terms[i];
+      norm.add(terms[i]);
     }
-    scale_rms = std::max(scale_rms, std::sqrt(square / n));
+    scale_rms = std::max(scale_rms, norm.rms(n));
   }
   if (in.dtype != DType::kF64) judge("ratio to baseline", e.max, ratio_limit(), e.at);
   judge("relative rms", rms, guard_limit(), e.at);

@@ -29,7 +29,9 @@ TEST(Limits, NoEnvironmentVariableIsRead) {
     if (!fs::exists(root)) GTEST_SKIP() << "the sources are not where they were compiled";
     for (const fs::directory_entry& entry : fs::directory_iterator(root)) {
       const std::string extension = entry.path().extension().string();
-      if (extension != ".cpp" && extension != ".h") continue;
+      if (extension != ".cpp" && extension != ".h" && extension != ".cu" && extension != ".cuh") {
+        continue;
+      }
       ++files;
       std::ifstream in(entry.path());
       std::stringstream text;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -33,8 +34,9 @@ std::vector<Target> targets() {
   return all;
 }
 
-std::string target_name(const ::testing::TestParamInfo<Target>& info) {
-  return info.param.op->op + (info.param.device.type == DeviceType::kCPU ? "_cpu" : "_cuda");
+// The names of parameters, in GoogleTest's listings and in ctest's.
+std::ostream& operator<<(std::ostream& out, const Target& t) {
+  return out << t.op->op << (t.device.type == DeviceType::kCPU ? "_cpu" : "_cuda");
 }
 
 void expect_passed(const SuiteRow& row) {
@@ -68,12 +70,17 @@ TEST_P(Operators, BadCalls) {
   expect_passed(row);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Operators, ::testing::ValuesIn(targets()), target_name);
+INSTANTIATE_TEST_SUITE_P(All, Operators, ::testing::ValuesIn(targets()),
+                         ::testing::PrintToStringParamName());
 
 struct Shard {
   Target target;
   int index;
 };
+
+std::ostream& operator<<(std::ostream& out, const Shard& s) {
+  return out << s.target << "_" << s.index;
+}
 
 std::vector<Shard> shards() {
   std::vector<Shard> all;
@@ -96,11 +103,8 @@ TEST_P(Fuzz, Cases) {
                          {.device = target.device, .progress = {}}));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Fuzz, ::testing::ValuesIn(shards()), [](const auto& info) {
-  const Device d = info.param.target.device;
-  return info.param.target.op->op + (d.type == DeviceType::kCPU ? "_cpu_" : "_cuda_") +
-         std::to_string(info.param.index);
-});
+INSTANTIATE_TEST_SUITE_P(All, Fuzz, ::testing::ValuesIn(shards()),
+                         ::testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace annulus::testing

@@ -156,7 +156,7 @@ void add_positions(Builder& b) {
   b.add("more than 65 535 tokens, softmax over tokens",
         {.D = 1, .E = 1, .shape = {65600}, .activation = LrpeActivation::kSoftmaxTokens});
   b.add("more than 65 535 batch entries", {.B = 66000, .D = 1, .E = 1, .shape = {1}, .prefix = 1});
-  b.add("more than 65 535 heads", {.H = 66000, .D = 1, .E = 1, .shape = {2}, .need_dtheta = false});
+  b.add("more than 65 535 heads", {.H = 66000, .D = 1, .E = 1, .shape = {2}});
   b.add("many heads", {.H = 1500, .D = 2, .E = 2, .shape = {3}});
   b.add("only prefix tokens", {.B = 2, .H = 2, .D = 8, .E = 8, .shape = {0}, .prefix = 10});
 }
