@@ -24,11 +24,14 @@ namespace {
 // What a thread does with its columns: x -> (x cos, x sin); (dy1, dy2) -> g; or a rotation.
 enum class Mode { kSpread, kGather, kRotate };
 
-// Left alone, the compiler takes 125 registers to make eight phases at once, which leaves a quarter
-// of the threads a multiprocessor can hold; 80 do without a spill, and three blocks with four loads
-// each in flight keep the memory busy.
+// Blocks of 128 threads, seven of them to a multiprocessor: 72 registers a thread, no spill.
+// Measured on an H200 in bf16, n = 4096 forward / backward, as a multiple of a kernel that only
+// moves the bytes: 1.05 / 1.04; 256 threads and 80 registers 1.06 / 1.06; eight blocks (64
+// registers, 60 bytes spilled) 1.16 / 1.04; blocks of 64 1.07 / 1.06. Left alone the compiler takes
+// 125 registers.
+constexpr int kTurnThreads = 128;
 template <class T>
-inline constexpr int kMinBlocks = std::is_same_v<T, double> ? 2 : 3;
+inline constexpr int kMinBlocks = std::is_same_v<T, double> ? 4 : 7;
 
 template <Mode kMode>
 __device__ __forceinline__ const Operand& source(const SideArgs& s, bool backward) {
@@ -42,7 +45,7 @@ __device__ __forceinline__ const Operand& target(const SideArgs& s, bool backwar
 // Thread (x, y) of a block owns V columns from V (x + i blockDim.x) on, of token tile * blockDim.y
 // + y, of batch_per_thread sequences.
 template <class T, int V, Mode kMode, bool kActivated>
-__global__ void __launch_bounds__(kThreads, kMinBlocks<T>)
+__global__ void __launch_bounds__(kTurnThreads, kMinBlocks<T>)
     turn_kernel(const __grid_constant__ Args a) {
   using Real = compute_t<T>;
   constexpr bool kTwoIn = kMode != Mode::kSpread;
@@ -174,16 +177,19 @@ bool use_vectors(const Plan& plan) {
   return true;
 }
 
-// Sequences per thread. More of them spread the cost of the sines, fewer of them fill the machine:
-// take the most that leaves about eight waves of threads (132 multiprocessors of 2048 threads).
+// Sequences per thread. More of them spread the cost of the sines, fewer of them fill the machine.
+// Measured on an H200 (B = 12, in multiples of the moving kernel): 6 is best from n = 256 up (n =
+// 4096: 3 1.07 / 1.14, 6 1.05 / 1.04, 12 1.06 / 1.06), 3 at n = 64 (1.33; 6 1.44), where 6 would
+// leave 25 000 threads.
 int batch_per_thread(std::int64_t vectors, std::int64_t B) {
-  constexpr std::int64_t kEnough = std::int64_t{8} * 132 * 2048;
-  const std::int64_t most = std::clamp<std::int64_t>(vectors / kEnough, 1, 16);
+  constexpr std::int64_t kMost = 6;
+  constexpr std::int64_t kEnoughThreads = 48 * 1024;
+  const std::int64_t most = std::clamp<std::int64_t>(vectors / kEnoughThreads, 1, kMost);
   const std::int64_t groups = (B + most - 1) / most;
   return static_cast<int>((B + groups - 1) / groups);  // even shares
 }
 
-Args make_args(const Plan& plan, bool backward, bool vectors) {
+Args make_args(const Plan& plan, bool backward) {
   if (plan.C > (1 << 29) || plan.heads() >= (std::int64_t{1} << 31)) {
     throw NotSupported("[" + std::string(plan.op) +
                        "] x must have fewer than 2^29 columns and 2^31 heads on cuda");
@@ -207,10 +213,6 @@ Args make_args(const Plan& plan, bool backward, bool vectors) {
   a.heads_first = static_cast<std::int32_t>(plan.side[0].heads);
   a.activation = plan.activation;
   a.backward = backward;
-  if (vectors && plan.activation == LrpeActivation::kSoftmaxFeatures) {
-    const std::int64_t lanes = plan.C * size_of(plan.dtype) / 16;
-    a.softmax_in_registers = lanes <= 32 && (lanes & (lanes - 1)) == 0;
-  }
   for (int i = 0; i < plan.sides; ++i) {
     const Side& s = plan.side[i];
     a.side[i] = {s.x, s.y, s.dy, s.dx, FastDiv(static_cast<std::uint32_t>(s.heads_per_row))};
@@ -225,8 +227,8 @@ bool empty(const Plan& plan) {
 template <class T, int V, Mode kMode, bool kActivated>
 void launch_turn(const Plan& plan, Args a, cudaStream_t stream) {
   const std::int64_t lanes = plan.C / V;
-  const auto lanes_x = static_cast<int>(std::min<std::int64_t>(lanes, kThreads));
-  const dim3 shape(static_cast<unsigned>(lanes_x), static_cast<unsigned>(kThreads / lanes_x));
+  const auto lanes_x = static_cast<int>(std::min<std::int64_t>(lanes, kTurnThreads));
+  const dim3 shape(static_cast<unsigned>(lanes_x), static_cast<unsigned>(kTurnThreads / lanes_x));
   const std::int64_t tiles = (plan.L + shape.y - 1) / shape.y;
   a.batch_per_thread =
       plan.offsets.defined() ? 1 : batch_per_thread(plan.B * plan.heads() * plan.L * lanes, plan.B);
@@ -283,7 +285,7 @@ void add_stats(const Plan& plan, Args& a, Workspace& workspace, bool with_dot,
   a.stats.scale = workspace.take<std::byte>(piece);
   if (with_dot) a.stats.dot = workspace.take<std::byte>(piece);
   void* scratch = workspace.take<std::byte>(static_cast<std::int64_t>(softmax_scratch_bytes(plan)));
-  if (!a.softmax_in_registers) launch_softmax_stats(plan, a, with_dot, scratch, stream);
+  launch_softmax_stats(plan, a, with_dot, scratch, stream);
 }
 
 }  // namespace
@@ -310,7 +312,7 @@ void forward(const Plan& plan, Context& context) {
   const annulus::cuda::DeviceGuard guard(plan.device.index);
   auto* stream = static_cast<cudaStream_t>(context.stream);
   const bool vectors = use_vectors(plan);
-  Args a = make_args(plan, false, vectors);
+  Args a = make_args(plan, false);
   Workspace workspace(context, plan.op, plan.device, forward_workspace(plan));
   add_stats(plan, a, workspace, false, stream);
   turn(plan, a, vectors, stream);
@@ -324,7 +326,7 @@ void backward(const Plan& plan, Context& context) {
     return;
   }
   const bool vectors = use_vectors(plan);
-  Args a = make_args(plan, true, vectors);
+  Args a = make_args(plan, true);
   Workspace workspace(context, plan.op, plan.device, backward_workspace(plan));
   add_stats(plan, a, workspace, true, stream);
   if (plan.need_dtheta) {

@@ -50,8 +50,7 @@ struct Args {
       0;                     // columns whose steps are kept in shared memory: C, or 0 if too many
   FastDiv tiles, heads_div;  // decode the block index
   LrpeActivation activation = LrpeActivation::kNone;
-  bool softmax_in_registers = false;  // a row of features is a power of two of lanes in one warp
-  bool backward = false;              // rotation: turn back
+  bool backward = false;  // rotation: turn back
   SoftmaxStats stats;
   SideArgs side[2];
 };
@@ -217,35 +216,10 @@ __device__ __forceinline__ Real activation_backward(LrpeActivation f, Real x, Re
   }
 }
 
-// Sum or maximum over the threads of one row: blockDim.x lanes, a power of two, inside one warp.
-template <class Real, class F>
-__device__ __forceinline__ Real row_reduce(Real v, F&& combine) {
-  const unsigned lanes = blockDim.x;
-  const unsigned lane = (threadIdx.y * blockDim.x + threadIdx.x) & 31u;
-  const unsigned mask = lanes == 32 ? 0xffffffffu : ((1u << lanes) - 1u) << (lane & ~(lanes - 1u));
-  for (unsigned step = lanes / 2; step > 0; step /= 2) {
-    v = combine(v, __shfl_xor_sync(mask, v, static_cast<int>(step)));
-  }
-  return v;
-}
-
 // xb = f(x), which may be x itself. `row` and `column` index the statistics.
 template <int V, class Real>
 __device__ __forceinline__ void activate_tile(const Args& a, const Real (&x)[V], std::int64_t row,
                                               std::int64_t column, Real (&xb)[V]) {
-  if (a.activation == LrpeActivation::kSoftmaxFeatures && a.softmax_in_registers) {
-    Real high = x[0];
-#pragma unroll
-    for (int i = 1; i < V; ++i) high = max_with_nan(high, x[i]);
-    high = row_reduce(high, [](Real p, Real q) { return max_with_nan(p, q); });
-    Real sum = 0;
-#pragma unroll
-    for (int i = 0; i < V; ++i) sum += xb[i] = exp_of(x[i] - high);
-    const Real scale = Real(1) / row_reduce(sum, [](Real p, Real q) { return p + q; });
-#pragma unroll
-    for (int i = 0; i < V; ++i) xb[i] *= scale;
-    return;
-  }
   const auto* highs = static_cast<const Real*>(a.stats.high);
   const auto* scales = static_cast<const Real*>(a.stats.scale);
 #pragma unroll
@@ -260,20 +234,11 @@ template <int V, class Real>
 __device__ __forceinline__ void activate_tile_backward(const Args& a, const Real (&x)[V],
                                                        const Real (&xb)[V], std::int64_t row,
                                                        std::int64_t column, Real (&g)[V]) {
-  Real row_dot = 0;
-  if (a.activation == LrpeActivation::kSoftmaxFeatures && a.softmax_in_registers) {
-#pragma unroll
-    for (int i = 0; i < V; ++i) row_dot = device::mul_add(xb[i], g[i], row_dot);
-    row_dot = row_reduce(row_dot, [](Real p, Real q) { return p + q; });
-  }
   const auto* dots = static_cast<const Real*>(a.stats.dot);
 #pragma unroll
   for (int i = 0; i < V; ++i) {
-    Real dot = row_dot;
-    if (dots != nullptr && !a.softmax_in_registers) {
-      dot = dots[a.activation == LrpeActivation::kSoftmaxFeatures ? row : column + i];
-    }
-    g[i] = activation_backward(a.activation, x[i], xb[i], g[i], dot);
+    const std::int64_t k = a.activation == LrpeActivation::kSoftmaxFeatures ? row : column + i;
+    g[i] = activation_backward(a.activation, x[i], xb[i], g[i], dots ? dots[k] : Real(0));
   }
 }
 

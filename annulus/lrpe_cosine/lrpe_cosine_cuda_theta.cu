@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kThreads)
             const auto within =
                 static_cast<Real>(a.positions.along(s, axis) - a.positions.along(s0, axis));
             const Real q = kRotate ? device::mul_add(-x2[i], g1[i], x1[i] * g2[i]) : xb[i] * g2[i];
-            sum0[i] += q;
+            sum0[i] = device::add(sum0[i], q);
             sum1[i] = device::mul_add(within, q, sum1[i]);
           }
         }
