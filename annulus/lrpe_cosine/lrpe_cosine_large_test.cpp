@@ -1,0 +1,242 @@
+// More than 2^31 elements in one tensor: every index along the way has 64 bits or these fail. The
+// reference is taken on windows of tokens around the powers of two that a narrower index would wrap
+// at, and at the end.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "annulus/lrpe_cosine/lrpe_cosine.h"
+#include "testing/dense.h"
+#include "testing/limits.h"
+
+namespace annulus::testing {
+namespace {
+
+constexpr std::int64_t kD = 128;
+// One sequence of 2^31 + 1408 elements: the offset of a token alone is beyond 32 bits.
+constexpr std::int64_t kTokens = (1ll << 24) + 11;
+constexpr std::int64_t kWindow = 96;
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+
+double free_gib(Device device) {
+  if (device.type == DeviceType::kCUDA) {
+    return static_cast<double>(cuda::free_bytes(device.index)) / kGiB;
+  }
+  std::ifstream meminfo("/proc/meminfo");
+  for (std::string word; meminfo >> word;) {
+    double kib = 0;
+    if (word == "MemAvailable:" && meminfo >> kib) return kib / 1024 / 1024;
+  }
+  return 0;
+}
+
+// A tensor (1, 1, tokens, columns) of bf16 whose element i is block[i mod block's size]. That size
+// is odd, so an index that lost its upper bits finds another value.
+class Periodic {
+ public:
+  Periodic(Device device, std::int64_t columns, std::uint64_t seed)
+      : columns_(columns), block_(1000003), buffer_(device, bytes()) {
+    Rng rng(seed);
+    for (bfloat16& v : block_) v = bfloat16(static_cast<float>(rng.normal()));
+    fill();
+  }
+  void fill() {
+    const std::size_t block = block_.size() * sizeof(bfloat16);
+    for (std::size_t at = 0; at < bytes(); at += block) {
+      copy_bytes(static_cast<std::byte*>(buffer_.data()) + at, buffer_.device(), block_.data(),
+                 kCPU, std::min(block, bytes() - at));
+    }
+  }
+  TensorView view() const { return tokens(0, kTokens); }
+  TensorView tokens(std::int64_t first, std::int64_t count) const {
+    return contiguous(static_cast<bfloat16*>(buffer_.data()) + first * columns_,
+                      {1, 1, count, columns_}, buffer_.device());
+  }
+  // What the tensor was filled with.
+  std::vector<double> filled(std::int64_t first, std::int64_t count) const {
+    std::vector<double> v(static_cast<std::size_t>(count * columns_));
+    for (std::size_t i = 0; i < v.size(); ++i) {
+      const auto at = (static_cast<std::size_t>(first * columns_) + i) % block_.size();
+      v[i] = static_cast<double>(static_cast<float>(block_[at]));
+    }
+    return v;
+  }
+  // What it holds now.
+  std::vector<double> held(std::int64_t first, std::int64_t count) const {
+    std::vector<bfloat16> host(static_cast<std::size_t>(count * columns_));
+    copy_bytes(host.data(), kCPU, tokens(first, count).data, buffer_.device(),
+               host.size() * sizeof(bfloat16));
+    std::vector<double> v;
+    for (const bfloat16 h : host) v.push_back(static_cast<double>(static_cast<float>(h)));
+    return v;
+  }
+
+ private:
+  std::size_t bytes() const {
+    return static_cast<std::size_t>(kTokens * columns_) * sizeof(bfloat16);
+  }
+  std::int64_t columns_;
+  std::vector<bfloat16> block_;
+  Buffer buffer_;
+};
+
+// First tokens of the windows: around every power of two at which an index of elements or bytes, of
+// D or of 2 D columns, could wrap; the start; the end.
+std::vector<std::int64_t> windows() {
+  std::vector<std::int64_t> first = {0, kTokens - kWindow};
+  for (int bits = 21; bits <= 24; ++bits) {
+    first.push_back(std::min<std::int64_t>((1ll << bits) - kWindow / 2, kTokens - kWindow));
+  }
+  return first;
+}
+
+TensorView f64_tokens(std::vector<double>& v, std::int64_t columns) {
+  return contiguous(v.data(), {1, 1, kWindow, columns});
+}
+
+// |ours - reference| within one spacing of bf16 at `size`, elementwise; the first that is not.
+void expect_close(const std::vector<double>& ours, const std::vector<double>& reference,
+                  const std::vector<double>& size, const char* what, std::int64_t first) {
+  for (std::size_t i = 0; i < reference.size(); ++i) {
+    ASSERT_LE(std::abs(ours[i] - reference[i]), ulp_at(size[i], DType::kBF16))
+        << what << ", element " << i << " of the window from token " << first << ": " << ours[i]
+        << " and not " << reference[i];
+  }
+}
+
+class LrpeLarge : public EachDevice {
+ protected:
+  void SetUp() override {
+    EachDevice::SetUp();
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    GTEST_SKIP() << "2^31 elements under a sanitizer take minutes";
+#endif
+    theta_values_ = Dense(kCPU, DType::kF32, {1, kD}).normal(3).values();
+  }
+  // Leaves a tenth and two GiB to everybody else.
+  bool has_room(double gib) const { return free_gib(device()) > 1.1 * gib + 2; }
+
+  Context context_;
+  std::vector<double> theta_values_;
+};
+ANNULUS_EACH_DEVICE(LrpeLarge);
+
+TEST_P(LrpeLarge, CosineForwardAndBackward) {
+  const double x_gib = static_cast<double>(kTokens * kD * 2) / kGiB;
+  // With dtheta x, dy and dx are separate; without it dx may take the place of x.
+  const bool need_dtheta = device().type == DeviceType::kCUDA;
+  const double gib = x_gib * (need_dtheta ? 4 : 3);
+  if (!has_room(gib)) {
+    GTEST_SKIP() << "needs " << gib << " GiB of " << to_string(device()) << " memory, "
+                 << free_gib(device()) << " are free";
+  }
+  Dense theta(device(), DType::kF32, {1, kD}), dtheta(device(), DType::kF32, {1, kD});
+  theta.write(theta_values_);
+  const TensorView theta_f64 = contiguous(theta_values_.data(), {1, kD});
+  Periodic x(device(), kD, 1), y(device(), 2 * kD, 2);
+  LrpeCosineOptions options;
+  options.shape = {kTokens};
+
+  lrpe_cosine_forward(x.view(), theta.view(), y.view(), options, context_);
+  synchronize(device());
+  for (const std::int64_t first : windows()) {
+    std::vector<double> in = x.filled(first, kWindow), expected(in.size() * 2);
+    LrpeCosineOptions part;
+    part.shape = {kWindow};
+    part.offset = first;
+    reference::lrpe_cosine_forward(f64_tokens(in, kD), theta_f64, f64_tokens(expected, 2 * kD),
+                                   part);
+    expect_close(y.held(first, kWindow), expected, expected, "y", first);
+  }
+  if (HasFatalFailure()) return;
+
+  // y's memory holds dy from here on; on the CPU x's holds dx.
+  y.fill();
+  Buffer dx_buffer(device(), need_dtheta ? static_cast<std::size_t>(kTokens * kD * 2) : 0);
+  TensorView dx = x.view();
+  if (need_dtheta) dx.data = dx_buffer.data();
+  lrpe_cosine_backward(y.view(), need_dtheta ? x.view() : TensorView(), theta.view(), dx,
+                       need_dtheta ? dtheta.view() : TensorView(), options, context_);
+  synchronize(device());
+  for (const std::int64_t first : windows()) {
+    std::vector<double> dy = y.filled(first, kWindow);
+    std::vector<double> expected(dy.size() / 2), size(dy.size() / 2), ours(dy.size() / 2);
+    for (std::size_t i = 0; i < size.size(); ++i) {
+      const std::size_t at = i / kD * 2 * kD + i % kD;
+      size[i] = std::abs(dy[at]) + std::abs(dy[at + kD]);
+    }
+    LrpeCosineOptions part;
+    part.shape = {kWindow};
+    part.offset = first;
+    reference::lrpe_cosine_backward(f64_tokens(dy, 2 * kD), {}, theta_f64, f64_tokens(expected, kD),
+                                    {}, part);
+    std::vector<bfloat16> host(ours.size());
+    copy_bytes(host.data(), kCPU, static_cast<bfloat16*>(dx.data) + first * kD, device(),
+               host.size() * sizeof(bfloat16));
+    for (std::size_t i = 0; i < host.size(); ++i) {
+      ours[i] = static_cast<double>(static_cast<float>(host[i]));
+    }
+    expect_close(ours, expected, size, "dx", first);
+  }
+  if (HasFatalFailure() || !need_dtheta) return;
+
+  // dtheta of the whole is the sum of dtheta of parts, none of which is large.
+  const std::vector<double> whole = dtheta.values();
+  std::vector<double> sum(kD, 0.0);
+  constexpr std::int64_t kPart = 1 << 22;
+  for (std::int64_t first = 0; first < kTokens; first += kPart) {
+    const std::int64_t count = std::min(kPart, kTokens - first);
+    options.shape = {count};
+    options.offset = first;
+    lrpe_cosine_backward(y.tokens(first, count), x.tokens(first, count), theta.view(), {},
+                         dtheta.view(), options, context_);
+    const std::vector<double> part = dtheta.values();
+    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
+  }
+  double error = 0, size = 0;
+  for (std::size_t i = 0; i < sum.size(); ++i) {
+    error += (whole[i] - sum[i]) * (whole[i] - sum[i]);
+    size += sum[i] * sum[i];
+  }
+  EXPECT_GT(size, 0);
+  EXPECT_LE(std::sqrt(error / size), kPolicy.guard_backward_factor * guard_of(DType::kF32));
+}
+
+TEST_P(LrpeLarge, RotateInPlace) {
+  const double gib = static_cast<double>(kTokens * kD * 2) / kGiB;
+  if (!has_room(gib)) {
+    GTEST_SKIP() << "needs " << gib << " GiB of " << to_string(device()) << " memory, "
+                 << free_gib(device()) << " are free";
+  }
+  Dense theta(device(), DType::kF32, {1, kD / 2});
+  theta_values_.resize(kD / 2);
+  theta.write(theta_values_);
+  Periodic x(device(), kD, 1);
+  LrpeRotateOptions options;
+  options.shape = {kTokens};
+  lrpe_rotate_forward(x.view(), theta.view(), x.view(), options, context_);
+  synchronize(device());
+  for (const std::int64_t first : windows()) {
+    std::vector<double> in = x.filled(first, kWindow), expected(in.size()), size(in.size());
+    for (std::size_t i = 0; i < size.size(); ++i) {
+      const std::size_t pair = i % kD < kD / 2 ? i + kD / 2 : i - kD / 2;
+      size[i] = std::abs(in[i]) + std::abs(in[pair]);
+    }
+    LrpeRotateOptions part;
+    part.shape = {kWindow};
+    part.offset = first;
+    reference::lrpe_rotate_forward(f64_tokens(in, kD),
+                                   contiguous(theta_values_.data(), {1, kD / 2}),
+                                   f64_tokens(expected, kD), part);
+    expect_close(x.held(first, kWindow), expected, size, "y", first);
+  }
+}
+
+}  // namespace
+}  // namespace annulus::testing
