@@ -85,11 +85,9 @@ std::vector<double> activate(const Tensor4& x, std::int64_t b, std::int64_t h, L
     }
   }
   if (f == LrpeActivation::kSoftmaxFeatures) {
-    for (std::int64_t t = 0; t < L; ++t)
-      softmax(&raw[static_cast<std::size_t>(t * D)], &xb[static_cast<std::size_t>(t * D)], D, 1);
+    for (std::int64_t t = 0; t < L; ++t) softmax(raw.data() + t * D, xb.data() + t * D, D, 1);
   } else if (f == LrpeActivation::kSoftmaxTokens) {
-    for (std::int64_t c = 0; c < D; ++c)
-      softmax(&raw[static_cast<std::size_t>(c)], &xb[static_cast<std::size_t>(c)], L, D);
+    for (std::int64_t c = 0; c < D; ++c) softmax(raw.data() + c, xb.data() + c, L, D);
   }
   return xb;
 }
