@@ -50,43 +50,6 @@ inline void store_row(const Real* in, std::int64_t n, T* p, std::int64_t step) {
   for (; i < n; ++i) p[i * step] = T(in[i]);
 }
 
-// a b + c and c - a b, by the vector unit's own instruction for single numbers too: every path of a
-// target rounds alike, so a layout never changes a bit.
-namespace ops {
-#if ANNULUS_HAVE_HWY
-namespace hn = hwy::HWY_NAMESPACE;
-template <class V>
-HWY_INLINE V mul(V a, V b) {
-  return hn::Mul(a, b);
-}
-template <class V>
-HWY_INLINE V mul_add(V a, V b, V c) {
-  return hn::MulAdd(a, b, c);
-}
-template <class V>
-HWY_INLINE V neg_mul_add(V a, V b, V c) {
-  return hn::NegMulAdd(a, b, c);
-}
-template <class Real>
-HWY_INLINE Real one_mul_add(Real a, Real b, Real c) {
-  const hn::CappedTag<Real, 1> d;
-  return hn::GetLane(hn::MulAdd(hn::Set(d, a), hn::Set(d, b), hn::Set(d, c)));
-}
-#else
-inline float mul(float a, float b) { return a * b; }
-template <class Real>
-inline Real one_mul_add(Real a, Real b, Real c) {
-#if defined(__FP_FAST_FMA)
-  return std::fma(a, b, c);
-#else
-  return a * b + c;
-#endif
-}
-inline float mul_add(float a, float b, float c) { return one_mul_add(a, b, c); }
-inline float neg_mul_add(float a, float b, float c) { return one_mul_add(-a, b, c); }
-#endif
-}  // namespace ops
-
 // (y1, y2) = (x1, x2) turned by the phase; x2 = nullptr is 0. Rows are padded: whole vectors may be
 // touched.
 inline void rotate_row(const float* x1, const float* x2, const float* c, const float* s,
@@ -284,79 +247,45 @@ inline void activation_backward(LrpeActivation f, const Segments& segments, Real
   }
 }
 
-// The direct path. `Store` is the way a vector leaves: Highway's, or Arm's own conversion to
-// bfloat16.
-struct PlainStore {
-  template <class V, class T>
-  static HWY_INLINE void store(V v, T* p) {
-    simd::store(v, p);
+// The direct path: no activation, dense columns. `Io` is the way two vectors come and go:
+// Highway's, or Arm's own conversions of bfloat16.
+struct PlainIo {
+  template <class T, class V>
+  static HWY_INLINE void load2(const T* p, V& v0, V& v1) {
+    v0 = simd::load(p);
+    v1 = simd::load(p + simd::lanes());
+  }
+  template <class T, class V>
+  static HWY_INLINE void store2(V v0, V v1, T* p) {
+    simd::store(v0, p);
+    simd::store(v1, p + simd::lanes());
   }
 };
 
 #if ANNULUS_HAVE_HWY && HWY_ARCH_ARM_A64
 // bfcvtn: one instruction where the portable rounding takes seven. Written as assembly because the
-// file is compiled for every Arm core; the caller asks the CPU first.
-struct Bf16Store {
+// file is compiled for every Arm core; the caller asks the CPU first. Both vectors leave in one
+// store: Neoverse-V1 makes 0.67 stores a cycle, whether of 8 bytes or of 16, and stores are what
+// this kernel waits for.
+struct Bf16Io {
   template <class V>
-  static HWY_INLINE void store(V v, bfloat16* p) {
-    uint16x4_t r;
-    asm(".arch_extension bf16\n\tbfcvtn %0.4h, %1.4s" : "=w"(r) : "w"(v.raw));
-    vst1_u16(reinterpret_cast<std::uint16_t*>(p), r);
+  static HWY_INLINE void load2(const bfloat16* p, V& v0, V& v1) {
+    const uint16x8_t raw = vld1q_u16(reinterpret_cast<const std::uint16_t*>(p));
+    v0.raw = vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(raw), 16));
+    v1.raw = vreinterpretq_f32_u32(vshll_n_u16(vget_high_u16(raw), 16));
+  }
+  template <class V>
+  static HWY_INLINE void store2(V v0, V v1, bfloat16* p) {
+    uint16x8_t r;
+    asm(".arch_extension bf16\n\tbfcvtn %0.4h, %1.4s\n\tbfcvtn2 %0.8h, %2.4s"
+        : "=&w"(r)
+        : "w"(v0.raw), "w"(v1.raw));
+    vst1q_u16(reinterpret_cast<std::uint16_t*>(p), r);
   }
 };
 #endif
 
 enum class Turn2 { kSpread, kRotate, kGather, kRotateBack };  // 1->2, 2->2, 2->1, 2->2
-
-template <Turn2 kTurn, class Store, class T>
-HWY_INLINE void turn_vectors(const T* x1, const T* x2, const float* c, const float* s,
-                             std::int64_t n, T* y1, T* y2) {
-  const auto lanes = static_cast<std::int64_t>(simd::lanes());
-  for (std::int64_t i = 0; i + lanes <= n; i += lanes) {
-    const auto vc = simd::load(c + i);
-    const auto vs = simd::load(s + i);
-    const auto a = simd::load(x1 + i);
-    if constexpr (kTurn == Turn2::kSpread) {
-      Store::store(ops::mul(a, vc), y1 + i);
-      Store::store(ops::mul(a, vs), y2 + i);
-    } else {
-      const auto b = simd::load(x2 + i);
-      if constexpr (kTurn == Turn2::kRotate) {
-        Store::store(ops::neg_mul_add(b, vs, ops::mul(a, vc)), y1 + i);
-        Store::store(ops::mul_add(b, vc, ops::mul(a, vs)), y2 + i);
-      } else {
-        Store::store(ops::mul_add(b, vs, ops::mul(a, vc)), y1 + i);
-        if constexpr (kTurn == Turn2::kRotateBack) {
-          Store::store(ops::neg_mul_add(a, vs, ops::mul(b, vc)), y2 + i);
-        }
-      }
-    }
-  }
-}
-
-// One element at a time, for what is left over of a row.
-template <Turn2 kTurn, class T>
-HWY_INLINE void turn_scalars(const T* x1, const T* x2, const float* c, const float* s,
-                             std::int64_t begin, std::int64_t end, T* y1, T* y2) {
-  for (std::int64_t i = begin; i < end; ++i) {
-    const auto a = static_cast<float>(x1[i]);
-    if constexpr (kTurn == Turn2::kSpread) {
-      y1[i] = T(a * c[i]);
-      y2[i] = T(a * s[i]);
-    } else {
-      const auto b = static_cast<float>(x2[i]);
-      if constexpr (kTurn == Turn2::kRotate) {
-        y1[i] = T(ops::one_mul_add(-b, s[i], a * c[i]));
-        y2[i] = T(ops::one_mul_add(b, c[i], a * s[i]));
-      } else {
-        y1[i] = T(ops::one_mul_add(b, s[i], a * c[i]));
-        if constexpr (kTurn == Turn2::kRotateBack) {
-          y2[i] = T(ops::one_mul_add(-a, s[i], b * c[i]));
-        }
-      }
-    }
-  }
-}
 
 // The same tokens of one sequence: first row of each tensor, and the step from token to token.
 template <class T>
@@ -366,34 +295,134 @@ struct TokenRows {
   std::int64_t x_step, y_step;
 };
 
-// A tile of one sequence. It is a leaf, and keeps everything in registers, because of the hardware:
-// a store to anywhere else between two rows of y (a spilled register is enough) ends the core's
-// write streaming, and every line of y is then fetched before it is overwritten. Measured on
-// Neoverse-V1: 12.8 ms with such stores, 3.4 without.
-template <Turn2 kTurn, class Store, class T, class Phases>
-HWY_NOINLINE void turn_tile(const Segments& segments, const Phases& phases, TokenRows<T> rows,
-                            int tokens) {
+// One element, as the vectors do it.
+template <Turn2 kTurn, class T>
+HWY_INLINE void turn_scalar(const T* x1, const T* x2, T* y1, T* y2, std::int64_t i, float s,
+                            float c) {
+  const auto a = static_cast<float>(x1[i]);
+  if constexpr (kTurn == Turn2::kSpread) {
+    y1[i] = T(a * c);
+    y2[i] = T(a * s);
+  } else {
+    const auto b = static_cast<float>(x2[i]);
+    if constexpr (kTurn == Turn2::kRotate) {
+      y1[i] = T(ops::one_mul_add(-b, s, a * c));
+      y2[i] = T(ops::one_mul_add(b, c, a * s));
+    } else {
+      y1[i] = T(ops::one_mul_add(b, s, a * c));
+      if constexpr (kTurn == Turn2::kRotateBack) y2[i] = T(ops::one_mul_add(-a, s, b * c));
+    }
+  }
+}
+
+// Two vectors of columns from k on: x, its phase, and out. `low` gathers the least |sin cos|.
+template <Turn2 kTurn, class Io, bool kWatch, class T>
+HWY_INLINE void turn_vectors(const float* ac, const float* as, const float* fc, const float* fs,
+                             std::int64_t k, const T* x1, const T* x2, T* y1, T* y2,
+                             [[maybe_unused]] simd_t& low) {
+  const std::int64_t k1 = k + static_cast<std::int64_t>(simd::lanes());
+  simd_t s0, c0, s1, c1, a0, a1;
+  compose_vector(ac + k, as + k, fc + k, fs + k, s0, c0);
+  compose_vector(ac + k1, as + k1, fc + k1, fs + k1, s1, c1);
+  if constexpr (kWatch) low = ops::least(ops::least(low, ops::mul(c0, s0)), ops::mul(c1, s1));
+  Io::load2(x1 + k, a0, a1);
+  if constexpr (kTurn == Turn2::kSpread) {
+    Io::store2(ops::mul(a0, c0), ops::mul(a1, c1), y1 + k);
+    Io::store2(ops::mul(a0, s0), ops::mul(a1, s1), y2 + k);
+  } else {
+    simd_t b0, b1;
+    Io::load2(x2 + k, b0, b1);
+    if constexpr (kTurn == Turn2::kRotate) {
+      Io::store2(ops::neg_mul_add(b0, s0, ops::mul(a0, c0)),
+                 ops::neg_mul_add(b1, s1, ops::mul(a1, c1)), y1 + k);
+      Io::store2(ops::mul_add(b0, c0, ops::mul(a0, s0)), ops::mul_add(b1, c1, ops::mul(a1, s1)),
+                 y2 + k);
+    } else {
+      Io::store2(ops::mul_add(b0, s0, ops::mul(a0, c0)), ops::mul_add(b1, s1, ops::mul(a1, c1)),
+                 y1 + k);
+      if constexpr (kTurn == Turn2::kRotateBack) {
+        Io::store2(ops::neg_mul_add(a0, s0, ops::mul(b0, c0)),
+                   ops::neg_mul_add(a1, s1, ops::mul(b1, c1)), y2 + k);
+      }
+    }
+  }
+}
+
+// Elements [begin, end) of segment i, one at a time: what is left over of a row.
+template <Turn2 kTurn, class T, class PhasesT>
+HWY_NOINLINE void turn_scalars(const PhasesT& phases, int i, int token, std::int64_t begin,
+                               std::int64_t end, const T* x1, const T* x2, T* y1, T* y2) {
+  for (std::int64_t k = begin; k < end; ++k) {
+    float s = 0;
+    float c = 0;
+    compose(phases.at(i, token), k, s, c);
+    if (PhasesT::kExactNearZero && phases.watched(i, token) && phases.coarse(s, c)) {
+      phases.exact(i, token, k, s, c);
+    }
+    turn_scalar<kTurn>(x1, x2, y1, y2, k, s, c);
+  }
+}
+
+// The vectors of segment i that hold an element too close to a zero, again and one element at a
+// time.
+template <Turn2 kTurn, class T, class PhasesT>
+HWY_NOINLINE void mend(const PhasesT& phases, int i, int token, std::int64_t n, const T* x1,
+                       const T* x2, T* y1, T* y2) {
   const auto lanes = static_cast<std::int64_t>(simd::lanes());
+  for (std::int64_t k = 0; k < n; k += lanes) {
+    simd_t s, c;
+    compose_vector(phases.at(i, token), k, s, c);
+    if (!ops::below(ops::least(ops::fill(1.0f), ops::mul(c, s)), kNearZero<T>)) continue;
+    turn_scalars<kTurn>(phases, i, token, k, std::min(k + lanes, n), x1, x2, y1, y2);
+  }
+}
+
+// A tile of one sequence. It is a leaf that keeps everything in registers, because of the hardware:
+// a store to anywhere else between two rows of y (a spilled register is enough), or rows of two
+// sequences in turn, end the core's write streaming, and every line of y is then fetched before it
+// is overwritten. Measured on Neoverse-V1, 4096 tokens in fp32: 12.8 ms with such stores, 3.4
+// without. For the same reason the phases are made again for each sequence, four operations an
+// element, rather than stored in a row of their own.
+template <Turn2 kTurn, class Io, class T, class PhasesT>
+HWY_NOINLINE void turn_tile(const Segments& segments, const PhasesT& phases, TokenRows<T> rows,
+                            int tokens) {
+  constexpr bool kWatch = PhasesT::kExactNearZero;
+  const auto step = 2 * static_cast<std::int64_t>(simd::lanes());  // columns of turn_vectors
+  const bool in_place = rows.x1 == rows.y1;
   for (int token = 0; token < tokens; ++token) {
     for (int i = 0; i < segments.count; ++i) {
-      const std::int64_t column = segments.at[i].column;
       const std::int64_t n = segments.at[i].length;
-      const float* c = phases.cos(i, token);
-      const float* s = phases.sin(i, token);
+      const std::int64_t column = segments.at[i].column;
       const T* x1 = rows.x1 + column;
       const T* x2 = rows.x2 + column;
       T* y1 = rows.y1 + column;
       T* y2 = rows.y2 + column;
-      turn_vectors<kTurn, Store>(x1, x2, c, s, n, y1, y2);
-      const std::int64_t done = n / lanes * lanes;
-      if (done == n) continue;
-      // The last vector may overlap the one before, unless the rotation is in place.
-      if (done > 0 && rows.x1 != rows.y1) {
-        const std::int64_t last = n - lanes;
-        turn_vectors<kTurn, Store>(x1 + last, x2 + last, c + last, s + last, lanes, y1 + last,
-                                   y2 + last);
-      } else {
-        turn_scalars<kTurn>(x1, x2, c, s, done, n, y1, y2);
+      // Pointers, one by one: a struct would be copied to the stack.
+      const float* ac = phases.at(i, token).anchor_cos;
+      const float* as = phases.at(i, token).anchor_sin;
+      const float* fc = phases.at(i, token).fine_cos;
+      const float* fs = phases.at(i, token).fine_sin;
+      // In place x is gone once it is turned, so the second look comes first.
+      if (kWatch && in_place && phases.any_coarse(i, token)) {
+        turn_scalars<kTurn>(phases, i, token, 0, n, x1, x2, y1, y2);
+        continue;
+      }
+      auto low = ops::fill(1.0f);
+      std::int64_t k = 0;
+      for (; k + 2 * step <= n; k += 2 * step) {
+        turn_vectors<kTurn, Io, kWatch>(ac, as, fc, fs, k, x1, x2, y1, y2, low);
+        turn_vectors<kTurn, Io, kWatch>(ac, as, fc, fs, k + step, x1, x2, y1, y2, low);
+      }
+      for (; k + step <= n; k += step) {
+        turn_vectors<kTurn, Io, kWatch>(ac, as, fc, fs, k, x1, x2, y1, y2, low);
+      }
+      if (k < n && k > 0 && !in_place) {  // the last vectors overlap the ones before
+        turn_vectors<kTurn, Io, kWatch>(ac, as, fc, fs, n - step, x1, x2, y1, y2, low);
+      } else if (k < n) {
+        turn_scalars<kTurn>(phases, i, token, k, n, x1, x2, y1, y2);
+      }
+      if (kWatch && !in_place && ops::below(low, kNearZero<T>) && phases.watched(i, token)) {
+        mend<kTurn>(phases, i, token, n, x1, x2, y1, y2);
       }
     }
     rows.x1 += rows.x_step;
@@ -403,8 +432,8 @@ HWY_NOINLINE void turn_tile(const Segments& segments, const Phases& phases, Toke
   }
 }
 
-template <class Store, class T, class Phases>
-inline void turn_tile_as(const Segments& segments, const Phases& phases, TokenRows<T> rows,
+template <class Io, class T, class PhasesT>
+inline void turn_tile_as(const Segments& segments, const PhasesT& phases, TokenRows<T> rows,
                          int tokens, Direction direction) {
   // A component that is not there is never touched; any pointer does for the arithmetic on it.
   const bool two_in = rows.x2 != nullptr;
@@ -413,56 +442,28 @@ inline void turn_tile_as(const Segments& segments, const Phases& phases, TokenRo
   if (!two_out) rows.y2 = rows.y1;
   if (direction == Direction::kForward) {
     if (two_in) {
-      turn_tile<Turn2::kRotate, Store>(segments, phases, rows, tokens);
+      turn_tile<Turn2::kRotate, Io>(segments, phases, rows, tokens);
     } else {
-      turn_tile<Turn2::kSpread, Store>(segments, phases, rows, tokens);
+      turn_tile<Turn2::kSpread, Io>(segments, phases, rows, tokens);
     }
   } else if (two_out) {
-    turn_tile<Turn2::kRotateBack, Store>(segments, phases, rows, tokens);
+    turn_tile<Turn2::kRotateBack, Io>(segments, phases, rows, tokens);
   } else {
-    turn_tile<Turn2::kGather, Store>(segments, phases, rows, tokens);
+    turn_tile<Turn2::kGather, Io>(segments, phases, rows, tokens);
   }
 }
 
-template <class T, class Phases>
-inline void apply_tile(const Segments& segments, const Phases& phases, const TokenRows<T>& rows,
+template <class T, class PhasesT>
+inline void apply_tile(const Segments& segments, const PhasesT& phases, const TokenRows<T>& rows,
                        int tokens, Direction direction, [[maybe_unused]] bool hardware_bf16) {
 #if ANNULUS_HAVE_HWY && HWY_ARCH_ARM_A64
   if constexpr (std::is_same_v<T, bfloat16>) {
     if (hardware_bf16) {
-      return turn_tile_as<Bf16Store>(segments, phases, rows, tokens, direction);
+      return turn_tile_as<Bf16Io>(segments, phases, rows, tokens, direction);
     }
   }
 #endif
-  turn_tile_as<PlainStore>(segments, phases, rows, tokens, direction);
-}
-
-// y2 = a s + b c with the product that rotate_row and rotate_back_row round first.
-inline double second(Direction direction, double a, double b, double c, double s) {
-  return direction == Direction::kForward ? ops::one_mul_add(b, c, a * s)
-                                          : ops::one_mul_add(a, s, b * c);
-}
-
-// fp64 has no vectors here: a row is short work beside its sines and cosines.
-template <class Phases>
-inline void apply_tile(const Segments& segments, const Phases& phases, TokenRows<double> rows,
-                       int tokens, Direction direction, bool) {
-  for (int token = 0; token < tokens; ++token) {
-    for (int i = 0; i < segments.count; ++i) {
-      const Segment& g = segments.at[i];
-      for (std::int64_t k = 0; k < g.length; ++k) {
-        const double c = phases.cos(i, token)[k];
-        const double s =
-            direction == Direction::kForward ? phases.sin(i, token)[k] : -phases.sin(i, token)[k];
-        const std::int64_t at = token * rows.x_step + g.column + k;
-        const std::int64_t to = token * rows.y_step + g.column + k;
-        const double a = rows.x1[at];
-        const double b = rows.x2 ? rows.x2[at] : 0.0;
-        rows.y1[to] = rows.x2 ? ops::one_mul_add(-b, s, a * c) : a * c;
-        if (rows.y2) rows.y2[to] = rows.x2 ? second(direction, a, b, c, s) : a * s;
-      }
-    }
-  }
+  turn_tile_as<PlainIo>(segments, phases, rows, tokens, direction);
 }
 
 }  // namespace annulus::lrpe::HWY_NAMESPACE

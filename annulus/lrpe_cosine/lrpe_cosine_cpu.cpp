@@ -54,7 +54,7 @@ inline Tasks make_tasks(const Plan& plan) {
 template <class T>
 struct Scratch {
   using Real = compute_t<T>;
-  static constexpr int kRows = 6;  // x1, x2, g1, g2, and the two dtheta sums
+  static constexpr int kRows = 8;  // cos, sin, x1, x2, g1, g2, and the two dtheta sums
 
   explicit Scratch(const Plan& plan, bool backward)
       : segments(make_segments(plan)), tasks(make_tasks(plan)), width(segments.width) {
@@ -76,8 +76,8 @@ struct Scratch {
     p(theta, rows * tables.width);
     p(table_turns, rows * tables.width);
     // Dense column strides are known only at run time, so the row buffers are always counted.
-    p(worker_reals, kWorkers * width * (PhaseTile<T>::reals(1) + kRows));
-    p(worker_turns, kWorkers * PhaseTile<T>::turns(width));
+    p(worker_reals, kWorkers * (Phases<T>::reals(width) + kRows * width));
+    p(worker_turns, kWorkers * Phases<T>::turns(width));
     p(worker_sums, partials > 0 || columns > 0 ? kWorkers * width : 0);
     p(column_max, columns);
     p(column_scale, columns);
@@ -100,8 +100,7 @@ struct Scratch {
       tables.poison = tables_real;
     } else {
       tables.step = steps;
-      tables.fine_cos = tables_real;
-      tables.fine_sin = tables_real + rows * kFine * tables.width;
+      tables.fine = tables_real;
     }
   }
 
@@ -188,39 +187,46 @@ template <class T>
 class Worker {
  public:
   using Real = compute_t<T>;
+  // fp64 has none: a row is short work beside its sines and cosines.
+  static constexpr bool kHasDirectPath = !std::is_same_v<T, double>;
 
   Worker(const Plan& plan, const Scratch<T>& scratch, std::int64_t index)
       : plan_(plan),
         scratch_(scratch),
         width_(scratch.width),
-        base_(scratch.worker_reals + index * width_ * (PhaseTile<T>::reals(1) + Scratch<T>::kRows)),
+        base_(scratch.worker_reals +
+              index * (Phases<T>::reals(width_) + Scratch<T>::kRows * width_)),
         phase_(scratch.segments, scratch.tables, base_,
-               scratch.worker_turns + index * PhaseTile<T>::turns(width_)),
+               scratch.worker_turns + index * Phases<T>::turns(width_)),
         hardware_bf16_(annulus::cpu::has_arm_bf16()) {
-    Real* p = base_ + PhaseTile<T>::reals(width_);
-    row_.x1 = p;
-    row_.x2 = p + width_;
-    row_.g1 = p + 2 * width_;
-    row_.g2 = p + 3 * width_;
-    sum0_ = p + 4 * width_;
-    sum1_ = p + 5 * width_;
+    Real* p = base_ + Phases<T>::reals(width_);
+    row_.cos = p;
+    row_.sin = p + width_;
+    row_.x1 = p + 2 * width_;
+    row_.x2 = p + 3 * width_;
+    row_.g1 = p + 4 * width_;
+    row_.g2 = p + 5 * width_;
+    sum0_ = p + 6 * width_;
+    sum1_ = p + 7 * width_;
     if (scratch.worker_sums != nullptr) sums_ = scratch.worker_sums + index * width_;
   }
 
   void forward(const Place& place) {
     const Side& side = plan_.side[place.side];
     phase_.start_head(place.head / side.heads_per_row);
-    const bool direct =
+    [[maybe_unused]] const bool direct =
         plan_.activation == LrpeActivation::kNone && side.x.stride[3] == 1 && side.y.stride[3] == 1;
-    if (direct) return turn_tiles(place, side.x, side.y, Direction::kForward);
-    for_tokens(place.begin, place.end, 0, plan_.B, [&](std::int64_t b, std::int64_t t, int token) {
+    if constexpr (kHasDirectPath) {
+      if (direct) return turn_tiles(place, side.x, side.y, Direction::kForward);
+    }
+    for_tokens(place.begin, place.end, 0, plan_.B, [&](std::int64_t b, std::int64_t t, int) {
       const Pair<T> x = at(side.x, b, place.head, t);
       const Pair<T> y = at(side.y, b, place.head, t);
       load_activated(x, b, place);
       for (int i = 0; i < scratch_.segments.count; ++i) {
         const Segment& g = scratch_.segments.at[i];
-        rotate_row(row_.x1 + g.slot, x.second ? row_.x2 + g.slot : nullptr, phase_.cos(i, token),
-                   phase_.sin(i, token), g.length, row_.g1 + g.slot, row_.g2 + g.slot);
+        rotate_row(row_.x1 + g.slot, x.second ? row_.x2 + g.slot : nullptr, row_.cos + g.slot,
+                   row_.sin + g.slot, g.length, row_.g1 + g.slot, row_.g2 + g.slot);
       }
       store_rows(y, row_.g1, row_.g2);
     });
@@ -229,16 +235,18 @@ class Worker {
   void backward(const Place& place, std::int64_t task) {
     const Side& side = plan_.side[place.side];
     phase_.start_head(place.head / side.heads_per_row);
-    const bool direct =
+    [[maybe_unused]] const bool direct =
         !scratch_.buffered && side.dx.defined() && side.dy.stride[3] == 1 && side.dx.stride[3] == 1;
-    if (direct) return turn_tiles(place, side.dy, side.dx, Direction::kBackward);
+    if constexpr (kHasDirectPath) {
+      if (direct) return turn_tiles(place, side.dy, side.dx, Direction::kBackward);
+    }
     if (plan_.need_dtheta) {
       std::fill_n(sums_, width_, 0.0);
       std::fill_n(sum0_, width_, Real{0});
       std::fill_n(sum1_, width_, Real{0});
     }
     auto token_backward = [&](std::int64_t b, std::int64_t t, int token) {
-      load_gradient(at(side.dy, b, place.head, t), token);
+      load_gradient(at(side.dy, b, place.head, t));
       if (scratch_.buffered) load_activated(at(side.x, b, place.head, t), b, place);
       if (plan_.need_dtheta && t >= plan_.prefix) add_dtheta(token);
       if (side.dx.defined()) {
@@ -279,8 +287,8 @@ class Worker {
     phase_.start_head(place.head / side.heads_per_row);
     Real* dot = scratch_.column_dot + column_index(place.flat_head, b);
     std::fill_n(sums_, plan_.C, 0.0);
-    for_tokens(0, plan_.L, b, b + 1, [&](std::int64_t, std::int64_t t, int token) {
-      load_gradient(at(side.dy, b, place.head, t), token);
+    for_tokens(0, plan_.L, b, b + 1, [&](std::int64_t, std::int64_t t, int) {
+      load_gradient(at(side.dy, b, place.head, t));
       load_activated(at(side.x, b, place.head, t), b, place);
       for (int i = 0; i < scratch_.segments.count; ++i) {
         const Segment& g = scratch_.segments.at[i];
@@ -312,14 +320,12 @@ class Worker {
     position[0] = plan_.axes == 1 ? s + batch_offset(plan_, b) : s;
   }
 
-  // f(b, t0, tokens) for every tile of [begin, end) and every sequence of [b0, b1), with the tile's
-  // rows made: for all sequences at once, or for each where each has its own offset. end_tile()
-  // follows.
-  template <class F, class G>
-  void for_tiles(std::int64_t begin, std::int64_t end, std::int64_t b0, std::int64_t b1, F&& f,
-                 G&& end_tile) {
+  // f(first, last, t0, tokens) for every tile of [begin, end), with the tile's phases made: for
+  // sequences [b0, b1) at once, or for each where each has its own offset.
+  template <class F>
+  void for_tiles(std::int64_t begin, std::int64_t end, std::int64_t b0, std::int64_t b1, F&& f) {
     const std::int64_t group = plan_.offsets.defined() ? 1 : b1 - b0;
-    for (std::int64_t bg = b0; bg < b1; bg += group) {
+    for (std::int64_t b = b0; b < b1; b += group) {
       for (std::int64_t t0 = begin; t0 < end; t0 += kTile) {
         const int tokens = static_cast<int>(std::min<std::int64_t>(kTile, end - t0));
         for (int i = 0; i < tokens; ++i) {
@@ -327,42 +333,43 @@ class Worker {
           if (t0 + i < plan_.prefix) {
             phase_.set_zero_phase(i);
           } else {
-            positions(t0 + i, bg, position);
+            positions(t0 + i, b, position);
             phase_.set_positions(i, position);
           }
           remember(i, position);
         }
-        for (std::int64_t b = bg; b < bg + group; ++b) f(b, t0, tokens);
-        end_tile();
+        f(b, b + group, t0, tokens);
       }
     }
   }
 
-  // The direct path: rows go from `in` to `out` without a stop.
+  // The direct path: rows go from `in` to `out` without a stop, one sequence after the other.
   void turn_tiles(const Place& place, const Operand& in, const Operand& out, Direction direction) {
-    for_tiles(
-        place.begin, place.end, 0, plan_.B,
-        [&](std::int64_t b, std::int64_t t0, int tokens) {
-          const Pair<T> x = at(in, b, place.head, t0);
-          const Pair<T> y = at(out, b, place.head, t0);
-          apply_tile(
-              scratch_.segments, phase_,
-              TokenRows<T>{x.first, x.second, y.first, y.second, in.stride[2], out.stride[2]},
-              tokens, direction, hardware_bf16_);
-        },
-        [] {});
+    for_tiles(place.begin, place.end, 0, plan_.B,
+              [&](std::int64_t first, std::int64_t last, std::int64_t t0, int tokens) {
+                for (std::int64_t b = first; b < last; ++b) {
+                  const Pair<T> x = at(in, b, place.head, t0);
+                  const Pair<T> y = at(out, b, place.head, t0);
+                  apply_tile(scratch_.segments, phase_,
+                             TokenRows<T>{x.first, x.second, y.first, y.second, in.stride[2],
+                                          out.stride[2]},
+                             tokens, direction, hardware_bf16_);
+                }
+              });
   }
 
-  // f(b, t, token) for every token of every tile.
+  // f(b, t, token) for every token of every sequence, with its row of sines and cosines made.
   template <class F, class G>
   void for_tokens(std::int64_t begin, std::int64_t end, std::int64_t b0, std::int64_t b1, F&& f,
                   G&& end_tile) {
-    for_tiles(
-        begin, end, b0, b1,
-        [&](std::int64_t b, std::int64_t t0, int tokens) {
-          for (int i = 0; i < tokens; ++i) f(b, t0 + i, i);
-        },
-        end_tile);
+    for_tiles(begin, end, b0, b1,
+              [&](std::int64_t first, std::int64_t last, std::int64_t t0, int tokens) {
+                for (int i = 0; i < tokens; ++i) {
+                  phase_.row(i, row_.cos, row_.sin);
+                  for (std::int64_t b = first; b < last; ++b) f(b, t0 + i, i);
+                }
+                end_tile();
+              });
   }
   template <class F>
   void for_tokens(std::int64_t begin, std::int64_t end, std::int64_t b0, std::int64_t b1, F&& f) {
@@ -386,13 +393,13 @@ class Worker {
   }
 
   // g = the gradient turned back by the phase.
-  void load_gradient(const Pair<T>& dy, int token) {
+  void load_gradient(const Pair<T>& dy) {
     for (int i = 0; i < scratch_.segments.count; ++i) {
       const Segment& g = scratch_.segments.at[i];
       load_row(dy.first + g.column * dy.step, dy.step, g.length, row_.g1 + g.slot);
       load_row(dy.second + g.column * dy.step, dy.step, g.length, row_.g2 + g.slot);
-      rotate_back_row(row_.g1 + g.slot, row_.g2 + g.slot, phase_.cos(i, token),
-                      phase_.sin(i, token), g.length);
+      rotate_back_row(row_.g1 + g.slot, row_.g2 + g.slot, row_.cos + g.slot, row_.sin + g.slot,
+                      g.length);
     }
   }
 
@@ -449,14 +456,14 @@ class Worker {
   }
 
   struct Rows {
-    Real *x1 = nullptr, *x2 = nullptr, *g1 = nullptr, *g2 = nullptr;
+    Real *cos = nullptr, *sin = nullptr, *x1 = nullptr, *x2 = nullptr, *g1 = nullptr, *g2 = nullptr;
   };
 
   const Plan& plan_;
   const Scratch<T>& scratch_;
   std::int64_t width_;
   Real* base_;
-  PhaseTile<T> phase_;
+  Phases<T> phase_;
   bool hardware_bf16_;
   Rows row_;
   Real *sum0_ = nullptr, *sum1_ = nullptr;

@@ -1,15 +1,14 @@
-// Rows of sines and cosines for the CPU kernel: one row per (head, token), used for every batch.
+// Sines and cosines for the CPU kernel.
 //
-// fp32 and narrower. A phase is a coarse position (a multiple of 16) plus a fine one (0..15). The
-// fine rows are made once per call and head, the coarse ones once per 16 tokens, both to full fp32
-// accuracy from the exact phase; a token's row is then one complex product, 4 operations instead of
-// about 25:
+// fp32 and narrower. A phase is a coarse position (a multiple of 16, the anchor) plus a fine one
+// (0..15). The fine rows are made once per call and head, an anchor's row once per 16 tokens, both
+// to full fp32 accuracy from the exact phase; an element's sine and cosine are then one complex
+// product, 4 operations instead of about 25:
 //     cos(a + f) = cos a cos f - sin a sin f,    sin(a + f) = sin a cos f + cos a sin f
 // Positions, not places in the call, decide the split, so prefill and decode give the same bits.
 // The product is off by at most 1.5e-7 of the length of the pair (x1, x2), which keeps fp32's 2e-7;
 // but close to a zero of the sine that is more than a 16-bit ulp of the value itself. Those few
 // elements (2 % of rows hold one) are found by |sin cos| and computed again from the exact phase.
-// Tried: the polynomial for every element, 2.6x slower in 1-D on two Neoverse-V1 cores.
 //
 // fp64: every element from 128 bits of phase, by the reference's own function.
 #if defined(ANNULUS_LRPE_COSINE_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -37,8 +36,54 @@ namespace simd = annulus::cpu::HWY_NAMESPACE;
 
 inline constexpr int kFineBits = 4;
 inline constexpr std::int64_t kFine = std::int64_t{1} << kFineBits;
-// Rows are padded so that whole vectors (up to 16 lanes) may be read and written past their end.
-inline constexpr std::int64_t kRowPad = 16;
+// Rows are padded so that whole vectors (two of up to 16 lanes) may be read and written past their
+// end.
+inline constexpr std::int64_t kRowPad = 32;
+
+// a b + c and c - a b, by the vector unit's own instruction for single numbers too: every path of a
+// target rounds alike, so a layout never changes a bit.
+namespace ops {
+#if ANNULUS_HAVE_HWY
+namespace hn = hwy::HWY_NAMESPACE;
+template <class V>
+HWY_INLINE V mul(V a, V b) {
+  return hn::Mul(a, b);
+}
+template <class V>
+HWY_INLINE V mul_add(V a, V b, V c) {
+  return hn::MulAdd(a, b, c);
+}
+template <class V>
+HWY_INLINE V neg_mul_add(V a, V b, V c) {
+  return hn::NegMulAdd(a, b, c);
+}
+HWY_INLINE simd::VF fill(float v) { return hn::Set(simd::F32(), v); }
+HWY_INLINE simd::VF least(simd::VF low, simd::VF v) { return hn::Min(low, hn::Abs(v)); }
+HWY_INLINE bool below(simd::VF low, float limit) {
+  return !hn::AllFalse(simd::F32(), hn::Lt(low, hn::Set(simd::F32(), limit)));
+}
+template <class Real>
+HWY_INLINE Real one_mul_add(Real a, Real b, Real c) {
+  const hn::CappedTag<Real, 1> d;
+  return hn::GetLane(hn::MulAdd(hn::Set(d, a), hn::Set(d, b), hn::Set(d, c)));
+}
+#else
+inline float mul(float a, float b) { return a * b; }
+inline float fill(float v) { return v; }
+inline float least(float low, float v) { return std::min(low, std::abs(v)); }
+inline bool below(float low, float limit) { return low < limit; }
+template <class Real>
+inline Real one_mul_add(Real a, Real b, Real c) {
+#if defined(__FP_FAST_FMA)
+  return std::fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+inline float mul_add(float a, float b, float c) { return one_mul_add(a, b, c); }
+inline float neg_mul_add(float a, float b, float c) { return one_mul_add(-a, b, c); }
+#endif
+}  // namespace ops
 
 // The columns of one axis: `length` of them from `column` on, kept from `slot` on in every row
 // buffer.
@@ -72,8 +117,15 @@ template <>
 struct ThetaTables<float> {
   std::int64_t width = 0;
   std::uint64_t* step = nullptr;  // [rows][width]
-  float* fine_cos = nullptr;      // [rows][kFine][width]
-  float* fine_sin = nullptr;
+  // [rows][kFine][2][width], cosines then sines. One head's 16 rows lie together (16 KiB at E =
+  // 128): as two tables a power of two apart they fight for the same sets of a 4-way first-level
+  // cache.
+  float* fine = nullptr;
+
+  float* fine_cos(std::int64_t row, std::int64_t f) const {
+    return fine + 2 * (row * kFine + f) * width;
+  }
+  float* fine_sin(std::int64_t row, std::int64_t f) const { return fine_cos(row, f) + width; }
 };
 template <>
 struct ThetaTables<double> {
@@ -126,39 +178,6 @@ inline void sincos_row(const std::uint64_t* turn, std::int64_t n, float* s, floa
 #endif
 }
 
-// (c, s) = (ac, as) * (fc, fs) as complex numbers. Says whether some |sin| or |cos| may be below
-// `near`.
-inline bool compose_row(const float* ac, const float* as, const float* fc, const float* fs,
-                        std::int64_t n, float near, float* c, float* s) {
-#if ANNULUS_HAVE_HWY
-  namespace hn = hwy::HWY_NAMESPACE;
-  const simd::F32 d;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  const auto limit = hn::Set(d, near);
-  auto low = hn::Set(d, 1.0f);
-  for (std::int64_t i = 0; i < n; i += lanes) {
-    const auto vac = hn::LoadU(d, ac + i);
-    const auto vas = hn::LoadU(d, as + i);
-    const auto vfc = hn::LoadU(d, fc + i);
-    const auto vfs = hn::LoadU(d, fs + i);
-    const auto vc = hn::NegMulAdd(vas, vfs, hn::Mul(vac, vfc));
-    const auto vs = hn::MulAdd(vac, vfs, hn::Mul(vas, vfc));
-    hn::StoreU(vc, d, c + i);
-    hn::StoreU(vs, d, s + i);
-    low = hn::Min(low, hn::Abs(hn::Mul(vc, vs)));
-  }
-  return near > 0 && !hn::AllFalse(d, hn::Lt(low, limit));
-#else
-  float low = 1.0f;
-  for (std::int64_t i = 0; i < n; ++i) {
-    c[i] = ac[i] * fc[i] - as[i] * fs[i];
-    s[i] = as[i] * fc[i] + ac[i] * fs[i];
-    low = std::min(low, std::abs(c[i] * s[i]));
-  }
-  return low < near;
-#endif
-}
-
 // Below this |value| the product's error may pass 0.4 ulp of the stored type: 1.5e-7 / (0.4 ulp).
 template <class T>
 inline constexpr float kNearZero = 0.0f;
@@ -167,46 +186,56 @@ inline constexpr float kNearZero<bfloat16> = 1.2e-4f;
 template <>
 inline constexpr float kNearZero<float16> = 8.0e-4f;
 
-// The rows of up to kTile consecutive tokens, for storage type T computing in Real. A segment's row
-// is kept once and pointed at for as long as its axis does not move, in a ring of kTile + 1 rows:
-// one more than a tile can use, so the row a tile begins with is never overwritten within it.
-//
-// A tile, rather than a token, is what is applied to each sequence of the batch in turn: writing to
-// two sequences alternately, row by row, breaks the CPU's write streaming unless every row starts
-// on a cache line (on Neoverse-V1 12.4 ms where this order takes 3.4).
-inline constexpr int kTile = 16;
-
-template <class Real>
-struct RowRing {
-  Real *cos = nullptr, *sin = nullptr;  // [kTile + 1][padded length]
-  std::int64_t stride = 0;
-  int current = 0;
-
-  void advance() { current = (current + 1) % (kTile + 1); }
-  Real* c() const { return cos + current * stride; }
-  Real* s() const { return sin + current * stride; }
+// Where the phases of one segment of one token come from.
+struct TokenPhase {
+  const float *anchor_cos, *anchor_sin, *fine_cos, *fine_sin;
+  std::int64_t position;
 };
 
+// (anchor) * (fine), for a vector of columns and for one of them, rounded alike.
+using simd_t = decltype(simd::load(static_cast<const float*>(nullptr)));
+HWY_INLINE void compose_vector(const float* anchor_cos, const float* anchor_sin,
+                               const float* fine_cos, const float* fine_sin, simd_t& s, simd_t& c) {
+  const auto ac = simd::load(anchor_cos);
+  const auto as = simd::load(anchor_sin);
+  const auto fc = simd::load(fine_cos);
+  const auto fs = simd::load(fine_sin);
+  c = ops::neg_mul_add(as, fs, ops::mul(ac, fc));
+  s = ops::mul_add(ac, fs, ops::mul(as, fc));
+}
+HWY_INLINE void compose_vector(const TokenPhase& p, std::int64_t k, simd_t& s, simd_t& c) {
+  compose_vector(p.anchor_cos + k, p.anchor_sin + k, p.fine_cos + k, p.fine_sin + k, s, c);
+}
+inline void compose(const TokenPhase& p, std::int64_t k, float& s, float& c) {
+  c = ops::one_mul_add(-p.anchor_sin[k], p.fine_sin[k], p.anchor_cos[k] * p.fine_cos[k]);
+  s = ops::one_mul_add(p.anchor_cos[k], p.fine_sin[k], p.anchor_sin[k] * p.fine_cos[k]);
+}
+
+// The phases of up to kTile consecutive tokens. The anchors they use are kept in a ring: a run of
+// 64 tokens meets at most 10 of them on an axis (an extent of 17 alternates between two), so none
+// is overwritten while a token of the tile points at it.
+inline constexpr int kTile = 64;
+inline constexpr int kRing = 16;
+
 template <class T, class Real = compute_t<T>>
-class PhaseTile {
+class Phases;
+
+template <class T>
+class Phases<T, float> {
  public:
-  // Scratch per worker, in Reals and in turns.
-  static std::int64_t reals(std::int64_t width) { return (2 * (kTile + 1) + 2) * width; }
+  static constexpr bool kExactNearZero = kNearZero<T> > 0;
+  // Scratch per worker for rows of `width`: floats and turns.
+  static std::int64_t reals(std::int64_t width) { return 2 * (kRing + 1) * width; }
   static std::int64_t turns(std::int64_t width) { return width; }
 
-  PhaseTile(const Segments& segments, const ThetaTables<Real>& tables, Real* scratch,
-            std::uint64_t* turns)
-      : segments_(segments), tables_(tables), turn_(turns) {
-    anchor_cos_ = scratch;
-    anchor_sin_ = scratch + segments.width;
-    Real* p = scratch + 2 * segments.width;
-    for (int i = 0; i < segments.count; ++i) {
-      RowRing<Real>& r = ring_[i];
-      r.stride = round_up(segments.at[i].length, kRowPad);
-      r.cos = p;
-      r.sin = p + (kTile + 1) * r.stride;
-      p += 2 * (kTile + 1) * r.stride;
-    }
+  Phases(const Segments& segments, const ThetaTables<float>& tables, float* scratch,
+         std::uint64_t* turns)
+      : segments_(segments), tables_(tables), ring_(scratch), turn_(turns) {
+    // The last row of the ring is phase zero: (1, 0) whether taken as anchor or as fine.
+    zero_cos_ = scratch + 2 * kRing * segments.width;
+    zero_sin_ = zero_cos_ + segments.width;
+    std::fill_n(zero_cos_, segments.width, 1.0f);
+    std::fill_n(zero_sin_, segments.width, 0.0f);
   }
 
   void start_head(std::int64_t theta_row) {
@@ -221,96 +250,142 @@ class PhaseTile {
     }
   }
 
-  // Row `token` of the tile: without a position, or at one per axis.
   void set_zero_phase(int token) {
     for (int i = 0; i < segments_.count; ++i) {
-      if (!known_[i] || !zero_[i]) {
-        ring_[i].advance();
-        std::fill_n(ring_[i].c(), ring_[i].stride, Real{1});
-        std::fill_n(ring_[i].s(), ring_[i].stride, Real{0});
-        known_[i] = zero_[i] = true;
-      }
-      point(i, token);
+      const std::int64_t slot = segments_.at[i].slot;
+      at_[i][token] = {zero_cos_ + slot, zero_sin_ + slot, zero_cos_ + slot, zero_sin_ + slot, 0};
     }
   }
 
   void set_positions(int token, const std::int64_t* position) {
     for (int i = 0; i < segments_.count; ++i) {
       const std::int64_t p = position[segments_.at[i].axis];
-      if (!known_[i] || zero_[i] || position_[i] != p) {
-        ring_[i].advance();
-        make_row(i, p);
-        known_[i] = true;
-        zero_[i] = false;
-        position_[i] = p;
-      }
-      point(i, token);
+      const std::int64_t anchor = p & ~(kFine - 1);
+      if (!known_[i] || anchor_[i] != anchor) move_anchor(i, anchor);
+      at_[i][token] = {anchor_cos(i), anchor_sin(i), tables_.fine_cos(row_, p - anchor),
+                       tables_.fine_sin(row_, p - anchor), p};
     }
   }
 
-  // Row `token` of segment i.
-  const Real* cos(int i, int token) const { return cos_[i][token]; }
-  const Real* sin(int i, int token) const { return sin_[i][token]; }
+  const TokenPhase& at(int i, int token) const { return at_[i][token]; }
+  // At position 0 (and without a position) the product is exact; elsewhere it may be too coarse
+  // near a zero.
+  bool watched(int i, int token) const { return at_[i][token].position != 0; }
 
- private:
-  void point(int i, int token) {
-    cos_[i][token] = ring_[i].c();
-    sin_[i][token] = ring_[i].s();
+  // The sine and cosine of column k of segment i from the exact phase, where the product is too
+  // coarse.
+  bool coarse(float s, float c) const { return std::abs(c * s) < kNearZero<T>; }
+  void exact(int i, int token, std::int64_t k, float& s, float& c) const {
+    sincos_turn(turn_at(tables_.step[row_ * tables_.width + k], at_[i][token].position), s, c);
   }
 
-  void make_row(int i, std::int64_t position) {
-    const Segment& g = segments_.at[i];
-    const std::int64_t first = row_ * tables_.width;
-    Real* c = ring_[i].c();
-    Real* s = ring_[i].s();
-    if constexpr (std::is_same_v<Real, double>) {
-      for (std::int64_t k = 0; k < g.length; ++k) {
-        sincos_turn(turn_at(tables_.step[first + k], position), s[k], c[k]);
-        c[k] += tables_.poison[first + k];
-        s[k] += tables_.poison[first + k];
+  // Whether segment i of a token holds an element that needs the exact phase.
+  bool any_coarse(int i, int token) const {
+    if (!watched(i, token)) return false;
+    const TokenPhase& p = at_[i][token];
+    const auto lanes = static_cast<std::int64_t>(simd::lanes());
+    auto low = ops::fill(1.0f);
+    for (std::int64_t k = 0; k < segments_.at[i].length; k += lanes) {
+      simd_t c, s;
+      compose_vector(p, k, s, c);
+      low = ops::least(low, ops::mul(c, s));
+    }
+    return ops::below(low, kNearZero<T>);
+  }
+
+  // The whole row of a token.
+  void row(int token, float* c, float* s) const {
+    const auto lanes = static_cast<std::int64_t>(simd::lanes());
+    for (int i = 0; i < segments_.count; ++i) {
+      const Segment& g = segments_.at[i];
+      float* ci = c + g.slot;
+      float* si = s + g.slot;
+      for (std::int64_t k = 0; k < g.length; k += lanes) {
+        simd_t vc, vs;
+        compose_vector(at_[i][token], k, vs, vc);
+        simd::store(vc, ci + k);
+        simd::store(vs, si + k);
       }
-    } else {
-      const std::int64_t anchor = position & ~(kFine - 1);
-      const std::uint64_t* step = tables_.step + first;
-      if (!known_[i] || zero_[i] || anchor_[i] != anchor) move_anchor(i, anchor);
-      const std::int64_t fine = (row_ * kFine + (position - anchor)) * tables_.width;
-      if (compose_row(anchor_cos_ + g.slot, anchor_sin_ + g.slot, tables_.fine_cos + fine,
-                      tables_.fine_sin + fine, g.length, kNearZero<T>, c, s)) {
+      if constexpr (kExactNearZero) {
+        if (!any_coarse(i, token)) continue;
         for (std::int64_t k = 0; k < g.length; ++k) {
-          if (std::abs(c[k] * s[k]) < kNearZero<T>) {
-            sincos_turn(turn_at(step[k], position), s[k], c[k]);
-          }
+          if (coarse(si[k], ci[k])) exact(i, token, k, si[k], ci[k]);
         }
       }
     }
   }
 
+ private:
+  float* anchor_cos(int i) const {
+    return ring_ + 2 * current_[i] * segments_.width + segments_.at[i].slot;
+  }
+  float* anchor_sin(int i) const { return anchor_cos(i) + segments_.width; }
+
   void move_anchor(int i, std::int64_t anchor) {
     const Segment& g = segments_.at[i];
     const std::uint64_t* step = tables_.step + row_ * tables_.width;
     std::uint64_t* turn = turn_ + g.slot;
-    if (known_[i] && !zero_[i] && anchor == anchor_[i] + kFine) {
+    if (known_[i] && anchor == anchor_[i] + kFine) {
       for (std::int64_t k = 0; k < g.length; ++k) turn[k] += step[k] << kFineBits;
     } else {
       for (std::int64_t k = 0; k < g.length; ++k) turn[k] = turn_at(step[k], anchor);
     }
-    sincos_row(turn, g.length, anchor_sin_ + g.slot, anchor_cos_ + g.slot);
+    current_[i] = (current_[i] + 1) % kRing;
+    sincos_row(turn, g.length, anchor_sin(i), anchor_cos(i));
+    known_[i] = true;
     anchor_[i] = anchor;
   }
 
   static constexpr int kMaxSegments = LrpeGrid::kMaxAxes;
   const Segments& segments_;
-  const ThetaTables<Real>& tables_;
+  const ThetaTables<float>& tables_;
+  float* ring_;
   std::uint64_t* turn_;
-  Real *anchor_cos_, *anchor_sin_;
-  RowRing<Real> ring_[kMaxSegments];
-  const Real* cos_[kMaxSegments][kTile] = {};
-  const Real* sin_[kMaxSegments][kTile] = {};
+  float *zero_cos_, *zero_sin_;
+  TokenPhase at_[kMaxSegments][kTile] = {};
   std::int64_t row_ = 0;
-  std::int64_t position_[kMaxSegments] = {};
   std::int64_t anchor_[kMaxSegments] = {};
+  int current_[kMaxSegments] = {};
   bool known_[kMaxSegments] = {};
-  bool zero_[kMaxSegments] = {};
+};
+
+template <>
+class Phases<double, double> {
+ public:
+  static std::int64_t reals(std::int64_t) { return 0; }
+  static std::int64_t turns(std::int64_t) { return 0; }
+
+  Phases(const Segments& segments, const ThetaTables<double>& tables, double*, std::uint64_t*)
+      : segments_(segments), tables_(tables) {}
+
+  void start_head(std::int64_t theta_row) { row_ = theta_row; }
+  void set_zero_phase(int token) { placed_[token] = false; }
+  void set_positions(int token, const std::int64_t* position) {
+    std::copy_n(position, LrpeGrid::kMaxAxes, position_[token]);
+    placed_[token] = true;
+  }
+
+  void row(int token, double* c, double* s) const {
+    for (int i = 0; i < segments_.count; ++i) {
+      const Segment& g = segments_.at[i];
+      for (std::int64_t k = 0; k < g.length; ++k) {
+        double& sk = s[g.slot + k] = 0.0;
+        double& ck = c[g.slot + k] = 1.0;
+        if (!placed_[token]) continue;
+        const std::int64_t entry = row_ * tables_.width + k;
+        sincos_turn(turn_at(tables_.step[entry], position_[token][g.axis]), sk, ck);
+        sk += tables_.poison[entry];
+        ck += tables_.poison[entry];
+      }
+    }
+  }
+
+ private:
+  const Segments& segments_;
+  const ThetaTables<double>& tables_;
+  std::int64_t row_ = 0;
+  std::int64_t position_[kTile][LrpeGrid::kMaxAxes] = {};
+  bool placed_[kTile] = {};
 };
 
 // Fills the tables of one row of theta, given as doubles. `fine_rows` says which of the kFine rows
@@ -323,8 +398,8 @@ inline void fill_tables(const ThetaTables<float>& t, std::int64_t row, const dou
   }
   for (std::int64_t f = 0; f < kFine; ++f) {
     if (!(fine_rows >> f & 1u)) continue;
-    float* c = t.fine_cos + (row * kFine + f) * t.width;
-    float* s = t.fine_sin + (row * kFine + f) * t.width;
+    float* c = t.fine_cos(row, f);
+    float* s = t.fine_sin(row, f);
     for (std::int64_t k = 0; k < t.width; ++k) turn[k] = turn_at(step[k], f);
     sincos_row(turn, t.width, s, c);
     for (std::int64_t k = 0; k < E; ++k) {
