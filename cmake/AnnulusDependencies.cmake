@@ -284,6 +284,9 @@ if(Git_FOUND AND EXISTS ${PROJECT_SOURCE_DIR}/.git)
       set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${head_log})
     endif()
   endif()
+elseif(EXISTS ${PROJECT_SOURCE_DIR}/third_party/COMMIT)
+  # Sources that travelled without their history say where they come from (scripts/gpu_carry).
+  file(STRINGS ${PROJECT_SOURCE_DIR}/third_party/COMMIT ANNULUS_COMMIT_STRING LIMIT_COUNT 1)
 endif()
 
 # Gives one source file the strings it reports; called where that file's target is made.
