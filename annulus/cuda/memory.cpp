@@ -96,6 +96,9 @@ void free_async(void* p, int, void* stream) noexcept {
 
 void copy(void* dst, const void* src, std::size_t bytes) {
   throw_on_error(cudaMemcpy(dst, src, bytes, cudaMemcpyDefault), "memory", "cudaMemcpy");
+  // From pageable memory cudaMemcpy returns when the bytes are staged, not when they have arrived, and a
+  // non-blocking stream does not wait for the default one: without this a kernel there may read old bytes.
+  throw_on_error(cudaStreamSynchronize(cudaStreamLegacy), "memory", "cudaStreamSynchronize");
 }
 
 void fill(void* dst, int byte, std::size_t bytes, void* stream) {

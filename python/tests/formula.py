@@ -5,6 +5,9 @@ import torch
 ACTIVATIONS = [("none", -1), ("relu", -1), ("sigmoid", -1), ("silu", -1), ("softmax", -1), ("softmax", -2)]
 # Largest deviation, relative to the largest exact value. Outputs of 16-bit types: one unit in the last place.
 OUTPUT = {torch.float64: 1e-12, torch.float32: 2e-7, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-8}
+# The exponential activations add the roundings of exp and of a reciprocal sum to those of the phase: the common
+# policy of testing/limits.h.
+EXPONENTIAL = {**OUTPUT, torch.float32: 1e-6}
 GRADIENT = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-7}
 
 
