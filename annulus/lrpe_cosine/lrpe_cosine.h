@@ -2,18 +2,17 @@
 // (RoPE) from the same kernel.
 //
 //   Inputs   x     (B, H, L, D)  activations; L = prefix + n1 * ... * nm
-//            theta (H, E)        frequencies, radians per unit of position; all m axes share a
-//            head's row
+//            theta (H, E)        frequencies, radians per unit of position; the m axes share a row
 //   Position Token t >= prefix has s = t - prefix, unravelled row-major over (n1..nm): s_m is
-//   fastest.
-//            Tokens t < prefix have no position: their phase is 0.
+//            fastest. Tokens t < prefix have no position: their phase is 0.
 //   Phase    The D columns are cut in m blocks of E, the last one truncated (m * E >= D):
 //              phi[h,t,c] = s_{1 + c div E} * theta[h, c mod E]
 //            It is exact modular arithmetic (see phase.h): as right at position 2^31 as at 10.
-//   Cosine   xb = f(x),  y[..., c] = xb cos(phi),  y[..., D + c] = xb sin(phi)        y (B, H, L,
-//   2D) Rotate   pairs (x1, x2) of columns:  y1 = x1 cos(phi) - x2 sin(phi),
-//                                        y2 = x1 sin(phi) + x2 cos(phi)               y (B, H, L,
-//                                        D)
+//   Cosine   xb = f(x);   y[..., c] = xb cos(phi),   y[..., D + c] = xb sin(phi)
+//            y is (B, H, L, 2D)
+//   Rotate   pairs (x1, x2) of columns;   y1 = x1 cos(phi) - x2 sin(phi),
+//                                         y2 = x1 sin(phi) + x2 cos(phi)
+//            y is (B, H, L, D)
 //   f        none, relu, sigmoid, silu, softmax over the D features of a token, softmax over the L
 //            tokens of a (b, h, c) column (prefix tokens included)
 //
