@@ -3,6 +3,7 @@
 // where there is a device.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -219,6 +220,43 @@ TEST_P(Lrpe, ScoresDependOnDifferencesOnly) {
   const double near = score(17, 5);
   for (const std::int64_t shift : {1ll, 1000ll, 1ll << 20, 1ll << 31, -(1ll << 31)}) {
     EXPECT_NEAR(score(17 + shift, 5 + shift), near, 5e-6) << shift;
+  }
+}
+
+// 32 768 tokens, so positions of five digits times sums of both signs: dtheta to 1e-6 of its largest value,
+// and the same bits again, whatever the number of threads.
+TEST_P(Lrpe, ThetaGradientOfLongSequences) {
+  const std::int64_t B = 2, H = 2, L = 32768, D = 8;
+  LrpeCosineOptions options;
+  options.shape = {L};
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    Dense x(device(), dtype, {B, H, L, D}), dy(device(), dtype, {B, H, L, 2 * D});
+    Dense theta(device(), DType::kF32, {H, D}), dtheta(device(), DType::kF32, {H, D});
+    x.normal(1);
+    dy.normal(2);
+    theta.normal(3);
+    Dense x64(kCPU, DType::kF64, {B, H, L, D}), dy64(kCPU, DType::kF64, {B, H, L, 2 * D});
+    Dense theta64(kCPU, DType::kF64, {H, D}), exact(kCPU, DType::kF64, {H, D});
+    x64.write(x.values());
+    dy64.write(dy.values());
+    theta64.write(theta.values());
+    reference::lrpe_cosine_backward(dy64.view(), x64.view(), theta64.view(), {}, exact.view(),
+                                    options);
+    std::vector<std::byte> first;
+    for (const int threads : {1, 2, 4, 8}) {
+      context.threads = threads;
+      lrpe_cosine_backward(dy.view(), x.view(), theta.view(), {}, dtheta.view(), options, context);
+      const std::vector<std::byte> bits = dtheta.bytes();
+      if (first.empty()) first = bits;
+      EXPECT_TRUE(first == bits) << threads << " threads";
+    }
+    double error = 0, largest = 0;
+    const std::vector<double> got = dtheta.values(), want = exact.values();
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      error = std::max(error, std::abs(got[i] - want[i]));
+      largest = std::max(largest, std::abs(want[i]));
+    }
+    EXPECT_LE(error, 1e-6 * largest) << name_of(dtype);
   }
 }
 
