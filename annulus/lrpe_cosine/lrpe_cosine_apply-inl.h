@@ -101,15 +101,14 @@ inline void rotate_back_row(double* g1, double* g2, const double* c, const doubl
   }
 }
 
-// sum0 += q, sum1 += within q with q = x1 g2 - x2 g1.
+// sum += s q with q = x1 g2 - x2 g1.
 template <class Real>
-inline void add_moments(const Real* x1, const Real* x2, const Real* g1, const Real* g2, Real within,
-                        std::int64_t n, Real* sum0, Real* sum1) {
+inline void add_moments(const Real* x1, const Real* x2, const Real* g1, const Real* g2, double s,
+                        std::int64_t n, double* sum) {
   for (std::int64_t i = 0; i < n; ++i) {
     Real q = x1[i] * g2[i];
     if (x2 != nullptr) q -= x2[i] * g1[i];
-    sum0[i] += q;
-    sum1[i] += within * q;
+    sum[i] += s * static_cast<double>(q);
   }
 }
 

@@ -54,7 +54,7 @@ inline Tasks make_tasks(const Plan& plan) {
 template <class T>
 struct Scratch {
   using Real = compute_t<T>;
-  static constexpr int kRows = 8;  // cos, sin, x1, x2, g1, g2, and the two dtheta sums
+  static constexpr int kRows = 6;  // cos, sin, x1, x2, g1, g2
 
   explicit Scratch(const Plan& plan, bool backward)
       : segments(make_segments(plan)), tasks(make_tasks(plan)), width(segments.width) {
@@ -206,8 +206,6 @@ class Worker {
     row_.x2 = p + 3 * width_;
     row_.g1 = p + 4 * width_;
     row_.g2 = p + 5 * width_;
-    sum0_ = p + 6 * width_;
-    sum1_ = p + 7 * width_;
     if (scratch.worker_sums != nullptr) sums_ = scratch.worker_sums + index * width_;
   }
 
@@ -240,11 +238,7 @@ class Worker {
     if constexpr (kHasDirectPath) {
       if (direct) return turn_tiles(place, side.dy, side.dx, Direction::kBackward);
     }
-    if (plan_.need_dtheta) {
-      std::fill_n(sums_, width_, 0.0);
-      std::fill_n(sum0_, width_, Real{0});
-      std::fill_n(sum1_, width_, Real{0});
-    }
+    if (plan_.need_dtheta) std::fill_n(sums_, width_, 0.0);
     auto token_backward = [&](std::int64_t b, std::int64_t t, int token) {
       load_gradient(at(side.dy, b, place.head, t));
       if (scratch_.buffered) load_activated(at(side.x, b, place.head, t), b, place);
@@ -256,9 +250,7 @@ class Worker {
         store_rows(at(side.dx, b, place.head, t), row_.g1, row_.g2);
       }
     };
-    for_tokens(place.begin, place.end, 0, plan_.B, token_backward, [&] {
-      if (plan_.need_dtheta) flush_sums();
-    });
+    for_tokens(place.begin, place.end, 0, plan_.B, token_backward);
     if (plan_.need_dtheta) std::copy_n(sums_, width_, scratch_.partial + task * width_);
   }
 
@@ -359,21 +351,15 @@ class Worker {
   }
 
   // f(b, t, token) for every token of every sequence, with its row of sines and cosines made.
-  template <class F, class G>
-  void for_tokens(std::int64_t begin, std::int64_t end, std::int64_t b0, std::int64_t b1, F&& f,
-                  G&& end_tile) {
+  template <class F>
+  void for_tokens(std::int64_t begin, std::int64_t end, std::int64_t b0, std::int64_t b1, F&& f) {
     for_tiles(begin, end, b0, b1,
               [&](std::int64_t first, std::int64_t last, std::int64_t t0, int tokens) {
                 for (int i = 0; i < tokens; ++i) {
                   phase_.row(i, row_.cos, row_.sin);
                   for (std::int64_t b = first; b < last; ++b) f(b, t0 + i, i);
                 }
-                end_tile();
               });
-  }
-  template <class F>
-  void for_tokens(std::int64_t begin, std::int64_t end, std::int64_t b0, std::int64_t b1, F&& f) {
-    for_tokens(begin, end, b0, b1, f, [] {});
   }
 
   // x1 (and x2) = f(x), as row buffers.
@@ -424,34 +410,16 @@ class Worker {
     }
   }
 
-  // dtheta = sum of s q, where s may be 2^31 and more: within a tile the sums of q and of (s - s0)
-  // q are kept in Real, and s0 sum(q) + sum((s - s0) q) goes to double at its end.
+  // dtheta = sum of s q, in double: s may be 2^31 and more, and the terms have both signs.
   void remember(int token, const std::int64_t* position) {
-    if (!plan_.need_dtheta) return;
-    for (int j = 0; j < plan_.axes; ++j) {
-      if (token == 0) tile_start_[j] = position[j];
-      within_[j][token] = static_cast<Real>(position[j] - tile_start_[j]);
-    }
+    for (int j = 0; j < plan_.axes; ++j) position_[j][token] = static_cast<double>(position[j]);
   }
 
   void add_dtheta(int token) {
     for (int i = 0; i < scratch_.segments.count; ++i) {
       const Segment& g = scratch_.segments.at[i];
       add_moments(row_.x1 + g.slot, plan_.rotate ? row_.x2 + g.slot : nullptr, row_.g1 + g.slot,
-                  row_.g2 + g.slot, within_[g.axis][token], g.length, sum0_ + g.slot,
-                  sum1_ + g.slot);
-    }
-  }
-
-  void flush_sums() {
-    for (int i = 0; i < scratch_.segments.count; ++i) {
-      const Segment& g = scratch_.segments.at[i];
-      const auto s0 = static_cast<double>(tile_start_[g.axis]);
-      for (std::int64_t k = g.slot; k < g.slot + g.length; ++k) {
-        sums_[k] += s0 * static_cast<double>(sum0_[k]) + static_cast<double>(sum1_[k]);
-        sum0_[k] = 0;
-        sum1_[k] = 0;
-      }
+                  row_.g2 + g.slot, position_[g.axis][token], g.length, sums_ + g.slot);
     }
   }
 
@@ -466,10 +434,8 @@ class Worker {
   Phases<T> phase_;
   bool hardware_bf16_;
   Rows row_;
-  Real *sum0_ = nullptr, *sum1_ = nullptr;
   double* sums_ = nullptr;
-  std::int64_t tile_start_[LrpeGrid::kMaxAxes] = {};
-  Real within_[LrpeGrid::kMaxAxes][kTile] = {};
+  double position_[LrpeGrid::kMaxAxes][kTile] = {};
 };
 
 // Runs body(worker, task) over all tasks: worker w takes a fixed share of them.
