@@ -26,6 +26,13 @@ inline std::int64_t checked_add(std::int64_t a, std::int64_t b, const char* op) 
   return r;
 }
 
+// a * b * ... of counts none of which is negative.
+template <class... Rest>
+std::int64_t checked_product(const char* op, std::int64_t a, Rest... rest) {
+  ((a = checked_mul(a, static_cast<std::int64_t>(rest), op)), ...);
+  return a;
+}
+
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return a / b + (a % b != 0); }
 constexpr std::int64_t round_up(std::int64_t a, std::int64_t multiple) {
   return ceil_div(a, multiple) * multiple;

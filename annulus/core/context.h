@@ -63,7 +63,7 @@ class ANNULUS_API Workspace {
   std::size_t bytes() const { return bytes_; }
 
   // Carves the block up, front to back; every piece starts on a 256-byte boundary, as
-  // workspace_piece() counted it.
+  // piece() counts it.
   template <class T>
   T* take(std::int64_t count) {
     T* p = reinterpret_cast<T*>(data() + used_);

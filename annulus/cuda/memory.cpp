@@ -101,11 +101,6 @@ void copy(void* dst, const void* src, std::size_t bytes) {
   throw_on_error(cudaStreamSynchronize(cudaStreamLegacy), "memory", "cudaStreamSynchronize");
 }
 
-void fill(void* dst, int byte, std::size_t bytes, void* stream) {
-  throw_on_error(cudaMemsetAsync(dst, byte, bytes, static_cast<cudaStream_t>(stream)), "memory",
-                 "cudaMemsetAsync");
-}
-
 void synchronize(int device) {
   const DeviceGuard guard(device);
   throw_on_error(cudaDeviceSynchronize(), "memory", "cudaDeviceSynchronize");
@@ -133,7 +128,6 @@ void free(void*, int) noexcept {}
 void* allocate_async(std::size_t, int, void*) { not_built(); }
 void free_async(void*, int, void*) noexcept {}
 void copy(void*, const void*, std::size_t) { not_built(); }
-void fill(void*, int, std::size_t, void*) { not_built(); }
 void synchronize(int) { not_built(); }
 
 }  // namespace annulus::cuda

@@ -32,7 +32,6 @@ ANNULUS_API void free(void* p, int device) noexcept;
 ANNULUS_API void* allocate_async(std::size_t bytes, int device, void* stream);  // likewise
 ANNULUS_API void free_async(void* p, int device, void* stream) noexcept;
 ANNULUS_API void copy(void* dst, const void* src, std::size_t bytes);
-ANNULUS_API void fill(void* dst, int byte, std::size_t bytes, void* stream);
 ANNULUS_API void synchronize(int device);
 
 }  // namespace annulus::cuda

@@ -2,6 +2,7 @@
 
 #include "annulus/lrpe_cosine/lrpe_cosine.h"
 
+#include <algorithm>
 #include <string>
 
 #include "annulus/core/check.h"
@@ -126,6 +127,7 @@ void check_dtheta(Plan& plan, const TensorView& dtheta) {
   check_device(plan.op, "dtheta", dtheta, "theta", theta);
   check_output_layout(plan.op, "dtheta", dtheta);
   check_no_overlap(plan.op, "dtheta", dtheta, "theta", theta);
+  check_no_overlap(plan.op, "dtheta", dtheta, "offsets", plan.offsets);
   plan.dtheta = dtheta;
   plan.need_dtheta = true;
 }
@@ -219,6 +221,18 @@ void add_side(Plan& plan, int i, std::int64_t heads) {
   plan.side[i].heads_per_row = plan.theta_rows > 0 ? heads / plan.theta_rows : 1;
 }
 
+// Scratch is at most a few hundred bytes per element, per frequency or per column (an expanded tensor has
+// elements without memory, so the tensors' own sizes do not bound it): checked here once, so that no count
+// of either backend can wrap.
+void check_scratch(const Plan& plan) {
+  const auto at_least_1 = [](std::int64_t n) { return std::max<std::int64_t>(n, 1); };
+  constexpr std::int64_t kBytes = 1024;
+  (void)checked_product(plan.op, kBytes, at_least_1(plan.B), at_least_1(plan.heads()),
+                        at_least_1(plan.L), at_least_1(plan.C));
+  (void)checked_product(plan.op, kBytes, at_least_1(plan.theta_rows), at_least_1(plan.E));
+  (void)checked_product(plan.op, kBytes * 1024, at_least_1(plan.C));
+}
+
 void set_activation(Plan& plan, LrpeActivation activation) {
   if (activation > LrpeActivation::kSoftmaxTokens) {
     invalid(plan.op, "activation",
@@ -249,6 +263,7 @@ void check_gradients(Plan& plan, int i, const char* dy_name, const TensorView& d
     check_output_layout(plan.op, dx_name, dx);
     if (needs_x(plan)) check_no_overlap(plan.op, dx_name, dx, x_name, x);
     check_no_overlap(plan.op, dx_name, dx, "theta", plan.theta);
+    check_no_overlap(plan.op, dx_name, dx, "offsets", plan.offsets);
     if (plan.need_dtheta) check_no_overlap(plan.op, dx_name, dx, "dtheta", plan.dtheta);
     side.dx = operand(dx, plan.C, in);
   }
@@ -259,18 +274,12 @@ bool same_view(const TensorView& a, const TensorView& b) {
   return a.data == b.data && a.stride == b.stride;
 }
 
-void check_activation(const char* op, LrpeActivation a) {
-  if (a <= LrpeActivation::kSoftmaxTokens) return;
-  invalid(op, "activation", "be one of LrpeActivation",
-          "is " + std::to_string(static_cast<int>(a)));
-}
-
 Plan cosine_plan(const char* op, const char* lead_name, const TensorView& lead,
                  std::int64_t columns, const TensorView& theta, const LrpeCosineOptions& options) {
   Plan plan = check_positions(op, lead_name, lead, columns, lead.shape[1], theta, options);
-  check_activation(op, options.activation);
   set_activation(plan, options.activation);
   add_side(plan, 0, lead.shape[1]);
+  check_scratch(plan);
   return plan;
 }
 
@@ -281,6 +290,7 @@ Plan rotate_plan(const char* op, const char* lead_name, const TensorView& lead,
   Plan plan = check_positions(op, lead_name, lead, pairs, lead.shape[1], theta, options);
   plan.rotate = true;
   add_side(plan, 0, lead.shape[1]);
+  check_scratch(plan);
   return plan;
 }
 
@@ -289,10 +299,10 @@ Plan qk_plan(const char* op, const char* q_name, const TensorView& q, const char
              const LrpeCosineOptions& options) {
   const std::int64_t rows = check_pair(op, q_name, q, k_name, k);
   Plan plan = check_positions(op, q_name, q, columns, rows, theta, options);
-  check_activation(op, options.activation);
   set_activation(plan, options.activation);
   add_side(plan, 0, q.shape[1]);
   add_side(plan, 1, k.shape[1]);
+  check_scratch(plan);
   return plan;
 }
 

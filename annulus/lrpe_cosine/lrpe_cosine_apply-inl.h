@@ -261,7 +261,7 @@ struct PlainIo {
   }
 };
 
-#if ANNULUS_HAVE_HWY && HWY_ARCH_ARM_A64
+#if ANNULUS_HAVE_HWY && HWY_ARCH_ARM_A64 && HWY_TARGET == HWY_NEON
 // bfcvtn: one instruction where the portable rounding takes seven. Written as assembly because the
 // file is compiled for every Arm core; the caller asks the CPU first. Both vectors leave in one
 // store: Neoverse-V1 makes 0.67 stores a cycle, whether of 8 bytes or of 16, and stores are what
@@ -314,16 +314,19 @@ HWY_INLINE void turn_scalar(const T* x1, const T* x2, T* y1, T* y2, std::int64_t
   }
 }
 
-// Two vectors of columns from k on: x, its phase, and out. `low` gathers the least |sin cos|.
+// Two vectors of columns from k on: x, its phase, and out. `far`: no |sin cos| was near zero so far.
 template <Turn2 kTurn, class Io, bool kWatch, class T>
 HWY_INLINE void turn_vectors(const float* ac, const float* as, const float* fc, const float* fs,
                              std::int64_t k, const T* x1, const T* x2, T* y1, T* y2,
-                             [[maybe_unused]] simd_t& low) {
+                             [[maybe_unused]] ops::Far& far) {
   const std::int64_t k1 = k + static_cast<std::int64_t>(simd::lanes());
   simd_t s0, c0, s1, c1, a0, a1;
   compose_vector(ac + k, as + k, fc + k, fs + k, s0, c0);
   compose_vector(ac + k1, as + k1, fc + k1, fs + k1, s1, c1);
-  if constexpr (kWatch) low = ops::least(ops::least(low, ops::mul(c0, s0)), ops::mul(c1, s1));
+  if constexpr (kWatch) {
+    far = ops::still_far(far, ops::mul(c0, s0), kNearZero<T>);
+    far = ops::still_far(far, ops::mul(c1, s1), kNearZero<T>);
+  }
   Io::load2(x1 + k, a0, a1);
   if constexpr (kTurn == Turn2::kSpread) {
     Io::store2(ops::mul(a0, c0), ops::mul(a1, c1), y1 + k);
@@ -371,7 +374,7 @@ HWY_NOINLINE void mend(const PhasesT& phases, int i, int token, std::int64_t n, 
   for (std::int64_t k = 0; k < n; k += lanes) {
     simd_t s, c;
     compose_vector(phases.at(i, token), k, s, c);
-    if (!ops::below(ops::least(ops::fill(1.0f), ops::mul(c, s)), kNearZero<T>)) continue;
+    if (!ops::some_near(ops::still_far(ops::all_far(), ops::mul(c, s), kNearZero<T>))) continue;
     turn_scalars<kTurn>(phases, i, token, k, std::min(k + lanes, n), x1, x2, y1, y2);
   }
 }
@@ -406,21 +409,21 @@ HWY_NOINLINE void turn_tile(const Segments& segments, const PhasesT& phases, Tok
         turn_scalars<kTurn>(phases, i, token, 0, n, x1, x2, y1, y2);
         continue;
       }
-      auto low = ops::fill(1.0f);
+      ops::Far far = ops::all_far();
       std::int64_t k = 0;
       for (; k + 2 * step <= n; k += 2 * step) {
-        turn_vectors<kTurn, Io, kWatch>(ac, as, fc, fs, k, x1, x2, y1, y2, low);
-        turn_vectors<kTurn, Io, kWatch>(ac, as, fc, fs, k + step, x1, x2, y1, y2, low);
+        turn_vectors<kTurn, Io, kWatch>(ac, as, fc, fs, k, x1, x2, y1, y2, far);
+        turn_vectors<kTurn, Io, kWatch>(ac, as, fc, fs, k + step, x1, x2, y1, y2, far);
       }
       for (; k + step <= n; k += step) {
-        turn_vectors<kTurn, Io, kWatch>(ac, as, fc, fs, k, x1, x2, y1, y2, low);
+        turn_vectors<kTurn, Io, kWatch>(ac, as, fc, fs, k, x1, x2, y1, y2, far);
       }
       if (k < n && k > 0 && !in_place) {  // the last vectors overlap the ones before
-        turn_vectors<kTurn, Io, kWatch>(ac, as, fc, fs, n - step, x1, x2, y1, y2, low);
+        turn_vectors<kTurn, Io, kWatch>(ac, as, fc, fs, n - step, x1, x2, y1, y2, far);
       } else if (k < n) {
         turn_scalars<kTurn>(phases, i, token, k, n, x1, x2, y1, y2);
       }
-      if (kWatch && !in_place && ops::below(low, kNearZero<T>) && phases.watched(i, token)) {
+      if (kWatch && !in_place && ops::some_near(far) && phases.watched(i, token)) {
         mend<kTurn>(phases, i, token, n, x1, x2, y1, y2);
       }
     }
@@ -455,7 +458,7 @@ inline void turn_tile_as(const Segments& segments, const PhasesT& phases, TokenR
 template <class T, class PhasesT>
 inline void apply_tile(const Segments& segments, const PhasesT& phases, const TokenRows<T>& rows,
                        int tokens, Direction direction, [[maybe_unused]] bool hardware_bf16) {
-#if ANNULUS_HAVE_HWY && HWY_ARCH_ARM_A64
+#if ANNULUS_HAVE_HWY && HWY_ARCH_ARM_A64 && HWY_TARGET == HWY_NEON
   if constexpr (std::is_same_v<T, bfloat16>) {
     if (hardware_bf16) {
       return turn_tile_as<Bf16Io>(segments, phases, rows, tokens, direction);

@@ -126,9 +126,10 @@ struct Scratch {
 inline std::int64_t batch_offset(const Plan& plan, std::int64_t b) {
   if (!plan.offsets.defined()) return plan.offset;
   const std::int64_t i = b * plan.offsets.stride[0];
-  return plan.offset + (plan.offsets.dtype == DType::kI64
-                            ? static_cast<const std::int64_t*>(plan.offsets.data)[i]
-                            : static_cast<const std::int32_t*>(plan.offsets.data)[i]);
+  const std::int64_t own = plan.offsets.dtype == DType::kI64
+                               ? static_cast<const std::int64_t*>(plan.offsets.data)[i]
+                               : static_cast<const std::int32_t*>(plan.offsets.data)[i];
+  return wrapping_add(plan.offset, own);
 }
 
 // Which of the fine rows some token will use.
@@ -140,7 +141,7 @@ inline unsigned fine_rows(const Plan& plan) {
     const std::int64_t sequences = plan.offsets.defined() ? plan.B : 1;
     for (std::int64_t b = 0; b < sequences && mask != kAll; ++b) {
       for (std::int64_t t = 0; t < tokens; ++t) {
-        mask |= 1u << ((batch_offset(plan, b) + t) & (kFine - 1));
+        mask |= 1u << (wrapping_add(batch_offset(plan, b), t) & (kFine - 1));
       }
     }
     return mask;
@@ -309,7 +310,7 @@ class Worker {
       position[j] = s % plan_.extent[j];
       s /= plan_.extent[j];
     }
-    position[0] = plan_.axes == 1 ? s + batch_offset(plan_, b) : s;
+    position[0] = plan_.axes == 1 ? wrapping_add(s, batch_offset(plan_, b)) : s;
   }
 
   // f(first, last, t0, tokens) for every tile of [begin, end), with the tile's phases made: for

@@ -190,9 +190,9 @@ int batch_per_thread(std::int64_t vectors, std::int64_t B) {
 }
 
 Args make_args(const Plan& plan, bool backward) {
-  if (plan.C > (1 << 29) || plan.heads() >= (std::int64_t{1} << 31)) {
+  if (plan.C > (1 << 29) || plan.E > (1 << 29) || plan.heads() >= (std::int64_t{1} << 31)) {
     throw NotSupported("[" + std::string(plan.op) +
-                       "] x must have fewer than 2^29 columns and 2^31 heads on cuda");
+                       "] x and theta must have at most 2^29 columns and 2^31 - 1 heads on cuda");
   }
   Args a;
   a.positions = device::make_positions(plan.axes, plan.extent, plan.prefix, plan.offset, plan.E);
@@ -208,7 +208,7 @@ Args make_args(const Plan& plan, bool backward) {
   a.B = plan.B;
   a.L = plan.L;
   a.C = static_cast<std::int32_t>(plan.C);
-  a.E = static_cast<std::int32_t>(std::min<std::int64_t>(plan.E, 1 << 29));
+  a.E = static_cast<std::int32_t>(plan.E);
   a.heads = static_cast<std::int32_t>(plan.heads());
   a.heads_first = static_cast<std::int32_t>(plan.side[0].heads);
   a.activation = plan.activation;

@@ -46,8 +46,6 @@ struct Args {
   std::int32_t C = 0, E = 0;
   std::int32_t heads = 0, heads_first = 0;  // of both sides, of the first
   std::int32_t batch_per_thread = 1;
-  std::int32_t table_columns =
-      0;                     // columns whose steps are kept in shared memory: C, or 0 if too many
   FastDiv tiles, heads_div;  // decode the block index
   LrpeActivation activation = LrpeActivation::kNone;
   bool backward = false;  // rotation: turn back

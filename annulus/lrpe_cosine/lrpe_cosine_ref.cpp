@@ -19,9 +19,10 @@ using Tensor4 = Strided<double, 4>;
 std::int64_t batch_offset(const LrpePositions& p, std::int64_t b) {
   if (!p.offsets.defined()) return p.offset;
   const std::int64_t i = b * p.offsets.stride[0];
-  return p.offset + (p.offsets.dtype == DType::kI64
-                         ? static_cast<const std::int64_t*>(p.offsets.data)[i]
-                         : static_cast<const std::int32_t*>(p.offsets.data)[i]);
+  const std::int64_t own = p.offsets.dtype == DType::kI64
+                               ? static_cast<const std::int64_t*>(p.offsets.data)[i]
+                               : static_cast<const std::int32_t*>(p.offsets.data)[i];
+  return lrpe::wrapping_add(p.offset, own);
 }
 
 // s_j of token t in sequence b; axis counts from 0. Zero for prefix tokens.
@@ -32,7 +33,7 @@ std::int64_t coordinate(const LrpePositions& p, std::int64_t b, std::int64_t t, 
     s /= p.shape.extent[static_cast<std::size_t>(j)];
   }
   s %= p.shape.extent[static_cast<std::size_t>(axis)];
-  return p.shape.axes == 1 ? s + batch_offset(p, b) : s;
+  return p.shape.axes == 1 ? lrpe::wrapping_add(s, batch_offset(p, b)) : s;
 }
 
 struct SinCos {

@@ -57,11 +57,16 @@ template <class V>
 HWY_INLINE V neg_mul_add(V a, V b, V c) {
   return hn::NegMulAdd(a, b, c);
 }
-HWY_INLINE simd::VF fill(float v) { return hn::Set(simd::F32(), v); }
-HWY_INLINE simd::VF least(simd::VF low, simd::VF v) { return hn::Min(low, hn::Abs(v)); }
-HWY_INLINE bool below(simd::VF low, float limit) {
-  return !hn::AllFalse(simd::F32(), hn::Lt(low, hn::Set(simd::F32(), limit)));
+// "Every |v| so far is at least the limit": a NaN counts as not, so that it hides nothing behind it.
+using Far = hn::Mask<simd::F32>;
+HWY_INLINE Far all_far() {
+  const auto zero = hn::Zero(simd::F32());
+  return hn::Eq(zero, zero);
 }
+HWY_INLINE Far still_far(Far far, simd::VF v, float limit) {
+  return hn::And(far, hn::Ge(hn::Abs(v), hn::Set(simd::F32(), limit)));
+}
+HWY_INLINE bool some_near(Far far) { return !hn::AllTrue(simd::F32(), far); }
 template <class Real>
 HWY_INLINE Real one_mul_add(Real a, Real b, Real c) {
   const hn::CappedTag<Real, 1> d;
@@ -69,9 +74,10 @@ HWY_INLINE Real one_mul_add(Real a, Real b, Real c) {
 }
 #else
 inline float mul(float a, float b) { return a * b; }
-inline float fill(float v) { return v; }
-inline float least(float low, float v) { return std::min(low, std::abs(v)); }
-inline bool below(float low, float limit) { return low < limit; }
+using Far = bool;
+inline Far all_far() { return true; }
+inline Far still_far(Far far, float v, float limit) { return far && std::abs(v) >= limit; }
+inline bool some_near(Far far) { return !far; }
 template <class Real>
 inline Real one_mul_add(Real a, Real b, Real c) {
 #if defined(__FP_FAST_FMA)
@@ -284,13 +290,13 @@ class Phases<T, float> {
     if (!watched(i, token)) return false;
     const TokenPhase& p = at_[i][token];
     const auto lanes = static_cast<std::int64_t>(simd::lanes());
-    auto low = ops::fill(1.0f);
+    ops::Far far = ops::all_far();
     for (std::int64_t k = 0; k < segments_.at[i].length; k += lanes) {
       simd_t c, s;
       compose_vector(p, k, s, c);
-      low = ops::least(low, ops::mul(c, s));
+      far = ops::still_far(far, ops::mul(c, s), kNearZero<T>);
     }
-    return ops::below(low, kNearZero<T>);
+    return ops::some_near(far);
   }
 
   // The whole row of a token.

@@ -53,6 +53,11 @@ ANNULUS_HD inline std::uint64_t mul_high(std::uint64_t a, std::uint64_t b) {
 #endif
 }
 
+// Positions wrap like everything else here: an offset near 2^63 is odd, not undefined.
+ANNULUS_HD inline std::int64_t wrapping_add(std::int64_t a, std::int64_t b) {
+  return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
+}
+
 // A fraction of a turn: (hi + lo / 2^64) / 2^64, modulo 1.
 struct Turn {
   std::uint64_t hi = 0;
