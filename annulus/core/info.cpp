@@ -41,13 +41,16 @@ std::string arm_core_name(const std::string& part) {
 }  // namespace
 
 BuildInfo build_info() {
-  return {.version = ANNULUS_VERSION_STRING,
-          .commit = ANNULUS_COMMIT_STRING,
-          .compiler = "g++ " __VERSION__,
-          .cuda = ANNULUS_CUDA_STRING,
-          .simd = ANNULUS_HWY_STRING,
-          .blas = ANNULUS_BLAS_STRING,
-          .openmp = ANNULUS_OPENMP_STRING};
+  return {
+    .version = ANNULUS_VERSION_STRING, .commit = ANNULUS_COMMIT_STRING,
+#if defined(__clang__)
+    .compiler = __VERSION__,  // names itself
+#else
+    .compiler = "g++ " __VERSION__,
+#endif
+        .cuda = ANNULUS_CUDA_STRING, .simd = ANNULUS_HWY_STRING, .blas = ANNULUS_BLAS_STRING,
+    .openmp = ANNULUS_OPENMP_STRING
+  };
 }
 
 std::string cpu_name() {

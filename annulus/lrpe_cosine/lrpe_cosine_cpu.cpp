@@ -1,12 +1,11 @@
 // LRPE-cosine on the CPU.
 //
-// A task is one head of one tensor and a run of tokens; it makes each token's row of sines and
-// cosines once and applies it to the whole batch. Tasks are fixed by the problem, and each writes
-// only what is its own, so the bits do not depend on the number of threads. Without an activation
-// and with dense columns a row goes from x to y in registers; everything else goes through row
-// buffers.
+// A task is one head of one tensor and a run of tokens; it makes the anchors of a tile of 64 tokens once and
+// turns the tile of each sequence in turn. Tasks are fixed by the problem, and each writes only what is its
+// own, so the bits do not depend on the number of threads. Without an activation and with dense columns a row
+// goes from x to y in registers; everything else goes through row buffers.
 //
-// Floor: bytes over copy bandwidth (no arithmetic to speak of). See lrpe_cosine.md for the figures.
+// lrpe_cosine.md has the floors (arithmetic and stores, on the cores measured) and the figures.
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "annulus/lrpe_cosine/lrpe_cosine_cpu.cpp"
