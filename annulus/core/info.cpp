@@ -40,17 +40,20 @@ std::string arm_core_name(const std::string& part) {
 
 }  // namespace
 
-BuildInfo build_info() {
-  return {
-    .version = ANNULUS_VERSION_STRING, .commit = ANNULUS_COMMIT_STRING,
 #if defined(__clang__)
-    .compiler = __VERSION__,  // names itself
+constexpr const char* kCompiler = __VERSION__;  // names itself
 #else
-    .compiler = "g++ " __VERSION__,
+constexpr const char* kCompiler = "g++ " __VERSION__;
 #endif
-        .cuda = ANNULUS_CUDA_STRING, .simd = ANNULUS_HWY_STRING, .blas = ANNULUS_BLAS_STRING,
-    .openmp = ANNULUS_OPENMP_STRING
-  };
+
+BuildInfo build_info() {
+  return {.version = ANNULUS_VERSION_STRING,
+          .commit = ANNULUS_COMMIT_STRING,
+          .compiler = kCompiler,
+          .cuda = ANNULUS_CUDA_STRING,
+          .simd = ANNULUS_HWY_STRING,
+          .blas = ANNULUS_BLAS_STRING,
+          .openmp = ANNULUS_OPENMP_STRING};
 }
 
 std::string cpu_name() {
