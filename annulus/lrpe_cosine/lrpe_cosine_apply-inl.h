@@ -286,12 +286,13 @@ struct Bf16Io {
 
 enum class Turn2 { kSpread, kRotate, kGather, kRotateBack };  // 1->2, 2->2, 2->1, 2->2
 
-// The same tokens of one sequence: first row of each tensor, and the step from token to token.
+// The same tokens of one sequence, or of two: first row of each tensor, and the step from token to token.
 template <class T>
 struct TokenRows {
   const T *x1, *x2;
   T *y1, *y2;
   std::int64_t x_step, y_step;
+  std::int64_t x_next, y_next;  // to the second sequence, where two are turned at once
 };
 
 // One element, as the vectors do it.
@@ -314,39 +315,53 @@ HWY_INLINE void turn_scalar(const T* x1, const T* x2, T* y1, T* y2, std::int64_t
   }
 }
 
-// Two vectors of columns from k on: x, its phase, and out. `far`: no |sin cos| was near zero so far.
-template <Turn2 kTurn, class Io, bool kWatch, class T>
+// Two vectors of x (and their pairs), turned.
+template <Turn2 kTurn, class Io, class T>
+HWY_INLINE void apply_vectors(simd_t s0, simd_t c0, simd_t s1, simd_t c1, const T* x1, const T* x2,
+                              T* y1, T* y2) {
+  simd_t a0, a1;
+  Io::load2(x1, a0, a1);
+  if constexpr (kTurn == Turn2::kSpread) {
+    Io::store2(ops::mul(a0, c0), ops::mul(a1, c1), y1);
+    Io::store2(ops::mul(a0, s0), ops::mul(a1, s1), y2);
+  } else {
+    simd_t b0, b1;
+    Io::load2(x2, b0, b1);
+    if constexpr (kTurn == Turn2::kRotate) {
+      Io::store2(ops::neg_mul_add(b0, s0, ops::mul(a0, c0)),
+                 ops::neg_mul_add(b1, s1, ops::mul(a1, c1)), y1);
+      Io::store2(ops::mul_add(b0, c0, ops::mul(a0, s0)), ops::mul_add(b1, c1, ops::mul(a1, s1)),
+                 y2);
+    } else {
+      Io::store2(ops::mul_add(b0, s0, ops::mul(a0, c0)), ops::mul_add(b1, s1, ops::mul(a1, c1)),
+                 y1);
+      if constexpr (kTurn == Turn2::kRotateBack) {
+        Io::store2(ops::neg_mul_add(a0, s0, ops::mul(b0, c0)),
+                   ops::neg_mul_add(a1, s1, ops::mul(b1, c1)), y2);
+      }
+    }
+  }
+}
+
+// Two vectors of columns from k on, of kSequences sequences `x_next` and `y_next` apart: their phase, x, and
+// out. `far`: no |sin cos| was near zero so far.
+template <Turn2 kTurn, class Io, bool kWatch, int kSequences, class T>
 HWY_INLINE void turn_vectors(const float* ac, const float* as, const float* fc, const float* fs,
                              std::int64_t k, const T* x1, const T* x2, T* y1, T* y2,
-                             [[maybe_unused]] ops::Far& far) {
+                             [[maybe_unused]] std::int64_t x_next,
+                             [[maybe_unused]] std::int64_t y_next, [[maybe_unused]] ops::Far& far) {
   const std::int64_t k1 = k + static_cast<std::int64_t>(simd::lanes());
-  simd_t s0, c0, s1, c1, a0, a1;
+  simd_t s0, c0, s1, c1;
   compose_vector(ac + k, as + k, fc + k, fs + k, s0, c0);
   compose_vector(ac + k1, as + k1, fc + k1, fs + k1, s1, c1);
   if constexpr (kWatch) {
     far = ops::still_far(far, ops::mul(c0, s0), kNearZero<T>);
     far = ops::still_far(far, ops::mul(c1, s1), kNearZero<T>);
   }
-  Io::load2(x1 + k, a0, a1);
-  if constexpr (kTurn == Turn2::kSpread) {
-    Io::store2(ops::mul(a0, c0), ops::mul(a1, c1), y1 + k);
-    Io::store2(ops::mul(a0, s0), ops::mul(a1, s1), y2 + k);
-  } else {
-    simd_t b0, b1;
-    Io::load2(x2 + k, b0, b1);
-    if constexpr (kTurn == Turn2::kRotate) {
-      Io::store2(ops::neg_mul_add(b0, s0, ops::mul(a0, c0)),
-                 ops::neg_mul_add(b1, s1, ops::mul(a1, c1)), y1 + k);
-      Io::store2(ops::mul_add(b0, c0, ops::mul(a0, s0)), ops::mul_add(b1, c1, ops::mul(a1, s1)),
-                 y2 + k);
-    } else {
-      Io::store2(ops::mul_add(b0, s0, ops::mul(a0, c0)), ops::mul_add(b1, s1, ops::mul(a1, c1)),
-                 y1 + k);
-      if constexpr (kTurn == Turn2::kRotateBack) {
-        Io::store2(ops::neg_mul_add(a0, s0, ops::mul(b0, c0)),
-                   ops::neg_mul_add(a1, s1, ops::mul(b1, c1)), y2 + k);
-      }
-    }
+  apply_vectors<kTurn, Io>(s0, c0, s1, c1, x1 + k, x2 + k, y1 + k, y2 + k);
+  if constexpr (kSequences == 2) {
+    apply_vectors<kTurn, Io>(s0, c0, s1, c1, x1 + x_next + k, x2 + x_next + k, y1 + y_next + k,
+                             y2 + y_next + k);
   }
 }
 
@@ -385,12 +400,16 @@ HWY_NOINLINE void mend(const PhasesT& phases, int i, int token, std::int64_t n, 
 // is overwritten. Measured on Neoverse-V1, 4096 tokens in fp32: 12.8 ms with such stores, 3.4
 // without. For the same reason the phases are made again for each sequence, four operations an
 // element, rather than stored in a row of their own.
-template <Turn2 kTurn, class Io, class T, class PhasesT>
+template <Turn2 kTurn, class Io, int kSequences, class T, class PhasesT>
 HWY_NOINLINE void turn_tile(const Segments& segments, const PhasesT& phases, TokenRows<T> rows,
                             int tokens) {
   constexpr bool kWatch = PhasesT::kExactNearZero;
   const auto step = 2 * static_cast<std::int64_t>(simd::lanes());  // columns of turn_vectors
   const bool in_place = rows.x1 == rows.y1;
+  const auto for_sequences = [&rows](auto&& f) {
+    f(std::int64_t{0}, std::int64_t{0});
+    if constexpr (kSequences == 2) f(rows.x_next, rows.y_next);
+  };
   for (int token = 0; token < tokens; ++token) {
     for (int i = 0; i < segments.count; ++i) {
       const std::int64_t n = segments.at[i].length;
@@ -412,19 +431,27 @@ HWY_NOINLINE void turn_tile(const Segments& segments, const PhasesT& phases, Tok
       ops::Far far = ops::all_far();
       std::int64_t k = 0;
       for (; k + 2 * step <= n; k += 2 * step) {
-        turn_vectors<kTurn, Io, kWatch>(ac, as, fc, fs, k, x1, x2, y1, y2, far);
-        turn_vectors<kTurn, Io, kWatch>(ac, as, fc, fs, k + step, x1, x2, y1, y2, far);
+        turn_vectors<kTurn, Io, kWatch, kSequences>(ac, as, fc, fs, k, x1, x2, y1, y2, rows.x_next,
+                                                    rows.y_next, far);
+        turn_vectors<kTurn, Io, kWatch, kSequences>(ac, as, fc, fs, k + step, x1, x2, y1, y2,
+                                                    rows.x_next, rows.y_next, far);
       }
       for (; k + step <= n; k += step) {
-        turn_vectors<kTurn, Io, kWatch>(ac, as, fc, fs, k, x1, x2, y1, y2, far);
+        turn_vectors<kTurn, Io, kWatch, kSequences>(ac, as, fc, fs, k, x1, x2, y1, y2, rows.x_next,
+                                                    rows.y_next, far);
       }
       if (k < n && k > 0 && !in_place) {  // the last vectors overlap the ones before
-        turn_vectors<kTurn, Io, kWatch>(ac, as, fc, fs, n - step, x1, x2, y1, y2, far);
+        turn_vectors<kTurn, Io, kWatch, kSequences>(ac, as, fc, fs, n - step, x1, x2, y1, y2,
+                                                    rows.x_next, rows.y_next, far);
       } else if (k < n) {
-        turn_scalars<kTurn>(phases, i, token, k, n, x1, x2, y1, y2);
+        for_sequences([&](std::int64_t x, std::int64_t y) {
+          turn_scalars<kTurn>(phases, i, token, k, n, x1 + x, x2 + x, y1 + y, y2 + y);
+        });
       }
       if (kWatch && !in_place && ops::some_near(far) && phases.watched(i, token)) {
-        mend<kTurn>(phases, i, token, n, x1, x2, y1, y2);
+        for_sequences([&](std::int64_t x, std::int64_t y) {
+          mend<kTurn>(phases, i, token, n, x1 + x, x2 + x, y1 + y, y2 + y);
+        });
       }
     }
     rows.x1 += rows.x_step;
@@ -434,7 +461,7 @@ HWY_NOINLINE void turn_tile(const Segments& segments, const PhasesT& phases, Tok
   }
 }
 
-template <class Io, class T, class PhasesT>
+template <class Io, int kSequences, class T, class PhasesT>
 inline void turn_tile_as(const Segments& segments, const PhasesT& phases, TokenRows<T> rows,
                          int tokens, Direction direction) {
   // A component that is not there is never touched; any pointer does for the arithmetic on it.
@@ -444,28 +471,28 @@ inline void turn_tile_as(const Segments& segments, const PhasesT& phases, TokenR
   if (!two_out) rows.y2 = rows.y1;
   if (direction == Direction::kForward) {
     if (two_in) {
-      turn_tile<Turn2::kRotate, Io>(segments, phases, rows, tokens);
+      turn_tile<Turn2::kRotate, Io, kSequences>(segments, phases, rows, tokens);
     } else {
-      turn_tile<Turn2::kSpread, Io>(segments, phases, rows, tokens);
+      turn_tile<Turn2::kSpread, Io, kSequences>(segments, phases, rows, tokens);
     }
   } else if (two_out) {
-    turn_tile<Turn2::kRotateBack, Io>(segments, phases, rows, tokens);
+    turn_tile<Turn2::kRotateBack, Io, kSequences>(segments, phases, rows, tokens);
   } else {
-    turn_tile<Turn2::kGather, Io>(segments, phases, rows, tokens);
+    turn_tile<Turn2::kGather, Io, kSequences>(segments, phases, rows, tokens);
   }
 }
 
-template <class T, class PhasesT>
+template <int kSequences, class T, class PhasesT>
 inline void apply_tile(const Segments& segments, const PhasesT& phases, const TokenRows<T>& rows,
                        int tokens, Direction direction, [[maybe_unused]] bool hardware_bf16) {
 #if ANNULUS_HAVE_HWY && HWY_ARCH_ARM_A64 && HWY_TARGET == HWY_NEON
   if constexpr (std::is_same_v<T, bfloat16>) {
     if (hardware_bf16) {
-      return turn_tile_as<Bf16Io>(segments, phases, rows, tokens, direction);
+      return turn_tile_as<Bf16Io, kSequences>(segments, phases, rows, tokens, direction);
     }
   }
 #endif
-  turn_tile_as<PlainIo>(segments, phases, rows, tokens, direction);
+  turn_tile_as<PlainIo, kSequences>(segments, phases, rows, tokens, direction);
 }
 
 }  // namespace annulus::lrpe::HWY_NAMESPACE

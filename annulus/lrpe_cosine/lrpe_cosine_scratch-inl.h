@@ -1,0 +1,162 @@
+// How a CPU call is cut into tasks, the scratch they need, and the tables of theta they share.
+#if defined(ANNULUS_LRPE_COSINE_SCRATCH_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ANNULUS_LRPE_COSINE_SCRATCH_INL_H_
+#undef ANNULUS_LRPE_COSINE_SCRATCH_INL_H_
+#else
+#define ANNULUS_LRPE_COSINE_SCRATCH_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "annulus/core/context.h"
+#include "annulus/core/dispatch.h"
+#include "annulus/cpu/parallel.h"
+#include "annulus/lrpe_cosine/lrpe_cosine_plan.h"
+#include "annulus/lrpe_cosine/lrpe_cosine_rows-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace annulus::lrpe::HWY_NAMESPACE {
+
+// Scratch is laid out per worker, not per thread: the number of workers is fixed, so the workspace
+// is the same for every number of threads.
+inline constexpr std::int64_t kWorkers = 64;
+
+// How the work is cut: `chunks` runs of `chunk` tokens for each head of each side.
+struct Tasks {
+  std::int64_t chunk = 1, chunks = 0, heads = 0;
+  std::int64_t count() const { return chunks * heads; }
+};
+
+inline Tasks make_tasks(const Plan& plan) {
+  constexpr std::int64_t kTasks = 128;  // enough to balance tens of threads
+  Tasks t;
+  t.heads = plan.heads();
+  t.chunk = std::max<std::int64_t>(
+      64, round_up(ceil_div(plan.L * std::max<std::int64_t>(t.heads, 1), kTasks), 64));
+  t.chunks = ceil_div(plan.L, t.chunk);
+  return t;
+}
+
+// Byte counts of one call's scratch, and its pieces once there is memory.
+template <class T>
+struct Scratch {
+  using Real = compute_t<T>;
+  static constexpr int kRows = 6;  // cos, sin, x1, x2, g1, g2
+
+  explicit Scratch(const Plan& plan, bool backward)
+      : segments(make_segments(plan)), tasks(make_tasks(plan)), width(segments.width) {
+    tables.width = round_up(plan.E, kRowPad);
+    buffered = backward ? plan.need_dtheta || plan.activation != LrpeActivation::kNone
+                        : plan.activation != LrpeActivation::kNone;
+    columns = plan.activation == LrpeActivation::kSoftmaxTokens ? plan.B * tasks.heads * plan.C : 0;
+    dot_columns = backward ? columns : 0;
+    partials = backward && plan.need_dtheta ? tasks.count() * width : 0;
+    rows = plan.theta_rows;
+  }
+
+  // Visits every piece: p(pointer, count). The one list that counting and carving share.
+  template <class P>
+  void pieces(P&& p) {
+    const std::int64_t step_bytes = std::is_same_v<Real, double> ? 2 : 1;
+    p(steps, rows * tables.width * step_bytes);
+    p(tables_real, rows * tables.width * (std::is_same_v<Real, double> ? 1 : 2 * kFine));
+    p(theta, rows * tables.width);
+    p(table_turns, rows * tables.width);
+    // Dense column strides are known only at run time, so the row buffers are always counted.
+    p(worker_reals, kWorkers * (Phases<T>::reals(width) + kRows * width));
+    p(worker_turns, kWorkers * Phases<T>::turns(width));
+    p(worker_sums, partials > 0 || columns > 0 ? kWorkers * width : 0);
+    p(column_max, columns);
+    p(column_scale, columns);
+    p(column_dot, dot_columns);
+    p(partial, partials);
+  }
+
+  std::size_t bytes() {
+    std::size_t total = 0;
+    pieces([&]<class U>(U*&, std::int64_t n) {
+      total += Workspace::piece(static_cast<std::size_t>(n) * sizeof(U));
+    });
+    return total;
+  }
+
+  void carve(Workspace& workspace) {
+    pieces([&]<class U>(U*& p, std::int64_t n) { p = workspace.take<U>(n); });
+    if constexpr (std::is_same_v<Real, double>) {
+      tables.step = reinterpret_cast<Turn*>(steps);
+      tables.poison = tables_real;
+    } else {
+      tables.step = steps;
+      tables.fine = tables_real;
+    }
+  }
+
+  Segments segments;
+  Tasks tasks;
+  std::int64_t width;
+  bool buffered = false;
+  std::int64_t columns = 0, dot_columns = 0, partials = 0, rows = 0;
+  ThetaTables<Real> tables;
+  std::uint64_t* steps = nullptr;
+  Real* tables_real = nullptr;
+  double* theta = nullptr;
+  std::uint64_t* table_turns = nullptr;
+  Real* worker_reals = nullptr;
+  std::uint64_t* worker_turns = nullptr;
+  double* worker_sums = nullptr;
+  Real* column_max = nullptr;
+  Real* column_scale = nullptr;
+  Real* column_dot = nullptr;
+  double* partial = nullptr;
+};
+
+inline std::int64_t batch_offset(const Plan& plan, std::int64_t b) {
+  if (!plan.offsets.defined()) return plan.offset;
+  const std::int64_t i = b * plan.offsets.stride[0];
+  const std::int64_t own = plan.offsets.dtype == DType::kI64
+                               ? static_cast<const std::int64_t*>(plan.offsets.data)[i]
+                               : static_cast<const std::int32_t*>(plan.offsets.data)[i];
+  return wrapping_add(plan.offset, own);
+}
+
+// Which of the fine rows some token will use.
+inline unsigned fine_rows(const Plan& plan) {
+  constexpr unsigned kAll = (1u << kFine) - 1;
+  const std::int64_t tokens = plan.L - plan.prefix;
+  if (plan.axes == 1 && tokens < kFine) {
+    unsigned mask = 0;
+    const std::int64_t sequences = plan.offsets.defined() ? plan.B : 1;
+    for (std::int64_t b = 0; b < sequences && mask != kAll; ++b) {
+      for (std::int64_t t = 0; t < tokens; ++t) {
+        mask |= 1u << (wrapping_add(batch_offset(plan, b), t) & (kFine - 1));
+      }
+    }
+    return mask;
+  }
+  if (plan.axes == 1) return kAll;
+  const std::int64_t longest = *std::max_element(plan.extent, plan.extent + plan.axes);
+  return longest >= kFine ? kAll : (1u << longest) - 1;
+}
+
+template <class T>
+void make_tables(const Plan& plan, const Scratch<T>& scratch, int threads) {
+  const std::int64_t width = scratch.tables.width;
+  const unsigned fine = fine_rows(plan);
+  annulus::cpu::parallel_for(plan.theta_rows, threads, [&](std::int64_t row) {
+    double* theta = scratch.theta + row * width;
+    visit_floating(plan.theta.dtype, [&]<class U>() {
+      const auto view = as_strided<U, 2>(plan.theta);
+      for (std::int64_t k = 0; k < plan.E; ++k) {
+        theta[k] = static_cast<double>(static_cast<compute_t<U>>(view(row, k)));
+      }
+    });
+    fill_tables(scratch.tables, row, theta, plan.E, fine, scratch.table_turns + row * width);
+  });
+}
+
+}  // namespace annulus::lrpe::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // toggling guard
