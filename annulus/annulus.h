@@ -10,3 +10,4 @@
 #include "annulus/core/info.h"
 #include "annulus/core/tensor.h"
 #include "annulus/lrpe_cosine/lrpe_cosine.h"
+#include "annulus/ring_rnn/ring_rnn.h"
