@@ -10,9 +10,11 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <span>
@@ -39,6 +41,7 @@ extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_inde
 namespace annulus::torch_glue {
 
 using Tensor = torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
 
 // torch carries a C++ exception to Python as a RuntimeError with the plain message; errors.py reads
 // the type back from the front of it.
@@ -62,6 +65,26 @@ auto typed_errors(F&& call) {
 
 inline std::string argument(const char* op, const char* name) {
   return "[" + std::string(op) + "] " + name;
+}
+
+// A value of an argument that torch passes as text.
+template <class E>
+struct Choice {
+  const char* name;
+  E value;
+};
+
+template <class E, std::size_t n>
+E chosen(const char* op, const char* argument_name, const std::string& text,
+         const std::array<Choice<E>, n>& choices) {
+  std::string names;
+  for (std::size_t i = 0; i < n; ++i) {
+    if (text == choices[i].name) return choices[i].value;
+    names += i == 0 ? "" : i + 1 < n ? ", " : " or ";
+    names += choices[i].name;
+  }
+  throw InvalidArgument(argument(op, argument_name) + " must be " + names + " but is '" + text +
+                        "'");
 }
 
 inline DType dtype_from_torch(const char* op, const char* name, const Tensor& t) {
@@ -161,6 +184,47 @@ inline Tensor nothing(const char* op, const char* name, DType dtype, Device devi
   return new_strided(op, name, zero, one, dtype_to_torch(dtype), device);
 }
 
+// Outputs are described first, as views without memory: the library checks the inputs and counts its
+// scratch from the description, so that a bad call has allocated nothing. allocate() then gives the
+// view its memory, and returns the tensor that keeps it.
+
+// A dense row-major view shaped as `like`. Extents of 0 count as 1, as torch's own dense strides do.
+inline TensorView dense_like(const char* op, const TensorView& like) {
+  TensorView v = like;
+  v.data = nullptr;
+  std::int64_t stride = 1;
+  for (std::size_t i = static_cast<std::size_t>(std::max(v.rank, 0)); i-- > 0;) {
+    v.stride[i] = stride;
+    stride = checked_mul(stride, std::max<std::int64_t>(v.shape[i], 1), op);
+  }
+  return v;
+}
+
+// An output that was not asked for: not defined(), but allocate() knows what (0,) to put there.
+inline TensorView absent(DType dtype, Device device) {
+  TensorView v;
+  v.dtype = dtype;
+  v.device = device;
+  return v;
+}
+
+inline TensorView dense(const char* op, std::initializer_list<std::int64_t> shape, DType dtype,
+                        Device device) {
+  TensorView v = absent(dtype, device);
+  v.rank = static_cast<int>(shape.size());
+  std::copy(shape.begin(), shape.end(), v.shape.begin());
+  return dense_like(op, v);
+}
+
+inline Tensor allocate(const char* op, const char* name, TensorView& v) {
+  if (!v.defined()) return nothing(op, name, v.dtype, v.device);
+  const auto rank = static_cast<std::size_t>(v.rank);
+  Tensor t = new_strided(op, name, {v.shape.data(), rank}, {v.stride.data(), rank},
+                         dtype_to_torch(v.dtype), v.device);
+  v.data = t.data_ptr();
+  return t;
+}
+
 // Makes `device` the current one for the length of a call, and knows torch's stream on it.
 class CurrentDevice {
  public:
@@ -179,6 +243,9 @@ class CurrentDevice {
   void* stream_ = nullptr;
 };
 
+// Memory the library asks for starts on such a boundary. torch aligns CPU memory to 64 bytes only.
+inline constexpr std::size_t kAlignment = 256;
+
 // Device, stream, thread count and scratch of one call, all torch's own: the library allocates
 // nothing behind torch's back, and torch's memory statistics show every byte.
 class Call {
@@ -195,9 +262,6 @@ class Call {
   Context context;
 
  private:
-  // The scratch an Allocator hands out starts on such a boundary.
-  static constexpr std::size_t kAlignment = 256;
-
   struct Scratch {
     std::optional<Tensor> tensor;  // keeps the memory
     BorrowedWorkspace allocator;
@@ -205,7 +269,6 @@ class Call {
 
   static Scratch allocate(const char* op, Device device, std::size_t bytes) {
     if (bytes == 0) return {std::nullopt, BorrowedWorkspace(nullptr, 0)};
-    // torch aligns CPU memory to 64 bytes only, CUDA memory to 512.
     const bool pad = device.type == DeviceType::kCPU;
     const std::array<std::int64_t, 1> size{
         static_cast<std::int64_t>(bytes + (pad ? kAlignment : 0))};
@@ -222,3 +285,9 @@ class Call {
 };
 
 }  // namespace annulus::torch_glue
+
+// One function serves both keys: the library picks the backend by the tensors' device.
+// `kernels(m)` makes the m.impl calls of an operator.
+#define ANNULUS_TORCH_KERNELS(kernels)                       \
+  STABLE_TORCH_LIBRARY_IMPL(annulus, CPU, m) { kernels(m); } \
+  STABLE_TORCH_LIBRARY_IMPL(annulus, CUDA, m) { kernels(m); }
