@@ -1,0 +1,325 @@
+// What the CUDA kernels of ring RNN share: the argument block, loads that know the call's types, the
+// activations, and the ends of a forward step.
+//
+// A step is a matrix product and an epilogue. The product differs from kernel to kernel (SIMT,
+// tensor cores); the epilogue is the same everywhere and lies here, one element at a time: what is
+// saved, the leak, masks, resets. Products and sums that decide bits are written as explicit fma, so
+// that a step gives the same bits in whichever kernel it was inlined.
+//
+// s_t is the state that step t begins with, after its reset; r_t the state it ends with.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "annulus/core/dtype.h"
+#include "annulus/ring_rnn/ring_rnn_plan.h"
+
+namespace annulus::ring::cuda {
+
+// ---------------------------------------------------------------------------------------------------
+// Arguments
+
+// A tensor of a checked call, any strides. `wide`: it is f32, not of
+// A's dtype; only r0, reset_state, J0, J1, alpha and their gradients have that choice.
+template <int Rank>
+struct Ref {
+  void* data = nullptr;  // nullptr: left out
+  std::int64_t stride[Rank == 0 ? 1 : Rank] = {};
+  bool wide = false;
+
+  ANNULUS_HD explicit operator bool() const { return data != nullptr; }
+};
+
+// A number or a tensor on the device; a tensor of rank 0 has stride 0.
+struct Parameter {
+  const void* data = nullptr;
+  std::int64_t stride = 0;
+  double value = 0;
+  bool wide = false;
+};
+
+struct Args {
+  std::int64_t B = 0, T = 0, K = 0, N = 0;
+  std::int64_t checkpoint = 0;
+  RingActivation activation = RingActivation::kRelu;
+
+  Ref<3> A, Wa;
+  Ref<2> Wo, r0;
+  Parameter J0, J1, alpha;
+  Ref<3> drive;
+  Ref<2> reset, reset_state, mask;  // reset_state is r0 where the call has none
+
+  // The forward's outputs, which the backward reads.
+  Ref<3> out, saved;
+  Ref<2> h_n, angle, amplitude;
+
+  // Backward.
+  Ref<3> dout;
+  Ref<2> dh_n;
+  Ref<3> dA, dWa, ddrive;
+  Ref<2> dWo, dr0, dreset_state;
+  Ref<1> dalpha;
+  Ref<0> dJ0, dJ1;
+  bool alpha_per_neuron = false;
+};
+
+// Of a checked call. An optional tensor without elements counts as left out.
+Args make_args(const Plan& plan);
+
+// ---------------------------------------------------------------------------------------------------
+// Loads and stores. T is the dtype of A, Real the type arithmetic is done in.
+
+template <class T, int Rank, class... I>
+__device__ __forceinline__ std::int64_t offset(const Ref<Rank>& r, I... i) {
+  static_assert(sizeof...(I) == Rank, "one index a dimension");
+  const std::int64_t index[] = {static_cast<std::int64_t>(i)...};
+  std::int64_t o = 0;
+#pragma unroll
+  for (int k = 0; k < Rank; ++k) o += index[k] * r.stride[k];
+  return o;
+}
+
+// Element of a tensor of type T.
+template <class T, int Rank, class... I>
+__device__ __forceinline__ compute_t<T> get(const Ref<Rank>& r, I... i) {
+  return static_cast<compute_t<T>>(static_cast<const T*>(r.data)[offset<T>(r, i...)]);
+}
+template <class T, int Rank, class... I>
+__device__ __forceinline__ void put(const Ref<Rank>& r, compute_t<T> value, I... i) {
+  static_cast<T*>(r.data)[offset<T>(r, i...)] = T(value);
+}
+
+// Element of a tensor that is f32 or of A's type.
+template <class T, int Rank, class... I>
+__device__ __forceinline__ compute_t<T> get_either(const Ref<Rank>& r, I... i) {
+  return r.wide ? static_cast<compute_t<T>>(get<float>(r, i...)) : get<T>(r, i...);
+}
+template <class T>
+__device__ __forceinline__ void put_at(void* data, bool wide, std::int64_t i, compute_t<T> value) {
+  if (wide) {
+    static_cast<float*>(data)[i] = static_cast<float>(value);
+  } else {
+    static_cast<T*>(data)[i] = T(value);
+  }
+}
+template <class T, int Rank, class... I>
+__device__ __forceinline__ void put_either(const Ref<Rank>& r, compute_t<T> value, I... i) {
+  put_at<T>(r.data, r.wide, offset<T>(r, i...), value);
+}
+
+template <class T>
+__device__ __forceinline__ compute_t<T> get(const Parameter& p, std::int64_t i = 0) {
+  using Real = compute_t<T>;
+  if (p.data == nullptr) return static_cast<Real>(p.value);
+  const std::int64_t o = i * p.stride;
+  return p.wide ? static_cast<Real>(static_cast<const float*>(p.data)[o])
+                : static_cast<Real>(static_cast<const T*>(p.data)[o]);
+}
+
+__device__ __forceinline__ bool flag(const Ref<2>& r, std::int64_t b, std::int64_t t, bool absent) {
+  return r ? static_cast<const std::uint8_t*>(r.data)[b * r.stride[0] + t * r.stride[1]] != 0
+           : absent;
+}
+// Does step t count for sample b? Does it begin with a reset?
+__device__ __forceinline__ bool live(const Args& a, std::int64_t b, std::int64_t t) {
+  return flag(a.mask, b, t, true);
+}
+__device__ __forceinline__ bool resets(const Args& a, std::int64_t b, std::int64_t t) {
+  return flag(a.reset, b, t, false);
+}
+
+// c of channel k (0: J1 with Wo, k: A_{k-1} with Wa_{k-1}) of sample b at step t. A step that is
+// masked has coefficients 0, whatever lies in A there.
+template <class T>
+__device__ __forceinline__ compute_t<T> coefficient(const Args& a, std::int64_t b, std::int64_t t,
+                                                    std::int64_t k) {
+  if (!live(a, b, t)) return 0;
+  return k == 0 ? get<T>(a.J1) : get<T>(a.A, b, t, k - 1);
+}
+
+// s_t of sample b, neuron i, as the forward's tensors have it (the backward's view: from `out`,
+// which is rounded where A has 16 bits).
+template <class T>
+__device__ __forceinline__ compute_t<T> state_before(const Args& a, std::int64_t b, std::int64_t t,
+                                                     std::int64_t i) {
+  if (resets(a, b, t)) return get_either<T>(a.reset_state, b, i);
+  return t == 0 ? get_either<T>(a.r0, b, i) : get<T>(a.out, b, t - 1, i);
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Activations
+
+template <class Real>
+__device__ __forceinline__ Real exp_of(Real x) {
+  if constexpr (std::is_same_v<Real, double>) {
+    return exp(x);
+  } else {
+    return expf(x);
+  }
+}
+template <class Real>
+__device__ __forceinline__ Real erf_of(Real x) {
+  if constexpr (std::is_same_v<Real, double>) {
+    return erf(x);
+  } else {
+    return erff(x);
+  }
+}
+template <class Real>
+__device__ __forceinline__ Real tanh_of(Real x) {
+  if constexpr (std::is_same_v<Real, double>) {
+    return tanh(x);
+  } else {
+    return tanhf(x);
+  }
+}
+__device__ __forceinline__ float fma_of(float a, float b, float c) { return fmaf(a, b, c); }
+__device__ __forceinline__ double fma_of(double a, double b, double c) { return fma(a, b, c); }
+// A product that the compiler may not fuse into a following sum.
+__device__ __forceinline__ float mul_of(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double mul_of(double a, double b) { return __dmul_rn(a, b); }
+
+template <class Real>
+__device__ __forceinline__ Real sigmoid(Real x) {
+  return Real(1) / (Real(1) + exp_of(-x));
+}
+
+template <RingActivation F, class Real>
+__device__ __forceinline__ Real activate(Real y) {
+  if constexpr (F == RingActivation::kRelu) {
+    return y <= Real(0) ? Real(0) : y;  // NaN stays
+  } else if constexpr (F == RingActivation::kGelu) {
+    const Real half = mul_of(Real(0.5), y);  // y Phi(y) = y/2 (1 + erf(y / sqrt 2))
+    return fma_of(half, erf_of(mul_of(y, Real(0.70710678118654752440))), half);
+  } else if constexpr (F == RingActivation::kTanh) {
+    return tanh_of(y);
+  } else {
+    return mul_of(y, sigmoid(y));
+  }
+}
+
+template <class Real>
+struct Activated {
+  Real value, slope;
+};
+
+// F(y) and F'(y).
+template <RingActivation F, class Real>
+__device__ __forceinline__ Activated<Real> activate_and_slope(Real y) {
+  if constexpr (F == RingActivation::kRelu) {
+    return {activate<F>(y), y <= Real(0) ? Real(0) : Real(1)};
+  } else if constexpr (F == RingActivation::kGelu) {
+    // Phi(y) + y phi(y), phi(y) = exp(-y^2 / 2) / sqrt(2 pi)
+    const Real erf_y = erf_of(mul_of(y, Real(0.70710678118654752440)));
+    const Real phi = mul_of(Real(0.39894228040143267794), exp_of(mul_of(mul_of(Real(-0.5), y), y)));
+    const Real half = mul_of(Real(0.5), y);
+    const Real finite_y = phi == Real(0) ? Real(0) : y;  // y phi(y) is 0 at infinity, not NaN
+    return {fma_of(half, erf_y, half), fma_of(finite_y, phi, fma_of(Real(0.5), erf_y, Real(0.5)))};
+  } else if constexpr (F == RingActivation::kTanh) {
+    const Real v = tanh_of(y);
+    return {v, fma_of(-v, v, Real(1))};
+  } else {
+    const Real s = sigmoid(y);
+    const Real v = mul_of(y, s);
+    return {v, fma_of(v, Real(1) - s, s)};
+  }
+}
+
+// The same with F known at run time only.
+template <class Real>
+__device__ __forceinline__ Real activate(RingActivation f, Real y) {
+  switch (f) {
+    case RingActivation::kRelu:
+      return activate<RingActivation::kRelu>(y);
+    case RingActivation::kGelu:
+      return activate<RingActivation::kGelu>(y);
+    case RingActivation::kTanh:
+      return activate<RingActivation::kTanh>(y);
+    default:
+      return activate<RingActivation::kSilu>(y);
+  }
+}
+template <class Real>
+__device__ __forceinline__ Activated<Real> activate_and_slope(RingActivation f, Real y) {
+  switch (f) {
+    case RingActivation::kRelu:
+      return activate_and_slope<RingActivation::kRelu>(y);
+    case RingActivation::kGelu:
+      return activate_and_slope<RingActivation::kGelu>(y);
+    case RingActivation::kTanh:
+      return activate_and_slope<RingActivation::kTanh>(y);
+    default:
+      return activate_and_slope<RingActivation::kSilu>(y);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------
+// The ends of a forward step
+
+// s_{t+1} of a sample whose step t ended with r; also keeps it where a checkpoint falls.
+template <class T>
+__device__ __forceinline__ compute_t<T> begin_step(const Args& a, std::int64_t b, std::int64_t i,
+                                                   std::int64_t t, compute_t<T> r) {
+  if (t >= a.T) return r;
+  const compute_t<T> s = resets(a, b, t) ? get_either<T>(a.reset_state, b, i) : r;
+  if (a.checkpoint > 0 && a.saved && t % a.checkpoint == 0) {
+    put<compute_t<T>>(a.saved, s, t / a.checkpoint, b, i);
+  }
+  return s;
+}
+
+// s_0. A call without steps ends here.
+template <class T>
+__device__ __forceinline__ compute_t<T> first_state(const Args& a, std::int64_t b, std::int64_t i) {
+  const compute_t<T> r = get_either<T>(a.r0, b, i);
+  if (a.T == 0 && a.h_n) put<compute_t<T>>(a.h_n, r, b, i);
+  return begin_step<T>(a, b, i, 0, r);
+}
+
+template <class Real>
+struct Stepped {
+  Real r;     // the state after the step, before it is rounded to A's type (for the readout)
+  Real next;  // the state the next step begins with
+};
+
+// Element (b, i) of step t: `s` its state before, `acc` = sum_k c_k sum_j W_k[i,j] s_j, `sum` =
+// sum_j s_j. Writes out, saved and h_n.
+template <class T>
+__device__ __forceinline__ Stepped<compute_t<T>> finish_step(const Args& a, std::int64_t b,
+                                                             std::int64_t i, std::int64_t t,
+                                                             compute_t<T> s, compute_t<T> acc,
+                                                             compute_t<T> sum, compute_t<T> J0) {
+  using Real = compute_t<T>;
+  Real r = s;
+  Real y = 0;  // a masked step has none; its place in `saved` is defined all the same
+  if (live(a, b, t)) {
+    y = fma_of(J0, sum, acc);
+    if (a.drive) y += get<T>(a.drive, b, t, i);
+    const Real alpha = get<T>(a.alpha, i);
+    r = fma_of(alpha, activate(a.activation, y), mul_of(Real(1) - alpha, s));
+  }
+  if (a.out) put<T>(a.out, r, b, t, i);
+  if (a.checkpoint == 0 && a.saved) put<Real>(a.saved, y, t, b, i);
+  if (t == a.T - 1 && a.h_n) put<Real>(a.h_n, r, b, i);
+  return {r, begin_step<T>(a, b, i, t + 1, r)};
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Host side. The general path: any shape and strides, f64, and f32 products for the narrower types.
+
+namespace general {
+// Bytes of scratch of a call; packed bytes of the weights.
+std::size_t forward_workspace(const Plan& plan);
+std::size_t backward_workspace(const Plan& plan);
+std::size_t pack_bytes(const Plan& plan);
+
+void forward(const Plan& plan, Context& context);
+void backward(const Plan& plan, Context& context);
+void pack(const Plan& plan, Context& context);
+Support support();
+}  // namespace general
+
+}  // namespace annulus::ring::cuda
