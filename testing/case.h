@@ -12,6 +12,7 @@
 
 #include "annulus/core/context.h"
 #include "annulus/core/tensor.h"
+#include "testing/limits.h"
 
 namespace annulus::testing {
 
@@ -43,6 +44,16 @@ struct TensorSpec {
   std::string name;  // "x"; a gradient is "d" + name, which is how the runner pairs them
   DType dtype = DType::kF32;
   std::vector<std::int64_t> shape;
+  // An input that no draw makes but an earlier function of the operator: Call::prepare writes it.
+  bool derived = false;
+  // An output in a form of the operator's own (what a forward saves for its backward). All of it
+  // must be written, and always with the same bits; what it holds, only its reader judges.
+  bool opaque = false;
+  // No gradient belongs to it: an output without an incoming gradient, or the gradient of a
+  // parameter that this problem passes as a number.
+  bool unpaired = false;
+  // An angle: errors count modulo 2 pi.
+  bool circular = false;
 };
 
 using Views = std::span<const TensorView>;
@@ -54,6 +65,9 @@ struct Call {
   std::vector<TensorSpec> outputs;
   // The library's function, on tensors of any layout on any device.
   std::function<void(Views in, Views out, Context&)> run;
+  // Optional: the library's own function that a caller runs before this one, which fills the inputs
+  // marked `derived` (views of them are writable here). Neither timed nor judged by itself.
+  std::function<void(Views in, Context&)> prepare;
   // The definition: same tensors on the CPU, every floating one as f64 (already rounded to its
   // dtype).
   std::function<void(Views in, Views out)> reference;
@@ -62,6 +76,11 @@ struct Call {
   std::function<void(Views in, Views out)> baseline;
   // The library's own word on its scratch bytes; the runner asserts that it is exact.
   std::function<std::size_t(Views in, Views out)> workspace;
+  // What its products are made of on a device (testing/limits.h); nullptr: the tensors' own dtype.
+  std::function<Arithmetic(Device)> arithmetic;
+  // Inputs whose elements are factors of the terms that the outputs are sums of (see limits.h).
+  // Empty: for a forward none, for other calls the incoming gradients.
+  std::vector<std::string> terms;
   // The least work the mathematics asks for: the floors of the benchmark.
   double flops = 0;
   double bytes = 0;

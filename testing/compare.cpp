@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <numbers>
 
 #include "testing/limits.h"
 
@@ -12,6 +13,10 @@ std::string format_number(double v) {
   char text[40];
   std::snprintf(text, sizeof text, "%.9g", v);
   return text;
+}
+
+double difference(double a, double b, bool circular) {
+  return circular ? std::remainder(a - b, 2 * std::numbers::pi) : a - b;
 }
 
 namespace {
@@ -63,14 +68,15 @@ Errors measure(const CompareInput& in) {
   for (std::size_t i = 0; i < in.reference.size(); ++i) {
     const double r = in.reference[i];
     if (!std::isfinite(r) || !std::isfinite(in.ours[i])) continue;
-    const double error = std::abs(in.ours[i] - r);
+    const double error = std::abs(difference(in.ours[i], r, in.circular));
     if (error > e.max) e.max = error, e.at = i;
     e.max_reference = std::max(e.max_reference, std::abs(r));
     e.norm.add(error);
     e.norm_reference.add(std::abs(r));
     ++e.count;
     if (std::isfinite(in.baseline[i])) {
-      e.max_baseline = std::max(e.max_baseline, std::abs(in.baseline[i] - r));
+      e.max_baseline =
+          std::max(e.max_baseline, std::abs(difference(in.baseline[i], r, in.circular)));
     }
   }
   return e;
@@ -113,11 +119,12 @@ Comparison compare(const CompareInput& in) {
   const double n = static_cast<double>(e.count);
   const double rms = e.norm.rms(n);
   const double c = in.forward ? kPolicy.ratio_forward : kPolicy.ratio_backward;
-  const double g = guard_of(in.dtype) * (in.forward ? 1 : kPolicy.guard_backward_factor);
+  const double g =
+      guard_of(in.dtype, in.arithmetic) * (in.forward ? 1 : kPolicy.guard_backward_factor);
   double scale_max = e.max_reference;
   double scale_rms = e.norm_reference.rms(n);
   const auto ratio_limit = [&] {
-    return c * e.max_baseline + kPolicy.slack_ulps * ulp_at(scale_max, in.dtype);
+    return c * e.max_baseline + kPolicy.slack_ulps * ulp_at(scale_max, in.dtype, in.arithmetic);
   };
   // Values among the subnormals carry no relative precision: half their spacing is the best there
   // is.

@@ -25,11 +25,16 @@ struct CompareInput {
   std::span<const double> baseline;
   std::span<const double> ours;
   CaseLimits limits;
-  // Size of the terms of every element (see limits.h), asked for only when a rule fails without it.
-  // Empty for forward calls.
+  Arithmetic arithmetic = Arithmetic::kOwn;
+  bool circular = false;
+  // Size of the terms of every element (see limits.h), asked for only when a rule fails without it;
+  // empty where there is none.
   std::function<std::vector<double>()> term_size;
 };
 
 Comparison compare(const CompareInput& in);
+
+// a - b, for angles the shorter way around.
+double difference(double a, double b, bool circular);
 
 }  // namespace annulus::testing

@@ -32,11 +32,13 @@ bool suitable(const Values& tensors) {
   return elements <= kMaxElements;
 }
 
-// The incoming gradient of each forward output: the backward input called "d" + its name.
+// The incoming gradient of each forward output, the backward input called "d" + its name; nullptr
+// where none belongs to it.
 std::vector<const std::vector<double>*> weights_of(const Call& forward, const Call& backward,
                                                    const Values& backward_in) {
   std::vector<const std::vector<double>*> weights;
   for (const TensorSpec& out : forward.outputs) {
+    if (out.opaque || out.unpaired) weights.push_back(nullptr);
     for (std::size_t i = 0; i < backward.inputs.size(); ++i) {
       if (backward.inputs[i].name == "d" + out.name) weights.push_back(&backward_in[i]);
     }
@@ -57,18 +59,22 @@ std::string check_reference_gradients(const Case& c, const Values& forward_in,
 
   // f(+) - f(-), summed as products with the weights of differences, so that equal parts cancel
   // exactly.
-  const auto difference = [&](const Values& plus, const Values& minus) {
+  const auto moved_by = [&](const Values& plus, const Values& minus) {
     const Values a = run_reference(forward, plus);
     const Values b = run_reference(forward, minus);
     double sum = 0;
     for (std::size_t o = 0; o < a.size(); ++o) {
-      for (std::size_t i = 0; i < a[o].size(); ++i) sum += (*weights[o])[i] * (a[o][i] - b[o][i]);
+      if (weights[o] == nullptr) continue;
+      for (std::size_t i = 0; i < a[o].size(); ++i) {
+        sum += (*weights[o])[i] * difference(a[o][i], b[o][i], forward.outputs[o].circular);
+      }
     }
     return sum;
   };
 
   for (std::size_t o = 0; o < backward->outputs.size(); ++o) {
     const std::string& gradient_name = backward->outputs[o].name;
+    if (backward->outputs[o].unpaired) continue;
     std::size_t input = 0;
     while (input < forward.inputs.size() && "d" + forward.inputs[input].name != gradient_name) {
       ++input;
@@ -100,11 +106,12 @@ std::string check_reference_gradients(const Case& c, const Values& forward_in,
       if (tried == 0) best = 0;
       if (tried == 0 || 2 * moved < tried)
         continue;  // a step below the spacing of x proves nothing
-      const double got = difference(plus, minus);
+      const double got = moved_by(plus, minus);
       // The step itself is the floor: a gradient of exactly zero must give no difference.
       const double scale = std::max(std::sqrt(terms), 1e-9 * h);
       const double error = std::abs(got - expected) / scale;
       if (error < best) best = error, best_got = got / h, best_expected = expected / h;
+      if (best <= kPolicy.finite_difference) break;
     }
     if (!(best <= kPolicy.finite_difference)) {
       return gradient_name + ": finite differences give " + format_number(best_got) +

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "testing/limits.h"
 
@@ -18,6 +19,13 @@ static_assert(guard_of(DType::kF16) == 2e-3 && guard_of(DType::kBF16) == 1e-2);
 static_assert(kPolicy.guard_backward_factor == 2);
 static_assert(kPolicy.mistrusted_share == 0.9 && kPolicy.mistrusted_cases == 0.01);
 static_assert(kPolicy.finite_difference == 1e-6);
+static_assert(guard_of(DType::kF32, Arithmetic::kOwn) == 1e-6);
+static_assert(guard_of(DType::kF32, Arithmetic::kBf16) == 1e-2);
+static_assert(guard_of(DType::kF16, Arithmetic::kBf16) == 1e-2);
+static_assert(guard_of(DType::kBF16, Arithmetic::kBf16) == 1e-2);
+static_assert(guard_of(DType::kF32, Arithmetic::kTf32) == 2e-3);
+static_assert(guard_of(DType::kF32, Arithmetic::kBf16x3) == 1e-5);
+static_assert(guard_of(DType::kF16, Arithmetic::kBf16x3) == 2e-3);
 
 // The only variable the tests read is how many cases to fuzz, and only operators_test.cpp reads it.
 TEST(Limits, NoEnvironmentVariableIsRead) {
@@ -25,8 +33,13 @@ TEST(Limits, NoEnvironmentVariableIsRead) {
   const fs::path here = fs::path(__FILE__).parent_path();
   const std::string call = std::string("get") + "env";
   int files = 0;
-  for (const auto& root : {here, here.parent_path() / "annulus" / "lrpe_cosine"}) {
-    if (!fs::exists(root)) GTEST_SKIP() << "the sources are not where they were compiled";
+  const fs::path library = here.parent_path() / "annulus";
+  if (!fs::exists(library)) GTEST_SKIP() << "the sources are not where they were compiled";
+  std::vector<fs::path> roots = {here};
+  for (const fs::directory_entry& entry : fs::directory_iterator(library)) {
+    if (entry.is_directory()) roots.push_back(entry.path());
+  }
+  for (const fs::path& root : roots) {
     for (const fs::directory_entry& entry : fs::directory_iterator(root)) {
       const std::string extension = entry.path().extension().string();
       if (extension != ".cpp" && extension != ".h" && extension != ".cu" && extension != ".cuh") {
@@ -59,6 +72,12 @@ TEST(Limits, Ulps) {
   EXPECT_EQ(ulp_at(0.0, DType::kF16), 0x1p-24);  // the floor: spacing of the subnormals
   EXPECT_EQ(ulp_at(1e-9, DType::kF16), 0x1p-24);
   EXPECT_EQ(ulp_at(65504.0, DType::kF16), 32.0);
+  EXPECT_EQ(ulp_at(1.5, DType::kF32, Arithmetic::kOwn), 0x1p-23);
+  EXPECT_EQ(ulp_at(1.5, DType::kF32, Arithmetic::kBf16), 0x1p-7);
+  EXPECT_EQ(ulp_at(1.5, DType::kBF16, Arithmetic::kBf16x3), 0x1p-7);
+  EXPECT_EQ(ulp_at(1.5, DType::kF32, Arithmetic::kBf16x3), 0x1p-15);
+  EXPECT_EQ(ulp_at(1.5, DType::kF32, Arithmetic::kTf32), 0x1p-10);
+  EXPECT_EQ(ulp_at(0.0, DType::kF32, Arithmetic::kBf16), 0x1p-149);
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ namespace annulus::testing {
 using Values = std::vector<std::vector<double>>;  // one entry a tensor
 
 // Draws the inputs of a call, already rounded to their dtype. A tensor of the same name has the
-// same values in every call of a case.
+// same values in every call of a case. Derived inputs are zeros here.
 Values draw_inputs(const Case& c, const Call& call);
 
 // Floating tensors as f64, others in their own dtype.

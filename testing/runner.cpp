@@ -42,13 +42,31 @@ struct Setting {
 struct Tensors {
   Tensors(const Call& call, const Values& inputs, const Setting& s) {
     for (std::size_t i = 0; i < call.inputs.size(); ++i) {
-      in.push_back(std::make_unique<TestTensor>(call.inputs[i], s.layout, s.device, inputs[i]));
+      const TensorSpec& spec = call.inputs[i];
+      in.push_back(spec.derived
+                       ? std::make_unique<TestTensor>(spec, s.layout, s.device)
+                       : std::make_unique<TestTensor>(spec, s.layout, s.device, inputs[i]));
       in_views.push_back(in.back()->view());
     }
     for (const TensorSpec& spec : call.outputs) {
       out.push_back(std::make_unique<TestTensor>(spec, s.layout, s.device));
       out_views.push_back(out.back()->view());
     }
+  }
+  // Fills the inputs that an earlier function of the operator makes; says what else it wrote.
+  std::string prepare(const Call& call, const Setting& s) {
+    if (!call.prepare) return {};
+    Context context;
+    context.threads = s.threads;
+    call.prepare(in_views, context);
+    synchronize(s.device);
+    std::string fault;
+    for (std::size_t i = 0; i < in.size(); ++i) {
+      if (!call.inputs[i].derived) continue;
+      const std::string beside = in[i]->settle();
+      if (fault.empty()) fault = beside;
+    }
+    return fault;
   }
   std::vector<std::unique_ptr<TestTensor>> in, out;
   std::vector<TensorView> in_views, out_views;
@@ -62,6 +80,7 @@ Execution execute(const Call& call, const Values& inputs, const Setting& setting
   context.threads = setting.threads;
   context.allocator = &allocator;
   try {
+    e.fault = tensors.prepare(call, setting);
     call.run(tensors.in_views, tensors.out_views, context);
     synchronize(setting.device);
   } catch (const DeviceError& error) {
@@ -155,6 +174,7 @@ class CaseRun {
     const Values baseline = run_baseline(call, inputs);
     const bool forward = &call == &case_.calls[0];
     for (std::size_t o = 0; o < reference.size(); ++o) {
+      if (call.outputs[o].opaque) continue;
       std::vector<double> ours(bits[o].size());
       for (std::size_t i = 0; i < ours.size(); ++i) {
         ours[i] = decode(bits[o][i], call.outputs[o].dtype);
@@ -170,8 +190,10 @@ class CaseRun {
                       .baseline = baseline[o],
                       .ours = ours,
                       .limits = case_.limits,
+                      .arithmetic = call.arithmetic ? call.arithmetic(device_) : Arithmetic::kOwn,
+                      .circular = call.outputs[o].circular,
                       .term_size = {}};
-      if (!forward) {
+      if (!forward || !call.terms.empty()) {
         in.term_size = [&] { return term_sizes(call, inputs, reference[o], o); };
       }
       const Comparison c = compare(in);
@@ -180,8 +202,8 @@ class CaseRun {
     }
   }
 
-  // See limits.h: how far gradients move, in units of h, when each incoming gradient is scaled by 1
-  // +- h.
+  // See limits.h: how far an output moves, in units of h, when each factor of its terms is scaled by
+  // 1 +- h.
   std::vector<double> term_sizes(const Call& call, const Values& inputs,
                                  const std::vector<double>& reference, std::size_t output) {
     constexpr double kStep = 0x1p-20;
@@ -191,12 +213,12 @@ class CaseRun {
     for (int draw = 0; draw < kDraws; ++draw) {
       Values moved = inputs;
       for (std::size_t i = 0; i < call.inputs.size(); ++i) {
-        if (!is_incoming_gradient(call.inputs[i].name)) continue;
+        if (!is_factor(call, call.inputs[i].name)) continue;
         for (double& v : moved[i]) v *= 1 + (rng.next() & 1 ? kStep : -kStep);
       }
       const std::vector<double> r = run_reference(call, moved)[output];
       for (std::size_t i = 0; i < r.size(); ++i) {
-        const double d = (r[i] - reference[i]) / kStep;
+        const double d = difference(r[i], reference[i], call.outputs[output].circular) / kStep;
         size[i] = std::hypot(size[i], d / std::sqrt(kDraws));  // squares of 1e200 would overflow
       }
     }
@@ -208,7 +230,10 @@ class CaseRun {
                        [](const TensorSpec& s) { return numel_of(s) == 0; });
   }
 
-  bool is_incoming_gradient(const std::string& name) const {
+  bool is_factor(const Call& call, const std::string& name) const {
+    if (!call.terms.empty()) {
+      return std::find(call.terms.begin(), call.terms.end(), name) != call.terms.end();
+    }
     const auto& outputs = case_.calls[0].outputs;
     return std::any_of(outputs.begin(), outputs.end(),
                        [&](const TensorSpec& s) { return "d" + s.name == name; });

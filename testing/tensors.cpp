@@ -241,4 +241,11 @@ std::string TestTensor::collect(std::vector<std::uint64_t>* bits) {
          " from its start";
 }
 
+std::string TestTensor::settle() {
+  const std::string fault = collect(nullptr);
+  copy_bytes(before_.data(), kCPU, buffer_.data(), device_, before_.size());
+  input_ = true;
+  return fault;
+}
+
 }  // namespace annulus::testing

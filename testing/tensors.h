@@ -59,6 +59,10 @@ class TestTensor {
   // an output `bits` receives its elements in row-major order.
   std::string collect(std::vector<std::uint64_t>* bits);
 
+  // Turns an output that has been written into an input: what it holds now must not change any
+  // more. Says what was written beside it, or nothing.
+  std::string settle();
+
  private:
   void lay_out(Layout layout, std::span<const double> values);
   void fill_and_upload(std::span<const double> values);
