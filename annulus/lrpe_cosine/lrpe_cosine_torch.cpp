@@ -106,8 +106,9 @@ constexpr const char* kCosine = "lrpe_cosine";
 constexpr const char* kCosineQk = "lrpe_cosine_qk";
 constexpr const char* kRotate = "lrpe_rotate";
 
-Tensor lrpe_cosine(Tensor x, Tensor theta, Sizes shape, std::int64_t prefix, std::string activation,
-                   std::int64_t softmax_dim, std::int64_t offset, OptionalTensor offsets) {
+Tensor lrpe_cosine(const Tensor& x, const Tensor& theta, const Sizes& shape, std::int64_t prefix,
+                   const std::string& activation, std::int64_t softmax_dim, std::int64_t offset,
+                   const OptionalTensor& offsets) {
   return typed_errors([&] {
     const auto options =
         cosine_options(kCosine, shape, prefix, activation, softmax_dim, offset, offsets);
@@ -119,11 +120,12 @@ Tensor lrpe_cosine(Tensor x, Tensor theta, Sizes shape, std::int64_t prefix, std
   });
 }
 
-std::tuple<Tensor, Tensor> lrpe_cosine_backward(Tensor dy, OptionalTensor x, Tensor theta,
-                                                Sizes shape, std::int64_t prefix,
-                                                std::string activation, std::int64_t softmax_dim,
-                                                std::int64_t offset, OptionalTensor offsets,
-                                                bool token_major, bool need_dx, bool need_dtheta) {
+std::tuple<Tensor, Tensor> lrpe_cosine_backward(const Tensor& dy, const OptionalTensor& x,
+                                                const Tensor& theta, const Sizes& shape,
+                                                std::int64_t prefix, const std::string& activation,
+                                                std::int64_t softmax_dim, std::int64_t offset,
+                                                const OptionalTensor& offsets, bool token_major,
+                                                bool need_dx, bool need_dtheta) {
   return typed_errors([&] {
     const auto options =
         cosine_options(kCosine, shape, prefix, activation, softmax_dim, offset, offsets);
@@ -143,10 +145,10 @@ std::tuple<Tensor, Tensor> lrpe_cosine_backward(Tensor dy, OptionalTensor x, Ten
   });
 }
 
-std::tuple<Tensor, Tensor> lrpe_cosine_qk(Tensor q, Tensor k, Tensor theta, Sizes shape,
-                                          std::int64_t prefix, std::string activation,
-                                          std::int64_t softmax_dim, std::int64_t offset,
-                                          OptionalTensor offsets) {
+std::tuple<Tensor, Tensor> lrpe_cosine_qk(const Tensor& q, const Tensor& k, const Tensor& theta,
+                                          const Sizes& shape, std::int64_t prefix,
+                                          const std::string& activation, std::int64_t softmax_dim,
+                                          std::int64_t offset, const OptionalTensor& offsets) {
   return typed_errors([&] {
     const auto options =
         cosine_options(kCosineQk, shape, prefix, activation, softmax_dim, offset, offsets);
@@ -164,10 +166,10 @@ std::tuple<Tensor, Tensor> lrpe_cosine_qk(Tensor q, Tensor k, Tensor theta, Size
 }
 
 std::tuple<Tensor, Tensor, Tensor> lrpe_cosine_qk_backward(
-    Tensor dyq, Tensor dyk, OptionalTensor q, OptionalTensor k, Tensor theta, Sizes shape,
-    std::int64_t prefix, std::string activation, std::int64_t softmax_dim, std::int64_t offset,
-    OptionalTensor offsets, bool q_token_major, bool k_token_major, bool need_dq, bool need_dk,
-    bool need_dtheta) {
+    const Tensor& dyq, const Tensor& dyk, const OptionalTensor& q, const OptionalTensor& k,
+    const Tensor& theta, const Sizes& shape, std::int64_t prefix, const std::string& activation,
+    std::int64_t softmax_dim, std::int64_t offset, const OptionalTensor& offsets,
+    bool q_token_major, bool k_token_major, bool need_dq, bool need_dk, bool need_dtheta) {
   return typed_errors([&] {
     const auto options =
         cosine_options(kCosineQk, shape, prefix, activation, softmax_dim, offset, offsets);
@@ -205,19 +207,21 @@ Tensor rotate(const Tensor& x, const Tensor& theta, const Sizes& shape, std::int
   });
 }
 
-Tensor lrpe_rotate(Tensor x, Tensor theta, Sizes shape, std::int64_t prefix, bool interleaved,
-                   std::int64_t offset, OptionalTensor offsets) {
+Tensor lrpe_rotate(const Tensor& x, const Tensor& theta, const Sizes& shape, std::int64_t prefix,
+                   bool interleaved, std::int64_t offset, const OptionalTensor& offsets) {
   return rotate(x, theta, shape, prefix, interleaved, offset, offsets, /*in_place=*/false);
 }
 
-void lrpe_rotate_in_place(Tensor x, Tensor theta, Sizes shape, std::int64_t prefix,
-                          bool interleaved, std::int64_t offset, OptionalTensor offsets) {
+void lrpe_rotate_in_place(const Tensor& x, const Tensor& theta, const Sizes& shape,
+                          std::int64_t prefix, bool interleaved, std::int64_t offset,
+                          const OptionalTensor& offsets) {
   rotate(x, theta, shape, prefix, interleaved, offset, offsets, /*in_place=*/true);
 }
 
-std::tuple<Tensor, Tensor> lrpe_rotate_backward(Tensor dy, OptionalTensor x, Tensor theta,
-                                                Sizes shape, std::int64_t prefix, bool interleaved,
-                                                std::int64_t offset, OptionalTensor offsets,
+std::tuple<Tensor, Tensor> lrpe_rotate_backward(const Tensor& dy, const OptionalTensor& x,
+                                                const Tensor& theta, const Sizes& shape,
+                                                std::int64_t prefix, bool interleaved,
+                                                std::int64_t offset, const OptionalTensor& offsets,
                                                 bool token_major, bool need_dx, bool need_dtheta) {
   return typed_errors([&] {
     const auto options = rotate_options(kRotate, shape, prefix, interleaved, offset, offsets);
@@ -234,6 +238,39 @@ std::tuple<Tensor, Tensor> lrpe_rotate_backward(Tensor dy, OptionalTensor x, Ten
         vdy, vx, vtheta, need_dx ? view_of(kRotate, "dx", dx) : TensorView{},
         need_dtheta ? view_of(kRotate, "dtheta", dtheta) : TensorView{}, options, call.context);
     return std::make_tuple(dx, dtheta);
+  });
+}
+
+// The gradient of x alone, in the plain calls: no activation, no gradient of theta, one offset. A
+// node of autograd in eager mode is mostly the passing of arguments, so they are as few as can be:
+//     call = (form, token_major, prefix, offset, n1..nm)    form 0: cosine, 1: rotate, 2: interleaved
+Tensor lrpe_dx(const Tensor& dy, const Tensor& theta, const Sizes& call) {
+  return typed_errors([&] {
+    constexpr std::size_t kHead = 4;
+    if (call.size() < kHead || call[0] < 0 || call[0] > 2) {
+      throw InvalidArgument(
+          "[_lrpe_dx] call must be (form, token_major, prefix, offset, n1..nm) with form 0, 1 or 2 "
+          "but is " +
+          shape_string(call));
+    }
+    const Sizes shape(call.begin() + kHead, call.end());
+    const auto run = [&](const char* op, const auto& options, bool doubled, auto workspace,
+                         auto backward) {
+      const TensorView vdy = view_of(op, "dy", dy), vtheta = view_of(op, "theta", theta);
+      const TensorView like = shaped_like_x({}, vdy, doubled);
+      Call scope(op, vdy.device, workspace(like, vtheta, false, options));
+      Tensor dx = new_like(op, "dx", like, like.shape[3], call[1] != 0);
+      backward(vdy, {}, vtheta, view_of(op, "dx", dx), {}, options, scope.context);
+      return dx;
+    };
+    if (call[0] == 0) {
+      return run(kCosine,
+                 positions_of<LrpeCosineOptions>(kCosine, shape, call[2], call[3], std::nullopt),
+                 /*doubled=*/true, lrpe_cosine_backward_workspace, annulus::lrpe_cosine_backward);
+    }
+    return run(kRotate,
+               rotate_options(kRotate, shape, call[2], call[0] == 2, call[3], std::nullopt),
+               /*doubled=*/false, lrpe_rotate_backward_workspace, annulus::lrpe_rotate_backward);
   });
 }
 
@@ -261,6 +298,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(annulus, m) {
   m.def("lrpe_rotate_(Tensor(a!) x, Tensor theta, " ANNULUS_LRPE_ROTATE_POSITIONS ") -> ()");
   m.def("lrpe_rotate_backward(Tensor dy, Tensor? x, Tensor theta, " ANNULUS_LRPE_ROTATE_POSITIONS
         ", bool token_major, bool need_dx, bool need_dtheta) -> (Tensor, Tensor)");
+  m.def("_lrpe_dx(Tensor dy, Tensor theta, int[] call) -> Tensor");
 }
 
 #define ANNULUS_LRPE_IMPLEMENTATIONS(m)                                                        \
@@ -270,7 +308,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(annulus, m) {
   m.impl("lrpe_cosine_qk_backward", TORCH_BOX(&annulus::torch_glue::lrpe_cosine_qk_backward)); \
   m.impl("lrpe_rotate", TORCH_BOX(&annulus::torch_glue::lrpe_rotate));                         \
   m.impl("lrpe_rotate_", TORCH_BOX(&annulus::torch_glue::lrpe_rotate_in_place));               \
-  m.impl("lrpe_rotate_backward", TORCH_BOX(&annulus::torch_glue::lrpe_rotate_backward))
+  m.impl("lrpe_rotate_backward", TORCH_BOX(&annulus::torch_glue::lrpe_rotate_backward));       \
+  m.impl("_lrpe_dx", TORCH_BOX(&annulus::torch_glue::lrpe_dx))
 
 STABLE_TORCH_LIBRARY_IMPL(annulus, CPU, m) { ANNULUS_LRPE_IMPLEMENTATIONS(m); }
 STABLE_TORCH_LIBRARY_IMPL(annulus, CUDA, m) { ANNULUS_LRPE_IMPLEMENTATIONS(m); }

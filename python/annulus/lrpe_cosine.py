@@ -9,7 +9,9 @@ transposed (B, L, H, D) view goes through without a copy in either direction.
 
 import torch
 
-from ._autograd import below_autograd, call, call_backward, differentiable, needs_autograd, refuse_double_backward
+from ._autograd import (
+    below_autograd, call, call_backward, differentiable, needs_autograd, plain_op, refuse_double_backward,
+)
 from ._library import ops
 from .errors import InvalidArgument, typed
 
@@ -169,7 +171,16 @@ def _(dy, x, theta, shape, prefix, interleaved, offset, offsets, token_major, ne
     return _gradient(dy, need_dx, token_major, dy.shape[3]), _theta_gradient(theta, need_dtheta)
 
 
+@torch.library.register_fake("annulus::_lrpe_dx")
+def _(dy, theta, call):
+    form, token_major = call[:2]
+    return _gradient(dy, True, token_major, dy.shape[3] // 2 if form == _COSINE else dy.shape[3])
+
+
 # Autograd
+
+_COSINE, _ROTATE, _INTERLEAVED = range(3)  # forms of _lrpe_dx
+_lrpe_dx = plain_op(ops._lrpe_dx.default)
 
 
 def _cosine_setup(ctx, inputs, output):
@@ -179,6 +190,8 @@ def _cosine_setup(ctx, inputs, output):
     ctx.save_for_backward(x if needs_x else None, theta, offsets)
     ctx.options = (shape, prefix, activation, softmax_dim, offset)
     ctx.token_major = _token_major(x)
+    plain = offsets is None and not needs_x
+    ctx.plain = (_COSINE, ctx.token_major, prefix, offset, *shape) if plain else None
 
 
 def _cosine_backward(ctx, dy):
@@ -228,6 +241,9 @@ def _rotate_setup(ctx, inputs, output):
     ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, theta, offsets)
     ctx.options = (shape, prefix, interleaved, offset)
     ctx.token_major = _token_major(x)
+    plain = offsets is None and not ctx.needs_input_grad[1]
+    form = _INTERLEAVED if interleaved else _ROTATE
+    ctx.plain = (form, ctx.token_major, prefix, offset, *shape) if plain else None
 
 
 def _rotate_backward(ctx, dy):
@@ -242,6 +258,21 @@ def _rotate_backward(ctx, dy):
     except RuntimeError as e:
         raise typed(e) from None
     return (dx if need_dx else None, dtheta if need_dtheta else None) + (None,) * 5
+
+
+def _plain_first(backward, inputs):
+    """`backward`, with a short cut where only x has a gradient and nothing but theta is needed for it."""
+    none = (None,) * (inputs - 1)
+
+    def eager_backward(ctx, dy):
+        if ctx.plain is None or dy is None or torch.is_grad_enabled():
+            return backward(ctx, dy)
+        try:
+            return _lrpe_dx(dy, ctx.saved_tensors[1], ctx.plain), *none
+        except RuntimeError as e:
+            raise typed(e) from None
+
+    return eager_backward
 
 
 class _RotateInPlace(torch.autograd.Function):
@@ -276,8 +307,8 @@ class _RotateInPlace(torch.autograd.Function):
         return (dx, dtheta) + (None,) * 5
 
 
-_Cosine = differentiable(ops.lrpe_cosine.default, _cosine_setup, _cosine_backward)
+_Cosine = differentiable(ops.lrpe_cosine.default, _cosine_setup, _cosine_backward, _plain_first(_cosine_backward, 8))
 _CosineQk = differentiable(ops.lrpe_cosine_qk.default, _qk_setup, _qk_backward)
-_Rotate = differentiable(ops.lrpe_rotate.default, _rotate_setup, _rotate_backward)
+_Rotate = differentiable(ops.lrpe_rotate.default, _rotate_setup, _rotate_backward, _plain_first(_rotate_backward, 7))
 for _op in (ops.lrpe_cosine_backward, ops.lrpe_cosine_qk_backward, ops.lrpe_rotate_backward):
     refuse_double_backward(_op.default)
