@@ -70,11 +70,12 @@ RingRnnInputs inputs_of(const Tensor& A, const Tensor& Wa, const Tensor& Wo, con
 DType state_dtype(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> ring_rnn(
-    Tensor A, Tensor Wa, Tensor Wo, Tensor r0, OptionalTensor J0_tensor, OptionalTensor J1_tensor,
-    OptionalTensor alpha_tensor, OptionalTensor drive, OptionalTensor reset_state,
-    OptionalTensor reset, OptionalTensor mask, double J0, double J1, double alpha,
-    std::string activation, std::string precision, std::int64_t checkpoint, OptionalTensor packed,
-    bool save, bool readout) {
+    const Tensor& A, const Tensor& Wa, const Tensor& Wo, const Tensor& r0,
+    const OptionalTensor& J0_tensor, const OptionalTensor& J1_tensor,
+    const OptionalTensor& alpha_tensor, const OptionalTensor& drive,
+    const OptionalTensor& reset_state, const OptionalTensor& reset, const OptionalTensor& mask,
+    double J0, double J1, double alpha, const std::string& activation, const std::string& precision,
+    std::int64_t checkpoint, const OptionalTensor& packed, bool save, bool readout) {
   return typed_errors([&] {
     const RingRnnOptions options = options_of(activation, precision, checkpoint);
     RingRnnInputs in = inputs_of(A, Wa, Wo, r0, J0_tensor, J1_tensor, alpha_tensor, drive,
@@ -104,14 +105,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> ring_rnn(
   });
 }
 
-std::vector<Tensor> ring_rnn_backward(OptionalTensor dout, OptionalTensor dh_n, Tensor out,
-                                      Tensor saved, Tensor A, Tensor Wa, Tensor Wo, Tensor r0,
-                                      OptionalTensor J0_tensor, OptionalTensor J1_tensor,
-                                      OptionalTensor alpha_tensor, OptionalTensor drive,
-                                      OptionalTensor reset_state, OptionalTensor reset,
-                                      OptionalTensor mask, double J0, double J1, double alpha,
-                                      std::string activation, std::string precision,
-                                      std::int64_t checkpoint, std::int64_t needed) {
+std::vector<Tensor> ring_rnn_backward(
+    const OptionalTensor& dout, const OptionalTensor& dh_n, const Tensor& out, const Tensor& saved,
+    const Tensor& A, const Tensor& Wa, const Tensor& Wo, const Tensor& r0,
+    const OptionalTensor& J0_tensor, const OptionalTensor& J1_tensor,
+    const OptionalTensor& alpha_tensor, const OptionalTensor& drive,
+    const OptionalTensor& reset_state, const OptionalTensor& reset, const OptionalTensor& mask,
+    double J0, double J1, double alpha, const std::string& activation, const std::string& precision,
+    std::int64_t checkpoint, std::int64_t needed) {
   return typed_errors([&] {
     const RingRnnOptions options = options_of(activation, precision, checkpoint);
     const RingRnnInputs in = inputs_of(A, Wa, Wo, r0, J0_tensor, J1_tensor, alpha_tensor, drive,
@@ -155,7 +156,7 @@ std::vector<Tensor> ring_rnn_backward(OptionalTensor dout, OptionalTensor dh_n, 
   });
 }
 
-Tensor ring_rnn_pack(Tensor Wa, Tensor Wo, std::string precision) {
+Tensor ring_rnn_pack(const Tensor& Wa, const Tensor& Wo, const std::string& precision) {
   return typed_errors([&] {
     const RingRnnOptions options{.precision = chosen(kPack, "precision", precision, kPrecisions)};
     const TensorView vWa = view_of(kPack, "Wa", Wa), vWo = view_of(kPack, "Wo", Wo);
@@ -179,7 +180,7 @@ Tensor ring_rnn_pack(Tensor Wa, Tensor Wo, std::string precision) {
   });
 }
 
-std::tuple<Tensor, Tensor> ring_readout(Tensor states) {
+std::tuple<Tensor, Tensor> ring_readout(const Tensor& states) {
   return typed_errors([&] {
     const TensorView v = view_of(kReadout, "states", states);
     Call call(kReadout, v.device, 0);
@@ -192,7 +193,8 @@ std::tuple<Tensor, Tensor> ring_readout(Tensor states) {
   });
 }
 
-Tensor ring_readout_backward(OptionalTensor dangle, OptionalTensor damplitude, Tensor states) {
+Tensor ring_readout_backward(const OptionalTensor& dangle, const OptionalTensor& damplitude,
+                             const Tensor& states) {
   return typed_errors([&] {
     const TensorView v = view_of(kReadout, "states", states);
     Call call(kReadout, v.device, 0);

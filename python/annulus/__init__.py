@@ -10,6 +10,7 @@ from . import nn
 from ._info import info
 from .errors import DeviceError, InvalidArgument, NotSupported, RankLost
 from .lrpe_cosine import lrpe_cosine, lrpe_cosine_qk, lrpe_rotate, lrpe_rotate_
+from .ring_rnn import ring_readout, ring_rnn, ring_rnn_pack
 
 
 def __getattr__(name):
@@ -29,4 +30,7 @@ __all__ = [
     "lrpe_rotate",
     "lrpe_rotate_",
     "nn",
+    "ring_readout",
+    "ring_rnn",
+    "ring_rnn_pack",
 ]

@@ -1,0 +1,134 @@
+"""The definition of the ring RNN in torch, in double precision, differentiable: what its tests compare with."""
+
+import math
+
+import torch
+
+import annulus
+
+ACTIVATIONS = {
+    "relu": torch.relu,
+    "gelu": torch.nn.functional.gelu,
+    "tanh": torch.tanh,
+    "silu": torch.nn.functional.silu,
+}
+# Largest relative error (2-norm): what the numeric policy allows. float32 on CUDA is bf16x3 by default.
+OUTPUT = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 1e-2, torch.bfloat16: 1e-2}
+GRADIENT = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 5e-2, torch.bfloat16: 5e-2}
+# relu: a y that rounds to the other side of 0 takes a whole term of the gradient with it.
+KINKED = {**GRADIENT, torch.float16: 0.2, torch.bfloat16: 0.2}
+
+
+def ring_rnn(A, Wa, Wo, r0, J0=-0.1, J1=0.1, alpha=0.15, *, activation="relu", drive=None, reset=None, reset_state=None,
+             mask=None):
+    """(out, h_n) in double. J0, J1 and alpha may also be (T, B, N): one for each place they act in."""
+    A, Wa, Wo, r = A.double(), Wa.double(), Wo.double(), r0.double()
+    start = r if reset_state is None else reset_state.double()
+    J0, J1, alpha = (p.double() if isinstance(p, torch.Tensor) else p for p in (J0, J1, alpha))
+    at = lambda p, t: p[t] if isinstance(p, torch.Tensor) and p.dim() == 3 else p  # noqa: E731
+    steps = []
+    for t in range(A.shape[1]):
+        if reset is not None:
+            r = torch.where(reset[:, t, None], start, r)
+        y = at(J0, t) * r.sum(1, keepdim=True) + at(J1, t) * (r @ Wo.T)
+        y = y + torch.einsum("bk,kij,bj->bi", A[:, t], Wa, r)
+        if drive is not None:
+            y = y + drive[:, t].double()
+        new = (1 - at(alpha, t)) * r + at(alpha, t) * ACTIVATIONS[activation](y)
+        r = new if mask is None else torch.where(mask[:, t, None], new, r)
+        steps.append(r)
+    out = torch.stack(steps, 1) if steps else r[:, None][:, :0]
+    return out, r
+
+
+def readout(states):
+    states = states.double()
+    N = states.shape[-1]
+    angles = 2 * math.pi * torch.arange(N, dtype=torch.float64, device=states.device) / N
+    X, Y = states @ angles.cos(), states @ angles.sin()
+    return torch.atan2(Y, X), torch.hypot(X, Y)
+
+
+def error(got, want):
+    """Relative, in the 2-norm."""
+    assert got.shape == want.shape, (got.shape, want.shape)
+    assert torch.isfinite(got).all()
+    return ((got.double() - want.double()).norm() / want.double().norm().clamp_min(1e-300)).item() if got.numel() else 0.0
+
+
+def assert_close(got, want, limits=OUTPUT):
+    e = error(got, want)
+    assert e <= limits[got.dtype], f"relative error {e:.3g}, limit {limits[got.dtype]:.3g}"
+
+
+def problem(B=3, T=7, K=4, N=10, *, dtype=torch.float64, device="cpu", grad=True, drive=False, reset=False, mask=False,
+            reset_state=False, tensors=True, per_neuron=False, state_dtype=None):
+    """Keyword arguments of ring_rnn: live dynamics, a dead action channel, all gradients asked for."""
+
+    def new(*size, scale=1.0, dtype=dtype):
+        return (torch.randn(size, device=device) * scale).to(dtype).requires_grad_(grad)
+
+    state = state_dtype or dtype
+    scalar = torch.float64 if dtype == torch.float64 else torch.float32
+    A = torch.randn(B, T, K, device=device)
+    A[:, :, 1:2] = 0
+    p = dict(
+        A=A.to(dtype).requires_grad_(grad),
+        Wa=new(K, N, N, scale=max(N * K, 1) ** -0.5),
+        Wo=new(N, N, scale=2 * max(N, 1) ** -0.5),
+        r0=new(B, N, dtype=state),
+    )
+    if tensors:
+        value = lambda x: torch.tensor(x, device=device, dtype=scalar).requires_grad_(grad)  # noqa: E731
+        p |= dict(J0=value(-0.3 / max(N, 1)), J1=value(0.7))
+        alphas = torch.rand(N, device=device, dtype=scalar) * 0.5 + 0.1
+        p["alpha"] = alphas.requires_grad_(grad) if per_neuron else value(0.3)
+    if drive:
+        p["drive"] = new(B, T, N, scale=0.3)
+    if reset:
+        p["reset"] = torch.rand(B, T, device=device) < 0.3
+        if reset_state:
+            p["reset_state"] = new(B, N, dtype=state)
+    if mask:
+        p["mask"] = torch.rand(B, T, device=device) < 0.7
+    return p
+
+
+def check(p, options=None, **extra):
+    """Outputs, and the gradients of everything through both of them; returns the outputs.
+
+    A gradient's error is measured by its length; that of J0, J1 and alpha, which is a sum over all samples and steps, by
+    the terms of that sum, since it may cancel to anything.
+    """
+    options = options or {}
+    limits = KINKED if options.get("activation", "relu") == "relu" else GRADIENT
+    out, h_n = annulus.ring_rnn(**p, **options, **extra, return_state=True)
+    B, T, N = out.shape
+    terms = {
+        name: p[name].detach().double().expand(T, B, N).clone().requires_grad_()
+        for name in ("J0", "J1", "alpha")
+        if name in leaves(p)
+    }
+    want, want_h = ring_rnn(**{**p, **terms}, **options)
+    dtype = p["A"].dtype
+    assert out.dtype == dtype and h_n.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert_close(out, want)
+    assert error(h_n, want_h) <= OUTPUT[dtype]
+    inputs = leaves(p)
+    dout, dh = torch.randn_like(out), torch.randn_like(h_n)
+    got = torch.autograd.grad((out, h_n), inputs.values(), (dout, dh))
+    exact = torch.autograd.grad((want, want_h), {**inputs, **terms}.values(), (dout.double(), dh.double()), allow_unused=True)
+    for (name, x), g, e in zip(inputs.items(), got, exact):
+        assert g.dtype == x.dtype and g.shape == x.shape, name
+        assert torch.isfinite(g).all(), name
+        e = torch.zeros_like(x, dtype=torch.float64) if e is None else e.double()
+        size = e.abs().sum() if name in terms else e.norm()
+        if name in terms:
+            e = e.sum((0, 1)) if x.dim() else e.sum()
+        relative = ((g.double() - e).norm() / size.clamp_min(1e-300)).item()
+        assert relative <= max(limits[dtype], limits[x.dtype]), f"d{name}: relative error {relative:.3g}"
+    return out, h_n
+
+
+def leaves(p):
+    return {name: x for name, x in p.items() if isinstance(x, torch.Tensor) and x.requires_grad}
