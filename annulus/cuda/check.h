@@ -13,8 +13,11 @@ inline void throw_on_error(cudaError_t error, const char* op, const char* what) 
   if (error == cudaSuccess) return;
   (void)cudaGetLastError();  // clear it, so that the next call starts clean where the device allows
                              // it
-  throw DeviceError("[" + std::string(op) + "] " + what + " failed: " + cudaGetErrorName(error) +
-                    ", " + cudaGetErrorString(error));
+  // Appended, not "[" + ...: GCC 12 sees overlapping copies in that (its bug 105651).
+  std::string message(1, '[');
+  message.append(op).append("] ").append(what).append(" failed: ");
+  message.append(cudaGetErrorName(error)).append(", ").append(cudaGetErrorString(error));
+  throw DeviceError(message);
 }
 
 // Names the call in the message: ANNULUS_CUDA_CHECK("lrpe_cosine", cudaMemsetAsync(...)).

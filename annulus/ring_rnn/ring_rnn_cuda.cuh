@@ -259,16 +259,18 @@ __device__ __forceinline__ Activated<Real> activate_and_slope(RingActivation f, 
 // ---------------------------------------------------------------------------------------------------
 // The ends of a forward step
 
-// s_{t+1} of a sample whose step t ended with r; also keeps it where a checkpoint falls.
-template <class T>
+// kRecompute, here and below: nothing is written; a backward computes a stretch of steps again.
+
+// s_t of a sample whose state is r before the step, and before its reset; keeps r where a
+// checkpoint falls.
+template <class T, bool kRecompute = false>
 __device__ __forceinline__ compute_t<T> begin_step(const Args& a, std::int64_t b, std::int64_t i,
                                                    std::int64_t t, compute_t<T> r) {
   if (t >= a.T) return r;
-  const compute_t<T> s = resets(a, b, t) ? get_either<T>(a.reset_state, b, i) : r;
-  if (a.checkpoint > 0 && a.saved && t % a.checkpoint == 0) {
-    put<compute_t<T>>(a.saved, s, t / a.checkpoint, b, i);
+  if (!kRecompute && a.checkpoint > 0 && a.saved && t % a.checkpoint == 0) {
+    put<compute_t<T>>(a.saved, r, t / a.checkpoint, b, i);
   }
-  return s;
+  return resets(a, b, t) ? get_either<T>(a.reset_state, b, i) : r;
 }
 
 // s_0. A call without steps ends here.
@@ -281,30 +283,33 @@ __device__ __forceinline__ compute_t<T> first_state(const Args& a, std::int64_t 
 
 template <class Real>
 struct Stepped {
+  Real y;     // 0 where the step is masked
   Real r;     // the state after the step, before it is rounded to A's type (for the readout)
   Real next;  // the state the next step begins with
 };
 
 // Element (b, i) of step t: `s` its state before, `acc` = sum_k c_k sum_j W_k[i,j] s_j, `sum` =
 // sum_j s_j. Writes out, saved and h_n.
-template <class T>
+template <class T, bool kRecompute = false>
 __device__ __forceinline__ Stepped<compute_t<T>> finish_step(const Args& a, std::int64_t b,
                                                              std::int64_t i, std::int64_t t,
                                                              compute_t<T> s, compute_t<T> acc,
                                                              compute_t<T> sum, compute_t<T> J0) {
   using Real = compute_t<T>;
   Real r = s;
-  Real y = 0;  // a masked step has none; its place in `saved` is defined all the same
+  Real y = 0;
   if (live(a, b, t)) {
     y = fma_of(J0, sum, acc);
     if (a.drive) y += get<T>(a.drive, b, t, i);
     const Real alpha = get<T>(a.alpha, i);
     r = fma_of(alpha, activate(a.activation, y), mul_of(Real(1) - alpha, s));
   }
-  if (a.out) put<T>(a.out, r, b, t, i);
-  if (a.checkpoint == 0 && a.saved) put<Real>(a.saved, y, t, b, i);
-  if (t == a.T - 1 && a.h_n) put<Real>(a.h_n, r, b, i);
-  return {r, begin_step<T>(a, b, i, t + 1, r)};
+  if constexpr (!kRecompute) {
+    put<T>(a.out, r, b, t, i);
+    if (a.checkpoint == 0 && a.saved) put<Real>(a.saved, y, t, b, i);
+    if (t == a.T - 1 && a.h_n) put<Real>(a.h_n, r, b, i);
+  }
+  return {y, r, begin_step<T, kRecompute>(a, b, i, t + 1, r)};
 }
 
 // ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,31 @@
+// Sums over the lanes of a warp and the threads of a block, in an order that is always the same.
+#pragma once
+
+#include <cuda_runtime.h>
+
+namespace annulus::cuda {
+
+// The sum over each aligned group of Lanes lanes, in all of its lanes. All 32 lanes take part.
+template <int Lanes = 32, class Real>
+__device__ __forceinline__ Real warp_sum(Real v) {
+#pragma unroll
+  for (int step = Lanes / 2; step > 0; step /= 2) v += __shfl_xor_sync(0xffffffffu, v, step);
+  return v;
+}
+
+// The sum over a one-dimensional block of Threads threads, in all of them. `scratch` holds
+// Threads / 32 numbers in shared memory and may be used again at once.
+template <int Threads, class Real>
+__device__ __forceinline__ Real block_sum(Real v, Real* scratch) {
+  static_assert(Threads % 32 == 0 && Threads <= 1024);
+  v = warp_sum(v);
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;
+  __syncthreads();
+  Real total = 0;
+#pragma unroll
+  for (int w = 0; w < Threads / 32; ++w) total += scratch[w];
+  __syncthreads();
+  return total;
+}
+
+}  // namespace annulus::cuda

@@ -1,0 +1,87 @@
+// Ring RNN on CUDA: which kernels run a call.
+
+#include <cuda_runtime.h>
+
+#include "annulus/ring_rnn/ring_rnn_cuda.cuh"
+
+namespace annulus::ring::cuda {
+
+namespace {
+
+template <int Rank>
+Ref<Rank> ref(const TensorView& v) {
+  Ref<Rank> r;
+  if (!v.defined()) return r;
+  r.data = v.data;
+  for (int i = 0; i < Rank; ++i) r.stride[i] = v.stride[static_cast<std::size_t>(i)];
+  r.wide = v.dtype == DType::kF32;
+  return r;
+}
+
+Parameter parameter(const RingParameter& p) {
+  Parameter r;
+  r.value = p.value;
+  if (!p.tensor.defined()) return r;
+  r.data = p.tensor.data;
+  r.stride = p.tensor.rank == 0 ? 0 : p.tensor.stride[0];
+  r.wide = p.tensor.dtype == DType::kF32;
+  return r;
+}
+
+}  // namespace
+
+Args make_args(const Plan& plan) {
+  Args a;
+  a.B = plan.B;
+  a.T = plan.T;
+  a.K = plan.K;
+  a.N = plan.N;
+  a.checkpoint = plan.checkpoint;
+  a.activation = plan.activation;
+  a.A = ref<3>(plan.in.A);
+  a.Wa = ref<3>(plan.in.Wa);
+  a.Wo = ref<2>(plan.in.Wo);
+  a.r0 = ref<2>(plan.in.r0);
+  a.J0 = parameter(plan.in.J0);
+  a.J1 = parameter(plan.in.J1);
+  a.alpha = parameter(plan.in.alpha);
+  a.drive = ref<3>(plan.in.drive);
+  a.reset = ref<2>(plan.in.reset);
+  a.reset_state = ref<2>(plan.in.reset_state.defined() ? plan.in.reset_state : plan.in.r0);
+  a.mask = ref<2>(plan.in.mask);
+  a.out = ref<3>(plan.out.out);
+  a.saved = ref<3>(plan.out.saved);
+  a.h_n = ref<2>(plan.out.h_n);
+  a.angle = ref<2>(plan.out.angle);
+  a.amplitude = ref<2>(plan.out.amplitude);
+  a.dout = ref<3>(plan.dout);
+  a.dh_n = ref<2>(plan.dh_n);
+  a.dA = ref<3>(plan.grad.dA);
+  a.dWa = ref<3>(plan.grad.dWa);
+  a.dWo = ref<2>(plan.grad.dWo);
+  a.dr0 = ref<2>(plan.grad.dr0);
+  a.dJ0 = ref<0>(plan.grad.dJ0);
+  a.dJ1 = ref<0>(plan.grad.dJ1);
+  a.dalpha = ref<1>(plan.grad.dalpha);
+  if (plan.grad.dalpha.rank == 0) a.dalpha.stride[0] = 0;
+  a.ddrive = ref<3>(plan.grad.ddrive);
+  a.dreset_state = ref<2>(plan.grad.dreset_state);
+  a.alpha_per_neuron = plan.alpha_per_neuron();
+  return a;
+}
+
+// Every precision whose kernels exist is chosen here; what is not chosen runs the general path.
+void forward(const Plan& plan, Context& context) { general::forward(plan, context); }
+void backward(const Plan& plan, Context& context) { general::backward(plan, context); }
+std::size_t forward_workspace(const Plan& plan) { return general::forward_workspace(plan); }
+std::size_t backward_workspace(const Plan& plan) { return general::backward_workspace(plan); }
+std::size_t pack_bytes(const Plan& plan) { return general::pack_bytes(plan); }
+void pack(const Plan& plan, Context& context) { general::pack(plan, context); }
+
+// bf16x6, bf16x3, tf32 and bf16 are the least a product may be right to: the general path's f32
+// products satisfy all of them.
+const char* why_not(RingPrecision) { return ""; }
+
+Support support() { return general::support(); }
+
+}  // namespace annulus::ring::cuda
