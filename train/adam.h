@@ -1,0 +1,30 @@
+// Adam on the host: a few hundred thousand numbers a step, nothing beside the recurrence.
+#pragma once
+
+#include <span>
+
+#include "train/parameter.h"
+
+namespace annulus::train {
+
+struct AdamOptions {
+  double rate = 1e-3;
+  double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
+};
+
+// Scales all gradients by min(1, limit / (norm + 1e-6)), norm over all of them; returns the norm.
+double clip_gradients(std::span<Parameter> parameters, double limit);
+
+// The update of step 1, 2, ...: the corrections for the averages' start depend on it.
+void adam_step(std::span<Parameter> parameters, std::int64_t step, const AdamOptions& options);
+
+// rate * min(1, (step + 1) / warm_up), then down a half cosine to rate * final at the last step.
+// final = 1: constant.
+struct Schedule {
+  double rate = 1e-3;
+  std::int64_t warm_up = 0;
+  double final = 1;
+};
+double rate_at(const Schedule& schedule, std::int64_t step, std::int64_t steps);
+
+}  // namespace annulus::train

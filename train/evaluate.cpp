@@ -1,0 +1,68 @@
+#include "train/evaluate.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace annulus::train {
+namespace {
+
+constexpr std::uint64_t kEvaluationStream = 4, kEvaluationSeed = 1;  // never change them
+constexpr std::int64_t kStretch = 100;
+
+std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
+
+Sequences test_sequences(std::int64_t B, std::int64_t T) {
+  return draw_sequences(B, T, kEvaluationLead,
+                        Rng(kEvaluationSeed, kEvaluationStream, static_cast<std::uint64_t>(T)));
+}
+
+}  // namespace
+
+Evaluation evaluate(RingModel& model, std::int64_t sequences, std::int64_t T) {
+  const Sequences s = test_sequences(sequences, T);
+  const std::vector<float> decoded = model.decode(s, kStretch);
+  Evaluation e;
+  e.sequences = sequences;
+  e.T = T;
+  e.curve.assign(size(T), 0.0);
+  double sum = 0, squares = 0;
+  for (std::int64_t b = 0; b < sequences; ++b) {
+    for (std::int64_t t = 0; t < T; ++t) {
+      const double d = circular_distance(decoded[size(b * T + t)], s.target[size(b * T + t)]);
+      sum += d;
+      squares += d * d;
+      e.max = std::max(e.max, d);
+      e.curve[size(t)] += d / static_cast<double>(sequences);
+    }
+  }
+  const double n = static_cast<double>(sequences * T);
+  e.mean = sum / n;
+  e.std = std::sqrt(std::max(0.0, squares / n - e.mean * e.mean));
+  e.final = e.curve.empty() ? 0 : e.curve.back();
+  return e;
+}
+
+double error_of_turning_at_once(std::int64_t sequences, std::int64_t T) {
+  double sum = 0;
+  const Sequences s = test_sequences(sequences, T);
+  for (const float v : s.velocity) sum += std::fabs(v);
+  return sum / static_cast<double>(s.velocity.size());
+}
+
+Example example(RingModel& model, std::int64_t sequences, std::int64_t T, std::int64_t number) {
+  const Sequences all = test_sequences(sequences, T);
+  const auto first = static_cast<std::ptrdiff_t>(number * T);
+  Sequences one;
+  one.B = 1;
+  one.T = T;
+  one.start = {all.start[size(number)]};
+  one.velocity.assign(all.velocity.begin() + first, all.velocity.begin() + first + T);
+  one.target.assign(all.target.begin() + first, all.target.begin() + first + T);
+  Example e;
+  e.decoded = model.decode(one, kStretch, 0, &e.states);
+  e.target = one.target;
+  e.velocity = one.velocity;
+  return e;
+}
+
+}  // namespace annulus::train

@@ -1,0 +1,185 @@
+#include "train/model.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "train/population.h"
+
+namespace annulus::train {
+namespace {
+
+// Purposes of random streams; never renumber them.
+constexpr std::uint64_t kWeightsStream = 1, kGainStream = 2;
+
+std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
+
+}  // namespace
+
+TensorView DeviceTensor::shaped(std::initializer_list<std::int64_t> shape) {
+  std::int64_t n = 1;
+  for (const std::int64_t extent : shape) n *= extent;
+  const std::size_t bytes = size(n) * sizeof(float);
+  if (bytes > buffer_.bytes()) buffer_ = Buffer(device_, bytes);
+  view_ = contiguous(static_cast<float*>(buffer_.data()), shape, device_);
+  return view_;
+}
+
+void DeviceTensor::upload(std::span<const float> values) {
+  copy_bytes(view_.data, device_, values.data(), kCPU, values.size_bytes());
+}
+
+void DeviceTensor::download(std::span<float> values) const {
+  copy_bytes(values.data(), kCPU, view_.data, device_, values.size_bytes());
+}
+
+RingModel::RingModel(const Recipe& recipe, Device device, int threads)
+    : recipe_(recipe),
+      device_(device),
+      A_(device),
+      Wa_(device),
+      Wo_(device),
+      r0_(device),
+      out_(device),
+      saved_(device),
+      ring_(device),
+      sums_(device),
+      dsums_(device),
+      dout_(device),
+      dA_(device),
+      dWa_(device),
+      dWo_(device),
+      h_(device),
+      angle_(device),
+      amplitude_(device) {
+  check(recipe_);
+  context_.threads = threads;
+  options_.activation = recipe_.activation;
+  const std::int64_t N = recipe_.neurons, K = recipe_.actions;
+  parameters_.emplace_back("Wa", std::vector<std::int64_t>{K, N, N});
+  parameters_.emplace_back("Wo", std::vector<std::int64_t>{N, N});
+  Rng rng(recipe_.seed, kWeightsStream, 0);
+  const double scale = 1 / std::sqrt(static_cast<double>(N));
+  for (Parameter& p : parameters_) {
+    for (float& w : p.value) w = static_cast<float>(rng.normal() * scale);
+  }
+  if (recipe_.gain_hidden > 0) {
+    gain_.emplace(recipe_.gain_hidden, K);
+    auto added = gain_->parameters(Rng(recipe_.seed, kGainStream, 0));
+    std::move(added.begin(), added.end(), std::back_inserter(parameters_));
+  }
+  std::vector<float> table(size(2 * N));
+  ring_table(N, table.data());
+  ring_.shaped({2, N});
+  ring_.upload(table);
+}
+
+std::int64_t RingModel::parameter_count() const {
+  std::size_t n = 0;
+  for (const Parameter& p : parameters_) n += p.value.size();
+  return static_cast<std::int64_t>(n);
+}
+
+std::span<const Parameter> RingModel::gain_parameters() const {
+  return std::span(parameters_).subspan(2);
+}
+
+std::vector<float> RingModel::actions(const Sequences& s) const {
+  std::vector<float> plain = encode(s.velocity, recipe_.actions, recipe_.encoding);
+  if (!gain_) return plain;
+  std::vector<float> A(plain.size());
+  gain_->forward(gain_parameters(), s.velocity, plain, s.B, s.T, A, context_.threads);
+  return A;
+}
+
+RingRnnInputs RingModel::upload(std::span<const float> actions, std::span<const float> r0,
+                                std::int64_t B, std::int64_t T) {
+  const std::int64_t N = recipe_.neurons, K = recipe_.actions;
+  A_.shaped({B, T, K});
+  A_.upload(actions);
+  Wa_.shaped({K, N, N});
+  Wa_.upload(parameters_[0].value);
+  Wo_.shaped({N, N});
+  Wo_.upload(parameters_[1].value);
+  r0_.shaped({B, N});
+  r0_.upload(r0);
+  RingRnnInputs in;
+  in.A = A_.view();
+  in.Wa = Wa_.view();
+  in.Wo = Wo_.view();
+  in.r0 = r0_.view();
+  return in;
+}
+
+LossFigures RingModel::gradients(const Sequences& batch) { return run(batch, true); }
+LossFigures RingModel::loss(const Sequences& batch) { return run(batch, false); }
+
+LossFigures RingModel::run(const Sequences& batch, bool backward) {
+  const std::int64_t B = batch.B, T = batch.T, N = recipe_.neurons, K = recipe_.actions;
+  const RingRnnInputs in = upload(actions(batch), initial_bumps(batch.start, N), B, T);
+  RingRnnOutputs out;
+  out.out = out_.shaped({B, T, N});
+  if (backward) {
+    const auto shape = ring_rnn_saved_shape(in, options_);
+    out.saved = saved_.shaped({shape[0], shape[1], shape[2]});
+  }
+  ring_rnn_forward(in, out, options_, context_);
+
+  population_sums(out.out, ring_.view(), sums_.shaped({B, T, 3}), context_);
+  std::vector<float> sums(size(B * T * 3)), dsums(backward ? sums.size() : 0);
+  sums_.download(sums);
+  const LossFigures figures = ring_loss(sums, batch.target, B, T, recipe_.amplitude_weight, dsums);
+  if (!backward) return figures;
+
+  dsums_.shaped({B, T, 3});
+  dsums_.upload(dsums);
+  population_gradients(out.out, ring_.view(), dsums_.view(), dout_.shaped({B, T, N}), context_);
+  RingRnnGradients gradients;
+  gradients.dWa = dWa_.shaped({K, N, N});
+  gradients.dWo = dWo_.shaped({N, N});
+  if (gain_) gradients.dA = dA_.shaped({B, T, K});
+  ring_rnn_backward(in, dout_.view(), {}, out.out, out.saved, gradients, options_, context_);
+  dWa_.download(parameters_[0].gradient);
+  dWo_.download(parameters_[1].gradient);
+  if (gain_) {
+    std::vector<float> dA(size(B * T * K));
+    dA_.download(dA);
+    gain_->backward(std::span(parameters_).subspan(2), batch.velocity,
+                    encode(batch.velocity, K, recipe_.encoding), B, T, dA, context_.threads);
+  }
+  return figures;
+}
+
+std::vector<float> RingModel::decode(const Sequences& s, std::int64_t stretch, std::int64_t kept,
+                                     std::vector<float>* states) {
+  const std::int64_t N = recipe_.neurons, K = recipe_.actions;
+  const std::vector<float> all = actions(s);
+  std::vector<float> state = initial_bumps(s.start, N);
+  std::vector<float> angles(size(s.B * s.T));
+  if (states) states->resize(size(s.T * N));
+  for (std::int64_t t = 0; t < s.T; t += stretch) {
+    const std::int64_t steps = std::min(stretch, s.T - t);
+    std::vector<float> part(size(s.B * steps * K)), decoded(size(s.B * steps));
+    for (std::int64_t b = 0; b < s.B; ++b) {
+      std::copy_n(all.data() + (b * s.T + t) * K, steps * K, part.data() + b * steps * K);
+    }
+    const RingRnnInputs in = upload(part, state, s.B, steps);
+    RingRnnOutputs out;
+    out.out = out_.shaped({s.B, steps, N});
+    out.h_n = h_.shaped({s.B, N});
+    out.angle = angle_.shaped({s.B, steps});
+    out.amplitude = amplitude_.shaped({s.B, steps});
+    ring_rnn_forward(in, out, options_, context_);
+    angle_.download(decoded);
+    h_.download(state);
+    for (std::int64_t b = 0; b < s.B; ++b) {
+      std::copy_n(decoded.data() + b * steps, steps, angles.data() + b * s.T + t);
+    }
+    if (states) {
+      const float* from = static_cast<const float*>(out_.view().data) + kept * steps * N;
+      copy_bytes(states->data() + t * N, kCPU, from, device_, size(steps * N) * sizeof(float));
+    }
+  }
+  return angles;
+}
+
+}  // namespace annulus::train

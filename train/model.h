@@ -1,0 +1,75 @@
+// The ring attractor: Wa, Wo and the gain network on the host, where Adam works on them, and the
+// tensors of a call on the device. A step of training copies the weights and actions there, runs
+// ring_rnn_forward, the loss and ring_rnn_backward, and copies the gradients back; the states
+// themselves never leave the device.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "annulus/core/buffer.h"
+#include "annulus/core/context.h"
+#include "train/gain.h"
+#include "train/loss.h"
+#include "train/parameter.h"
+#include "train/recipe.h"
+
+namespace annulus::train {
+
+// A dense f32 tensor in memory of its own that grows when it must.
+class DeviceTensor {
+ public:
+  explicit DeviceTensor(Device device) : device_(device) {}
+  TensorView shaped(std::initializer_list<std::int64_t> shape);  // contents are lost when it grows
+  const TensorView& view() const { return view_; }
+  void upload(std::span<const float> values);
+  void download(std::span<float> values) const;
+
+ private:
+  Device device_;
+  Buffer buffer_;
+  TensorView view_;
+};
+
+class RingModel {
+ public:
+  RingModel(const Recipe& recipe, Device device, int threads);
+
+  std::vector<Parameter>& parameters() { return parameters_; }
+  const std::vector<Parameter>& parameters() const { return parameters_; }
+  const Recipe& recipe() const { return recipe_; }
+  Device device() const { return device_; }
+  std::int64_t parameter_count() const;
+
+  // The loss of a batch; fills every parameter's gradient.
+  LossFigures gradients(const Sequences& batch);
+  // Only the loss.
+  LossFigures loss(const Sequences& batch);
+
+  // The actions of these sequences, gain network included: (B, T, K).
+  std::vector<float> actions(const Sequences& s) const;
+  const std::optional<GainNetwork>& gain() const { return gain_; }
+  std::span<const Parameter> gain_parameters() const;
+
+  // The decoded angle after every step, (B, T). The state is carried from one stretch of at most
+  // `stretch` steps to the next, which changes no bit and keeps long sequences small. `states`, where
+  // it is given, receives sequence `kept` as (T, N).
+  std::vector<float> decode(const Sequences& s, std::int64_t stretch, std::int64_t kept = 0,
+                            std::vector<float>* states = nullptr);
+
+ private:
+  RingRnnInputs upload(std::span<const float> actions, std::span<const float> r0, std::int64_t B,
+                       std::int64_t T);
+  LossFigures run(const Sequences& batch, bool backward);
+
+  Recipe recipe_;
+  Device device_;
+  Context context_;
+  RingRnnOptions options_;
+  std::optional<GainNetwork> gain_;
+  std::vector<Parameter> parameters_;  // Wa, Wo, then the gain network's four
+  DeviceTensor A_, Wa_, Wo_, r0_, out_, saved_, ring_, sums_, dsums_, dout_, dA_, dWa_, dWo_, h_,
+      angle_, amplitude_;
+};
+
+}  // namespace annulus::train

@@ -1,0 +1,41 @@
+// A recipe: everything that decides the result of a training, and nothing else. Two runs with equal
+// recipes on the same kind of machine give the same bits, whatever the number of threads.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "annulus/ring_rnn/ring_rnn.h"
+#include "train/adam.h"
+#include "train/task.h"
+
+namespace annulus::train {
+
+struct Recipe {
+  std::string name;
+  std::int64_t neurons = 128, actions = 2;
+  Encoding encoding = Encoding::kTurns;
+  RingActivation activation = RingActivation::kGelu;
+  std::int64_t batch = 128, steps = 1000;
+  std::int64_t length = 100;        // steps of a training sequence
+  std::int64_t first_length = 100;  // at the start; it grows evenly to `length` over `growth`
+  double growth = 0;                // of all steps, as a share
+  Schedule schedule;
+  double clip = 1.0;
+  double amplitude_weight = 0.2;
+  std::int64_t gain_hidden = 0;  // neurons of the gain network; 0: there is none
+  std::uint64_t seed = 0;
+};
+
+// The original's: 1000 steps of Adam at 1e-3, no gain network.
+Recipe seed_recipe();
+// Ours; README.md says why and what it gains.
+Recipe default_recipe();
+
+// Length of the sequences of a step, a multiple of 10.
+std::int64_t length_at(const Recipe& recipe, std::int64_t step);
+
+// Throws InvalidArgument that names the field and the rule.
+void check(const Recipe& recipe);
+
+}  // namespace annulus::train

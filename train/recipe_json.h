@@ -1,0 +1,17 @@
+// A recipe as JSON and back, for manifests and results. The reader wants every key, no other, of the
+// right type and in range; it throws InvalidArgument that names the key.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include "train/recipe.h"
+
+namespace annulus::train {
+
+nlohmann::ordered_json to_json(const Recipe& recipe);
+Recipe recipe_from_json(const nlohmann::ordered_json& json);
+
+const char* name_of(Encoding e);
+const char* name_of(RingActivation a);
+
+}  // namespace annulus::train
