@@ -104,6 +104,11 @@ struct Cursor {
   __device__ __forceinline__ void skip(const int* active) {
     while (active[channel] == 0) ++channel;
   }
+  // First line of this round's panel of a slice.
+  template <class TileT>
+  __device__ __forceinline__ std::int64_t depth(int slice) const {
+    return static_cast<std::int64_t>(round) * TileT::kRound + slice * TileT::kDepth;
+  }
   // Not called after the last round of the last active channel.
   __device__ __forceinline__ void advance(const int* active) {
     if (++round == rounds) {
@@ -180,8 +185,7 @@ __device__ void forward_stage(const Args& a, const StepScratch<compute_t<T>>& w,
         shared.tile.panel, active * rounds, [&] { cursor.advance(shared.active); },
         [&](int line, int depth) {
           const std::int64_t b = b0 + line;
-          const std::int64_t j = static_cast<std::int64_t>(cursor.round) * TileT::kRound +
-                                 at.slice * TileT::kDepth + depth;
+          const std::int64_t j = cursor.depth<TileT>(at.slice) + depth;
           Four<Real> x = {};
           if (b >= a.B) return x;
           x = load_four_shared(state + b * a.N + j, a.N - j, w.whole_rows);
@@ -192,8 +196,7 @@ __device__ void forward_stage(const Args& a, const StepScratch<compute_t<T>>& w,
         },
         [&](int line, int depth) {
           const std::int64_t i = i0 + line;
-          const std::int64_t j = static_cast<std::int64_t>(cursor.round) * TileT::kRound +
-                                 at.slice * TileT::kDepth + depth;
+          const std::int64_t j = cursor.depth<TileT>(at.slice) + depth;
           if (i >= a.N) return Four<Real>{};
           const Weights<T> m(a, k0 + cursor.channel);
           return load_four(m.data + i * m.row + j * m.column, m.column, a.N - j, w.whole_weights);

@@ -1,0 +1,444 @@
+// The general path of ring RNN on CUDA, backward: the loop from the last step to the first, and the
+// sums that are left when it is done. The weights' gradients are one product after it
+// (ring_rnn_cuda_general_dweights.cu).
+//
+// Stage "backward t" has g_t of all neurons before it. It makes u_k, dL/ds_t and from that l of step
+// t - 1 and g_{t-1}, which the next stage reads. u_k is summed apart from its coefficient, so that
+// dA_k = s . u_k falls out of the same registers. Sums over neurons are left as one partial a tile,
+// sums over steps are kept by the thread that adds to them: no atomics, one order.
+//
+// With checkpoints, y of a stretch of steps is computed again before its steps are gone through
+// backwards, by the forward's own stages.
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "annulus/core/dispatch.h"
+#include "annulus/ring_rnn/ring_rnn_cuda_general.cuh"
+#include "annulus/ring_rnn/ring_rnn_cuda_general_backward.cuh"
+
+namespace annulus::ring::cuda::general {
+
+namespace {
+
+template <class Real>
+struct Opened {
+  Real g = 0, s = 0, dalpha = 0;
+};
+
+// l of step t at (b, i) is `carry` and what comes in at dout; g follows. Keeps both.
+template <class T>
+__device__ __forceinline__ Opened<compute_t<T>> open_element(const Args& a,
+                                                             const BackwardScratch<compute_t<T>>& w,
+                                                             std::int64_t b, std::int64_t i,
+                                                             std::int64_t t, compute_t<T> carry) {
+  using Real = compute_t<T>;
+  if (a.dout) carry += get<T>(a.dout, b, t, i);
+  w.carry[b * a.N + i] = carry;
+  Opened<Real> o;
+  if (live(a, b, t)) {
+    const Real y = w.ys != nullptr ? w.ys[(t % a.checkpoint * a.B + b) * a.N + i]
+                                   : get<Real>(a.saved, t, b, i);
+    const Activated<Real> f = activate_and_slope(a.activation, y);
+    o.g = mul_of(mul_of(get<T>(a.alpha, i), f.slope), carry);
+    if (a.dalpha || w.s_sums != nullptr) {
+      o.s = state_before<T>(a, b, t, i);
+      o.dalpha = mul_of(carry, f.value - o.s);
+    }
+  }
+  w.g[(t % w.g_steps * a.B + b) * a.N + i] = o.g;
+  if (a.ddrive) put<T>(a.ddrive, o.g, b, t, i);
+  return o;
+}
+
+// The sums over neurons of what open_element gave for step t. Whole warps.
+template <class T>
+__device__ __forceinline__ void record_opened(const Args& a, const BackwardScratch<compute_t<T>>& w,
+                                              std::int64_t b, std::int64_t i, std::int64_t t,
+                                              const Opened<compute_t<T>>& o) {
+  using Real = compute_t<T>;
+  const std::int64_t groups = sum_groups(a.N);
+  const std::int64_t half = (t & 1) * a.B * groups;
+  put_group(w.g_sums + half, o.g, b, i, a.B, a.N);
+  if (w.s_sums != nullptr) put_group(w.s_sums + half, o.s, b, i, a.B, a.N);
+  if (!a.dalpha) return;
+  const bool inside = b < a.B && i < a.N;
+  const bool first = t == a.T - 1;
+  if (a.alpha_per_neuron) {
+    if (inside) {
+      Real* sum = w.dalpha + b * a.N + i;
+      *sum = first ? o.dalpha : *sum + o.dalpha;
+    }
+  } else {
+    const Real v = annulus::cuda::warp_sum(o.dalpha);
+    if (threadIdx.x % 32 == 0 && inside) {
+      Real* sum = w.dalpha + b * groups + i / kSumGroup;
+      *sum = first ? v : *sum + v;
+    }
+  }
+}
+
+// g of step t from what was carried to it: from dh_n, or over a checkpoint.
+template <class T, class TileT>
+__device__ void open_stage(const Args& a, const BackwardScratch<compute_t<T>>& w,
+                           std::int64_t row_tile, std::int64_t column_tile, std::int64_t t) {
+  using Real = compute_t<T>;
+  for_each_element<TileT>([&](int row, int column) {
+    const std::int64_t b = row_tile * TileT::kRows + row;
+    const std::int64_t i = column_tile * TileT::kColumns + column;
+    Opened<Real> o;
+    if (b < a.B && i < a.N) {
+      Real carry = 0;
+      if (t < a.T - 1) {
+        carry = w.carry[b * a.N + i];
+      } else if (a.dh_n) {
+        carry = get<Real>(a.dh_n, b, i);
+      }
+      if (a.T > 0) {
+        o = open_element<T>(a, w, b, i, t, carry);
+      } else {  // h_n is r0
+        if (a.dr0) put_either<T>(a.dr0, carry, b, i);
+        if (a.dreset_state) put_either<T>(a.dreset_state, Real(0), b, i);
+      }
+    }
+    if (a.T > 0) record_opened<T>(a, w, b, i, t, o);
+  });
+}
+
+// dJ0 += sum(g) sum(s) of step t, for a tile's samples.
+template <class TileT>
+__device__ __forceinline__ void add_dJ0(const Args& a,
+                                        const BackwardScratch<typename TileT::Real>& w,
+                                        std::int64_t first_sample, std::int64_t t) {
+  using Real = typename TileT::Real;
+  const std::int64_t groups = sum_groups(a.N);
+  const std::int64_t half = (t & 1) * a.B * groups;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for (int r = static_cast<int>(threadIdx.x) / 32; r < TileT::kRows; r += kTileThreads / 32) {
+    const std::int64_t b = first_sample + r;
+    if (b >= a.B) break;  // the whole warp
+    Real g = 0;
+    Real s = 0;
+    for (std::int64_t k = lane; k < groups; k += 32) {
+      g += __ldcg(w.g_sums + half + b * groups + k);
+      s += __ldcg(w.s_sums + half + b * groups + k);
+    }
+    g = annulus::cuda::warp_sum(g);
+    s = annulus::cuda::warp_sum(s);
+    if (lane == 0) {
+      w.dJ0[b] =
+          fma_of(static_cast<double>(g), static_cast<double>(s), t == a.T - 1 ? 0.0 : w.dJ0[b]);
+    }
+  }
+}
+
+template <class T, class TileT>
+__device__ void backward_stage(const Args& a, const BackwardScratch<compute_t<T>>& w,
+                               StageShared<TileT>& shared, std::int64_t row_tile,
+                               std::int64_t column_tile, std::int64_t t) {
+  using Real = compute_t<T>;
+  using Shared = StageShared<TileT>;
+  const Place<TileT> at;
+  const std::int64_t b0 = row_tile * TileT::kRows;
+  const std::int64_t j0 = column_tile * TileT::kColumns;
+  const Real* g = w.g + t % w.g_steps * a.B * a.N;
+  const bool last_step = t == a.T - 1;
+  const bool want_A = w.dA != nullptr;
+  const bool want_J1 = w.dJ1 != nullptr;
+
+  __syncthreads();  // the tile before this one has been read
+  add_groups<TileT>(w.g_sums + (t & 1) * a.B * sum_groups(a.N), a.B, a.N, b0, shared.row);
+  if (w.dJ0 != nullptr && column_tile == 0) add_dJ0<TileT>(a, w, b0, t);
+
+  Real s[4][4] = {};  // s_t where this thread's u_k are
+  if (want_A || want_J1) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const std::int64_t b = b0 + at.row + i;
+      if (b >= a.B || !live(a, b, t)) continue;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (j0 + at.column + j < a.N) s[i][j] = state_before<T>(a, b, t, j0 + at.column + j);
+      }
+    }
+  }
+
+  Real sum[4][4] = {};
+  Real u[4][4] = {};
+  const int rounds = static_cast<int>((a.N + TileT::kRound - 1) / TileT::kRound);
+  for (std::int64_t k0 = 0; k0 <= a.K; k0 += Shared::kChannels) {
+    const int count =
+        a.K + 1 - k0 < Shared::kChannels ? static_cast<int>(a.K + 1 - k0) : Shared::kChannels;
+    const int active = load_channels<T>(a, shared, b0, t, k0, count, want_A, want_J1);
+    if (active == 0) continue;
+    Cursor cursor(shared.active, rounds);
+    Cursor done(shared.active, rounds);
+    multiply<TileT, true, false>(
+        shared.tile.panel, active * rounds, [&] { cursor.advance(shared.active); },
+        [&](int line, int depth) {
+          const std::int64_t b = b0 + line;
+          const std::int64_t i = cursor.depth<TileT>(at.slice) + depth;
+          if (b >= a.B) return Four<Real>{};
+          return load_four_shared(g + b * a.N + i, a.N - i, w.step.whole_rows);
+        },
+        [&](int line, int depth) {
+          const std::int64_t i = cursor.depth<TileT>(at.slice) + depth;
+          const std::int64_t j = j0 + line;
+          if (i >= a.N) return Four<Real>{};
+          const Weights<T> m(a, k0 + cursor.channel);
+          return load_four(m.data + i * m.row + j * m.column, m.column, a.N - j,
+                           w.step.whole_weights);
+        },
+        [&](Real(&partial)[4][4]) {
+          done.advance(shared.active);
+          if (done.round != rounds - 1) return;
+          // u_k is complete, as far as this slice goes.
+          const std::int64_t k = k0 + done.channel;
+          const bool wanted = k == 0 ? want_J1 : want_A;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const std::int64_t b = b0 + at.row + i;
+            if (wanted) {
+              Real dot = 0;
+#pragma unroll
+              for (int j = 0; j < 4; ++j) dot = fma_of(s[i][j], partial[i][j], dot);
+              dot = annulus::cuda::warp_sum<TileT::kColumns / 4>(dot);
+              if (at.column == 0 && b < a.B) {
+                const std::int64_t part = column_tile * TileT::kSlices + at.slice;
+                if (k == 0) {
+                  Real* p = w.dJ1 + b * w.parts + part;
+                  *p = last_step ? dot : *p + dot;
+                } else {
+                  w.dA[((t * a.B + b) * a.K + k - 1) * w.parts + part] = dot;
+                }
+              }
+            }
+            const Real c = shared.c[done.channel][at.row + i];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+              sum[i][j] = fma_of(c, partial[i][j], sum[i][j]);
+              partial[i][j] = 0;
+            }
+          }
+        },
+        u);
+  }
+  spread<TileT>(shared.tile, sum);
+
+  const Real J0 = get<T>(a.J0);
+  const bool at_checkpoint = a.checkpoint > 0 && t % a.checkpoint == 0;
+  for_each_element<TileT>([&](int row, int column) {
+    const std::int64_t b = b0 + row;
+    const std::int64_t i = j0 + column;
+    Opened<Real> o;
+    if (b < a.B && i < a.N) {
+      Real carry = w.carry[b * a.N + i];
+      if (live(a, b, t)) {
+        carry = fma_of(Real(1) - get<T>(a.alpha, i), carry,
+                       fma_of(J0, shared.row[row], total<TileT>(shared.tile, row, column)));
+      }
+      Real reset = 0;
+      const bool was_reset = resets(a, b, t);
+      if (w.dreset != nullptr) {
+        Real* sum = w.dreset + b * a.N + i;
+        if (!last_step) reset = *sum;
+        if (was_reset) reset += carry;
+        *sum = reset;
+      }
+      if (was_reset) carry = 0;
+      if (t == 0) {
+        if (a.dreset_state) put_either<T>(a.dreset_state, reset, b, i);
+        if (a.dr0) put_either<T>(a.dr0, w.reset_to_r0 ? carry + reset : carry, b, i);
+      } else if (at_checkpoint) {
+        w.carry[b * a.N + i] = carry;
+      } else {
+        o = open_element<T>(a, w, b, i, t - 1, carry);
+      }
+    }
+    if (t > 0 && !at_checkpoint) record_opened<T>(a, w, b, i, t - 1, o);
+  });
+}
+
+// Operations first..last of the list of ring_rnn_cuda_general_backward.cuh. One block a
+// multiprocessor: two of them would have 128 registers a thread, and spill 60 to 200 numbers.
+template <class T, class TileT>
+__global__ void __launch_bounds__(kTileThreads, 1)
+    backward_kernel(const __grid_constant__ Args a,
+                    const __grid_constant__ BackwardScratch<compute_t<T>> w, unsigned* counters,
+                    GroupedGrid grid, std::int64_t first, std::int64_t last) {
+  __shared__ StageShared<TileT> shared;
+  const unsigned group = blockIdx.x / grid.members;
+  const unsigned member = blockIdx.x % grid.members;
+  const std::int64_t row_tiles = (a.B + TileT::kRows - 1) / TileT::kRows;
+  const std::int64_t column_tiles = (a.N + TileT::kColumns - 1) / TileT::kColumns;
+  GroupBarrier barrier(counters + group * GroupBarrier::kStride, grid.members);
+  for (std::int64_t row = group; row < row_tiles; row += grid.groups) {
+    for (std::int64_t index = first; index <= last; ++index) {
+      const Operation op = operation(index, a.T, a.checkpoint);
+      for (std::int64_t column = member; column < column_tiles; column += grid.members) {
+        switch (op.kind) {
+          case Operation::kBegin:
+            begin_stage<T, TileT, true>(a, w.step, row, column, op.t);
+            break;
+          case Operation::kForward:
+            forward_stage<T, TileT, true>(a, w.step, shared, row, column, op.t,
+                                          w.ys + op.t % a.checkpoint * a.B * a.N);
+            break;
+          case Operation::kOpen:
+            open_stage<T, TileT>(a, w, row, column, op.t);
+            break;
+          case Operation::kBackward:
+            backward_stage<T, TileT>(a, w, shared, row, column, op.t);
+            break;
+        }
+      }
+      if (index < last) barrier.wait();
+    }
+  }
+}
+
+// dA, dJ0, dJ1 and dalpha from the loop's partial sums. `samples`: for how many the loop ran.
+template <class T>
+__global__ void __launch_bounds__(kTileThreads)
+    finish_kernel(const __grid_constant__ Args a,
+                  const __grid_constant__ BackwardScratch<compute_t<T>> w, std::int64_t samples) {
+  using Real = compute_t<T>;
+  __shared__ double scratch[kTileThreads / 32];
+  const auto sum_of = [&](const auto* p, std::int64_t n) {
+    double v = 0;
+    for (std::int64_t i = threadIdx.x; i < n; i += kTileThreads) v += static_cast<double>(p[i]);
+    return static_cast<Real>(annulus::cuda::block_sum<kTileThreads>(v, scratch));
+  };
+  if (blockIdx.x == 0) {
+    if (a.dJ0) {
+      const Real v = sum_of(w.dJ0, samples);
+      if (threadIdx.x == 0) put_at<T>(a.dJ0.data, a.dJ0.wide, 0, v);
+    }
+    if (a.dJ1) {
+      const Real v = sum_of(w.dJ1, samples * w.parts);
+      if (threadIdx.x == 0) put_at<T>(a.dJ1.data, a.dJ1.wide, 0, v);
+    }
+    if (a.dalpha && !a.alpha_per_neuron) {
+      const Real v = sum_of(w.dalpha, samples * sum_groups(a.N));
+      if (threadIdx.x == 0) put_at<T>(a.dalpha.data, a.dalpha.wide, 0, v);
+    }
+  }
+  const std::int64_t start = blockIdx.x * static_cast<std::int64_t>(kTileThreads) + threadIdx.x;
+  const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * kTileThreads;
+  if (a.dalpha && a.alpha_per_neuron) {
+    for (std::int64_t i = start; i < a.N; i += stride) {
+      double v = 0;
+      for (std::int64_t b = 0; b < samples; ++b) v += static_cast<double>(w.dalpha[b * a.N + i]);
+      put_either<T>(a.dalpha, static_cast<Real>(v), i);
+    }
+  }
+  if (a.dA) {
+    for (std::int64_t e = start; e < a.T * a.B * a.K; e += stride) {
+      Real v = 0;
+      for (std::int64_t p = 0; p < w.parts; ++p) v += w.dA[e * w.parts + p];
+      const std::int64_t k = e % a.K;
+      const std::int64_t row = e / a.K;
+      put<T>(a.dA, v, row % a.B, row / a.B, k);
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Host
+
+template <class Real>
+struct CallScratch {
+  BackwardScratch<Real> loop;
+  unsigned* counters = nullptr;
+};
+
+template <class Real, class Source>
+CallScratch<Real> carve(const Plan& plan, Source& source) {
+  CallScratch<Real> w;
+  const auto& grad = plan.grad;
+  const std::int64_t B = plan.B, T = plan.T, N = plan.N;
+  if (B == 0 || N == 0) return w;
+  const std::int64_t groups = sum_groups(N);
+  BackwardScratch<Real>& l = w.loop;
+  w.counters = source.template take<unsigned>(counter_words(plan));
+  l.g_steps = plan.needs_dweights() ? T : std::min<std::int64_t>(T, 2);
+  l.g = source.template take<Real>(l.g_steps * B * N);
+  l.carry = source.template take<Real>(B * N);
+  l.g_sums = source.template take<Real>(2 * B * groups);
+  l.parts = visit_tile<Real>(large_tiles(B, N), [&]<class TileT>() {
+    return ceil_div(N, TileT::kColumns) * TileT::kSlices;
+  });
+  l.reset_to_r0 = !plan.in.reset_state.defined();
+  if (plan.in.reset.defined() && (l.reset_to_r0 ? grad.dr0 : grad.dreset_state).defined()) {
+    l.dreset = source.template take<Real>(B * N);
+  }
+  if (T == 0) return w;
+  if (grad.dJ0.defined()) {
+    l.s_sums = source.template take<Real>(2 * B * groups);
+    l.dJ0 = source.template take<double>(B);
+  }
+  if (grad.dJ1.defined()) l.dJ1 = source.template take<Real>(B * l.parts);
+  if (grad.dA.defined() && plan.K > 0) {
+    l.dA = source.template take<Real>(T * B * plan.K * l.parts);
+  }
+  if (grad.dalpha.defined()) {
+    l.dalpha = source.template take<Real>(B * (plan.alpha_per_neuron() ? N : groups));
+  }
+  if (plan.checkpoint > 0) {
+    l.ys = source.template take<Real>(std::min(plan.checkpoint, T) * B * N);
+    l.step.state = source.template take<Real>(2 * B * N);
+    l.step.sums = source.template take<Real>(2 * B * groups);
+  }
+  return w;
+}
+
+template <class T>
+void run(const Plan& plan, Context& context) {
+  using Real = compute_t<T>;
+  const Args a = make_args(plan);
+  auto* stream = static_cast<cudaStream_t>(context.stream);
+  Workspace block(context, plan.op, plan.device, backward_workspace(plan));
+  CallScratch<Real> w = carve<Real>(plan, block);
+  const bool empty = plan.B == 0 || plan.N == 0;
+  if (!empty) {
+    w.loop.step.whole_rows = plan.N % 4 == 0;
+    w.loop.step.whole_weights = whole_weights<T>(a);
+    launch_prepare<Real>(plan.op, w.counters, counter_words(plan), nullptr, plan.N, stream);
+    visit_tile<Real>(large_tiles(plan.B, plan.N), [&]<class TileT>() {
+      launch_stages<BackwardScratch<Real>>(plan.op, "backward_kernel", backward_kernel<T, TileT>,
+                                           ceil_div(plan.B, TileT::kRows),
+                                           ceil_div(plan.N, TileT::kColumns), a, w.loop, w.counters,
+                                           0, operation_count(plan.T, plan.checkpoint) - 1, stream);
+    });
+  }
+  if (plan.needs_dweights()) launch_dweights<T>(plan, a, w.loop.g, stream);
+  const auto& grad = plan.grad;
+  if (grad.dA.defined() || grad.dJ0.defined() || grad.dJ1.defined() || grad.dalpha.defined()) {
+    const std::int64_t elements = std::max({std::int64_t{1}, plan.N, plan.T * plan.B * plan.K});
+    const auto blocks =
+        static_cast<unsigned>(std::min<std::int64_t>(ceil_div(elements, kTileThreads), 4096));
+    finish_kernel<T>
+        <<<blocks, kTileThreads, 0, stream>>>(a, w.loop, empty || plan.T == 0 ? 0 : plan.B);
+    annulus::cuda::check_launch(plan.op, "finish_kernel");
+  }
+}
+
+}  // namespace
+
+std::size_t backward_workspace(const Plan& plan) {
+  Counter counter;
+  if (plan.dtype == DType::kF64) {
+    (void)carve<double>(plan, counter);
+  } else {
+    (void)carve<float>(plan, counter);
+  }
+  return counter.bytes;
+}
+
+void backward(const Plan& plan, Context& context) {
+  const annulus::cuda::DeviceGuard guard(plan.device.index);
+  visit_floating(plan.dtype, [&]<class T>() { run<T>(plan, context); });
+}
+
+}  // namespace annulus::ring::cuda::general
