@@ -124,12 +124,14 @@ ANNULUS_HD inline std::uint64_t turn_step64(float theta) {
   const std::uint64_t m = field == 0 ? fraction : fraction | (1u << 23);
   const int e = field == 0 ? -149 : field - 150;
 
-  // Five words of 1 / 2pi from place e on. Frequencies from 2^-9 to 2^23, which is nearly all of them, need the
-  // first four as constants; the table in memory costs a cold cache miss (half a microsecond on a GPU).
+  // Five words of 1 / 2pi from place e on. Frequencies from 2^-41 to 2^23, nearly all there are, find them
+  // as constants; the table in memory costs a cold cache miss (half a microsecond on a GPU).
   const int word = (e - (e & 31)) / 32;
   const int shift = e & 31;
-  std::uint32_t w[5] = {0, 0x28be60dbu, 0x9391054au, 0x7f09d5f4u, 0x7d4d3770u};
-  if (word != -1) {
+  const bool low = word == -2;
+  std::uint32_t w[5] = {0, low ? 0 : 0x28be60dbu, low ? 0x28be60dbu : 0x9391054au,
+                        low ? 0x9391054au : 0x7f09d5f4u, low ? 0x7f09d5f4u : 0x7d4d3770u};
+  if (word != -1 && !low && m != 0) {
     for (int k = 0; k < 5; ++k) w[k] = inv_two_pi_half_word(word + k);
   }
   std::uint64_t carry = 0;
