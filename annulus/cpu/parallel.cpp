@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -60,6 +61,59 @@ void parallel_for(std::int64_t tasks, int threads, void (*body)(void*, std::int6
   if (error) std::rethrow_exception(error);
 }
 
+void run_team(int threads, void (*body)(void*, const Member&), void* state) {
+  const int n = resolve_threads(threads);
+  if (n <= 1) {
+    Team team(1);
+    body(state, {team, 0});
+    return;
+  }
+#if defined(_OPENMP)
+  // A runtime may give fewer threads than asked for: the team is as large as what came.
+  alignas(Team) unsigned char room[sizeof(Team)];
+  Team* team = nullptr;
+#pragma omp parallel num_threads(n)
+  {
+#pragma omp single
+    team = new (room) Team(omp_get_num_threads());
+    body(state, {*team, omp_get_thread_num()});
+  }
+  team->~Team();
+#else
+  Team team(n);
+  std::vector<std::thread> workers;
+  for (int w = 1; w < n; ++w) workers.emplace_back([&, w] { body(state, {team, w}); });
+  body(state, {team, 0});
+  for (std::thread& worker : workers) worker.join();
+#endif
+}
+
 }  // namespace detail
+
+Team::Team(int size)
+    : size_(size),
+      // A step is some hundred microseconds, so the others are near, if they all have a processor.
+      patience_(static_cast<unsigned>(size) <= std::thread::hardware_concurrency() ? 20000 : 0) {}
+
+void Team::wait() {
+  if (size_ == 1) return;
+  const unsigned round = round_.load(std::memory_order_acquire);
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
+    arrived_.store(0, std::memory_order_relaxed);
+    round_.store(round + 1, std::memory_order_release);
+    return;
+  }
+  for (int spin = 0; round_.load(std::memory_order_acquire) == round; ++spin) {
+    if (spin >= patience_) {
+      std::this_thread::yield();
+    } else {
+#if defined(__aarch64__)
+      asm volatile("isb");  // some tens of cycles, unlike yield, which is none
+#elif defined(__x86_64__)
+      __builtin_ia32_pause();
+#endif
+    }
+  }
+}
 
 }  // namespace annulus::cpu

@@ -1,5 +1,5 @@
-// What the files of the CPU backend share and Highway does not compile: typed element access to a
-// plan's tensors, and the numbers behind J0, J1 and alpha.
+// What the files of the CPU backend share: element access to a plan's tensors, and the work on rows
+// of a state, compiled for each instruction set in ring_rnn_rows_cpu.cpp.
 #pragma once
 
 #include <cmath>
@@ -57,39 +57,80 @@ inline bool read_flag(const TensorView& v, std::int64_t b, std::int64_t t, bool 
   return static_cast<const unsigned char*>(v.data)[b * v.stride[0] + t * v.stride[1]] != 0;
 }
 
-template <class Real>
-Real activate(RingActivation f, Real y) {
-  switch (f) {
-    case RingActivation::kRelu:
-      return y <= 0 ? Real(0) : y;  // a NaN stays one
-    case RingActivation::kGelu:
-      return Real(0.5) * y * std::erfc(-y * Real(0.70710678118654752440));
-    case RingActivation::kTanh:
-      return std::tanh(y);
-    case RingActivation::kSilu:
-      return y / (Real(1) + std::exp(-y));
-  }
-  return y;
+// A row of a tensor: n elements a stride apart.
+struct Row {
+  void* data;
+  DType dtype;
+  std::int64_t stride;
+};
+inline Row row_at(const TensorView& v, std::int64_t offset, std::int64_t stride) {
+  return {static_cast<char*>(v.data) + offset * size_of(v.dtype), v.dtype, stride};
+}
+// v[i, :] and v[i, j, :].
+inline Row row_at2(const TensorView& v, std::int64_t i) {
+  return row_at(v, i * v.stride[0], v.stride[1]);
+}
+inline Row row_at3(const TensorView& v, std::int64_t i, std::int64_t j) {
+  return row_at(v, i * v.stride[0] + j * v.stride[1], v.stride[2]);
+}
+inline Row row_from(const Row& r, std::int64_t i) {
+  return {static_cast<char*>(r.data) + i * r.stride * size_of(r.dtype), r.dtype, r.stride};
 }
 
+// Rows of Real are worked on in runs of at most this many elements, whole vectors at a time: such
+// rows are padded to kPad elements. What a function leaves in the padding is not defined.
+inline constexpr std::int64_t kRun = 512;
+inline constexpr std::int64_t kPad = 16;
+
 template <class Real>
-Real activate_slope(RingActivation f, Real y) {
-  switch (f) {
-    case RingActivation::kRelu:
-      return y <= 0 ? Real(0) : Real(1);
-    case RingActivation::kGelu:
-      return Real(0.5) * std::erfc(-y * Real(0.70710678118654752440)) +
-             y * Real(0.39894228040143267794) * std::exp(Real(-0.5) * y * y);
-    case RingActivation::kTanh: {
-      const Real r = std::tanh(y);
-      return Real(1) - r * r;
+struct Rows {
+  void (*load)(const Row& from, std::int64_t n, Real* to);
+  void (*store)(const Real* from, std::int64_t n, const Row& to);
+  Real (*sum)(const Real* x, std::int64_t n);
+  // y = y + constant + drive (none: 0);  r = keep s + alpha F(y), where r is not nullptr.
+  void (*step)(RingActivation f, std::int64_t n, Real constant, const Real* drive,
+               const Real* alpha, const Real* keep, const Real* s, Real* y, Real* r);
+  // g = alpha F'(y) l;  moment = l (F(y) - s), where asked for;  l = keep l.
+  void (*back)(RingActivation f, std::int64_t n, const Real* alpha, const Real* keep, const Real* y,
+               const Real* s, Real* l, Real* g, Real* moment);
+  // y[r] (+)= scale[r] z[r], dot[r] = s[r] . z[r] for `count` rows of n elements, z being dense.
+  void (*add_and_dot)(int count, std::int64_t n, const Real* z, const Real* scale, Real* y,
+                      std::int64_t ldy, bool add, const Real* s, std::int64_t lds, Real* dot);
+};
+
+template <class Real>
+const Rows<Real>& rows();
+template <>
+const Rows<float>& rows<float>();
+template <>
+const Rows<double>& rows<double>();
+
+// The population vector of states of n neurons, neuron after neuron: `fill` makes the cosines and
+// sines of a run of neurons, `add` takes a row's run of them in.
+struct Population {
+  double x[4] = {}, y[4] = {};
+
+  static void fill(std::int64_t first, std::int64_t count, std::int64_t n, double* cosine,
+                   double* sine);
+  template <class Real>
+  void add(const Real* r, std::int64_t count, const double* cosine, const double* sine) {
+    std::int64_t i = 0;
+    for (; i + 4 <= count; i += 4) {
+      for (int k = 0; k < 4; ++k) {
+        x[k] += static_cast<double>(r[i + k]) * cosine[i + k];
+        y[k] += static_cast<double>(r[i + k]) * sine[i + k];
+      }
     }
-    case RingActivation::kSilu: {
-      const Real p = Real(1) / (Real(1) + std::exp(-y));
-      return p * (Real(1) + y * (Real(1) - p));
+    for (int k = 0; i < count; ++i, ++k) {
+      x[k] += static_cast<double>(r[i]) * cosine[i];
+      y[k] += static_cast<double>(r[i]) * sine[i];
     }
   }
-  return Real(1);
-}
+  double X() const { return (x[0] + x[1]) + (x[2] + x[3]); }
+  double Y() const { return (y[0] + y[1]) + (y[2] + y[3]); }
+  // At amplitude 0 there is no angle; 0 stands for it.
+  double angle() const { return X() == 0 && Y() == 0 ? 0 : std::atan2(Y(), X()); }
+  double amplitude() const { return std::hypot(X(), Y()); }
+};
 
 }  // namespace annulus::ring::cpu

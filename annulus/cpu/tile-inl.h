@@ -1,0 +1,278 @@
+// Tiles by Highway: f64, f32, and bf16 on machines without such instructions (its operands are
+// rounded as they should be and kept as floats). Included by tile.cpp, once per instruction set.
+#if defined(ANNULUS_CPU_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ANNULUS_CPU_TILE_INL_H_
+#undef ANNULUS_CPU_TILE_INL_H_
+#else
+#define ANNULUS_CPU_TILE_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "annulus/cpu/simd-inl.h"
+#include "annulus/cpu/tile.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace annulus::cpu::HWY_NAMESPACE {
+
+// Loops over register arrays must be unrolled before GCC decides what lives in memory.
+#define ANNULUS_UNROLL _Pragma("GCC unroll 16")
+
+#if ANNULUS_HAVE_HWY
+
+// 16 sums hide the latency of a multiply-add on the cores measured; with 16 registers 12 fit.
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_SSSE3 || \
+    HWY_TARGET == HWY_SSE2
+inline constexpr int kTileRows = 6;
+#else
+inline constexpr int kTileRows = 8;
+#endif
+inline constexpr int kTileVectors = 2;
+
+template <class T>
+inline constexpr int kTileCols = kTileVectors* static_cast<int>(HWY_MAX_BYTES / sizeof(T));
+
+#else
+
+inline constexpr int kTileRows = 4;
+template <class T>
+inline constexpr int kTileCols = 4;
+
+#endif
+
+// The products of split operands, least first: pair p multiplies term left[p] by term right[p].
+struct Pairs {
+  int count;
+  int left[6], right[6];
+};
+inline constexpr Pairs kPairs[] = {
+    {0, {}, {}},
+    {1, {0}, {0}},
+    {3, {1, 0, 0}, {0, 1, 0}},
+    {6, {2, 1, 0, 1, 0, 0}, {0, 1, 2, 0, 1, 0}},
+};
+
+#if ANNULUS_HAVE_HWY
+
+template <class T, int Terms, int M>
+HWY_NOINLINE void multiply_rows(const T* a, const T* b, std::int64_t depth, const T* scale, T* y,
+                                std::int64_t ldy, bool add) {
+  const hn::ScalableTag<T> d;
+  using V = hn::Vec<decltype(d)>;
+  constexpr int kLanes = static_cast<int>(HWY_MAX_BYTES / sizeof(T));
+  constexpr int kCols = kTileCols<T>;
+  V sum[M][kTileVectors];
+  ANNULUS_UNROLL
+  for (int m = 0; m < M; ++m) {
+    ANNULUS_UNROLL
+    for (int n = 0; n < kTileVectors; ++n) sum[m][n] = hn::Zero(d);
+  }
+  for (int pair = 0; pair < kPairs[Terms].count; ++pair) {
+    const T* pa = a + kPairs[Terms].left[pair] * depth * kTileRows;
+    const T* pb = b + kPairs[Terms].right[pair] * depth * kCols;
+    for (std::int64_t i = 0; i < depth; ++i) {
+      V right[kTileVectors];
+      ANNULUS_UNROLL
+      for (int n = 0; n < kTileVectors; ++n) right[n] = hn::Load(d, pb + n * kLanes);
+#if HWY_TARGET == HWY_NEON
+      // Multiply-adds by a lane of a register: a broadcast load would take one of their pipes.
+      constexpr int kStep = M < kLanes ? M : kLanes;
+      ANNULUS_UNROLL
+      for (int m = 0; m < M; m += kStep) {
+        const V left = hn::LoadU(d, pa + m);
+        ANNULUS_UNROLL
+        for (int n = 0; n < kTileVectors; ++n) {
+          sum[m][n] = hn::MulAdd(right[n], hn::Broadcast<0>(left), sum[m][n]);
+          if constexpr (kStep > 1) {
+            sum[m + 1][n] = hn::MulAdd(right[n], hn::Broadcast<1>(left), sum[m + 1][n]);
+          }
+          if constexpr (kStep > 2) {
+            sum[m + 2][n] = hn::MulAdd(right[n], hn::Broadcast<2>(left), sum[m + 2][n]);
+            sum[m + 3][n] = hn::MulAdd(right[n], hn::Broadcast<3>(left), sum[m + 3][n]);
+          }
+        }
+      }
+#else
+      ANNULUS_UNROLL
+      for (int m = 0; m < M; ++m) {
+        const V left = hn::Set(d, pa[m]);
+        ANNULUS_UNROLL
+        for (int n = 0; n < kTileVectors; ++n) sum[m][n] = hn::MulAdd(right[n], left, sum[m][n]);
+      }
+#endif
+      pa += kTileRows;
+      pb += kCols;
+    }
+  }
+  ANNULUS_UNROLL
+  for (int m = 0; m < M; ++m) {
+    ANNULUS_UNROLL
+    for (int n = 0; n < kTileVectors; ++n) {
+      T* to = y + m * ldy + n * kLanes;
+      V v = scale != nullptr ? hn::Mul(sum[m][n], hn::Set(d, scale[m])) : sum[m][n];
+      if (add) v = hn::Add(v, hn::LoadU(d, to));
+      hn::StoreU(v, d, to);
+    }
+  }
+}
+
+template <class T, int Terms>
+void multiply(const void* a, const void* b, std::int64_t depth, int count, const T* scale, T* y,
+              std::int64_t ldy, bool add) {
+  const T* pa = static_cast<const T*>(a);
+  const T* pb = static_cast<const T*>(b);
+  if (count > 4) return multiply_rows<T, Terms, kTileRows>(pa, pb, depth, scale, y, ldy, add);
+  if (count > 2) return multiply_rows<T, Terms, 4>(pa, pb, depth, scale, y, ldy, add);
+  if (count > 1) return multiply_rows<T, Terms, 2>(pa, pb, depth, scale, y, ldy, add);
+  return multiply_rows<T, Terms, 1>(pa, pb, depth, scale, y, ldy, add);
+}
+
+#else  // no Highway
+
+template <class T, int Terms>
+void multiply(const void* a, const void* b, std::int64_t depth, int count, const T* scale, T* y,
+              std::int64_t ldy, bool add) {
+  constexpr int kCols = kTileCols<T>;
+  T sum[kTileRows][kCols] = {};
+  for (int pair = 0; pair < kPairs[Terms].count; ++pair) {
+    const T* pa = static_cast<const T*>(a) + kPairs[Terms].left[pair] * depth * kTileRows;
+    const T* pb = static_cast<const T*>(b) + kPairs[Terms].right[pair] * depth * kCols;
+    for (std::int64_t i = 0; i < depth; ++i) {
+      for (int m = 0; m < kTileRows; ++m) {
+        for (int n = 0; n < kCols; ++n) sum[m][n] += pa[m] * pb[n];
+      }
+      pa += kTileRows;
+      pb += kCols;
+    }
+  }
+  for (int m = 0; m < count; ++m) {
+    for (int n = 0; n < kCols; ++n) {
+      T* to = y + m * ldy + n;
+      const T v = scale != nullptr ? scale[m] * sum[m][n] : sum[m][n];
+      *to = add ? *to + v : v;
+    }
+  }
+}
+
+#endif
+
+// The terms of x: itself, or what of it bfloat16 holds, and what of the rest.
+template <class T, bool Round, int Terms>
+inline void split(T x, T* term, std::int64_t step) {
+  if constexpr (!Round) {
+    *term = x;
+  } else {
+    for (int i = 0; i < Terms; ++i) {
+      const T part = static_cast<float>(bfloat16(x));
+      term[i * step] = part;
+      x -= part;
+    }
+  }
+}
+
+template <class T, bool Round, int Terms>
+void pack_rows(const T* x, std::int64_t ld, int valid, std::int64_t depth, int R, void* to) {
+  T* p = static_cast<T*>(to);
+  const std::int64_t step = depth * R;
+  int r = 0;
+#if ANNULUS_HAVE_HWY
+  if constexpr (!Round && std::is_same_v<T, float>) {
+    // Four rows by four elements at a time, turned in registers.
+    const hn::CappedTag<float, 4> d;
+    if (hn::Lanes(d) == 4) {
+      for (; r + 4 <= valid; r += 4) {
+        const float* row = x + r * ld;
+        std::int64_t i = 0;
+        for (; i + 4 <= depth; i += 4) {
+          const auto a0 = hn::LoadU(d, row + i);
+          const auto a1 = hn::LoadU(d, row + ld + i);
+          const auto a2 = hn::LoadU(d, row + 2 * ld + i);
+          const auto a3 = hn::LoadU(d, row + 3 * ld + i);
+          const auto low01 = hn::InterleaveLower(d, a0, a1);
+          const auto low23 = hn::InterleaveLower(d, a2, a3);
+          const auto high01 = hn::InterleaveUpper(d, a0, a1);
+          const auto high23 = hn::InterleaveUpper(d, a2, a3);
+          float* q = p + i * R + r;
+          hn::StoreU(hn::ConcatLowerLower(d, low23, low01), d, q);
+          hn::StoreU(hn::ConcatUpperUpper(d, low23, low01), d, q + R);
+          hn::StoreU(hn::ConcatLowerLower(d, high23, high01), d, q + 2 * R);
+          hn::StoreU(hn::ConcatUpperUpper(d, high23, high01), d, q + 3 * R);
+        }
+        for (; i < depth; ++i) {
+          for (int k = 0; k < 4; ++k) p[i * R + r + k] = row[k * ld + i];
+        }
+      }
+    }
+  }
+#endif
+  for (; r < valid; ++r) {
+    for (std::int64_t i = 0; i < depth; ++i) {
+      split<T, Round, Terms>(x[r * ld + i], p + i * R + r, step);
+    }
+  }
+  for (; r < R; ++r) {
+    for (std::int64_t i = 0; i < depth * Terms; ++i) p[i * R + r] = T(0);
+  }
+}
+
+template <class T, bool Round, int Terms>
+void pack_columns(const T* x, std::int64_t ld, const std::int32_t* index, const T* scale, int valid,
+                  std::int64_t depth, int R, void* to) {
+  T* p = static_cast<T*>(to);
+  const std::int64_t step = depth * R;
+  for (std::int64_t i = 0; i < depth; ++i) {
+    const T* row = x + (index != nullptr ? index[i] : i) * ld;
+    const T c = scale != nullptr ? scale[i] : T(1);
+    T* q = p + i * R;
+    int r = 0;
+#if ANNULUS_HAVE_HWY
+    if constexpr (!Round) {
+      const hn::CappedTag<T, 16 / sizeof(T)> d;
+      const int lanes = static_cast<int>(hn::Lanes(d));
+      const auto factor = hn::Set(d, c);
+      for (; r + lanes <= valid; r += lanes) {
+        hn::StoreU(hn::Mul(factor, hn::LoadU(d, row + r)), d, q + r);
+      }
+    }
+#endif
+    for (; r < valid; ++r) split<T, Round, Terms>(c * row[r], q + r, step);
+    for (; r < R; ++r) {
+      for (int k = 0; k < Terms; ++k) q[k * step + r] = T(0);
+    }
+  }
+}
+
+template <class T, bool Round, int Terms>
+const Tiles<T>* make_tiles(const char* name) {
+  static const Tiles<T> tiles = {kTileRows,
+                                 kTileCols<T>,
+                                 1,
+                                 Terms,
+                                 sizeof(T),
+                                 name,
+                                 pack_rows<T, Round, Terms>,
+                                 pack_columns<T, Round, Terms>,
+                                 multiply<T, Terms>};
+  return &tiles;
+}
+
+const Tiles<float>* float_tiles(Arithmetic arithmetic) {
+  switch (arithmetic) {
+    case Arithmetic::kBf16:
+      return make_tiles<float, true, 1>("bf16 in f32");
+    case Arithmetic::kBf16x3:
+      return make_tiles<float, true, 2>("bf16x3 in f32");
+    case Arithmetic::kBf16x6:
+      return make_tiles<float, true, 3>("bf16x6 in f32");
+    default:
+      return make_tiles<float, false, 1>("f32");
+  }
+}
+const Tiles<double>* double_tiles() { return make_tiles<double, false, 1>("f64"); }
+
+}  // namespace annulus::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // toggling guard

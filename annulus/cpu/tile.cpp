@@ -1,0 +1,32 @@
+// The tiles of this machine: Arm's or x86's bf16 instructions where they are, else Highway.
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "annulus/cpu/tile.cpp"
+#if ANNULUS_HAVE_HWY && ANNULUS_HWY_DISPATCH
+#include <hwy/foreach_target.h>  // compiles this file once per instruction set
+#endif
+
+#include "annulus/cpu/tile-inl.h"
+
+#if HWY_ONCE
+namespace annulus::cpu {
+
+ANNULUS_CPU_EXPORT(float_tiles);
+ANNULUS_CPU_EXPORT(double_tiles);
+
+template <>
+const Tiles<float>& tiles<float>(Arithmetic arithmetic) {
+  if (arithmetic != Arithmetic::kPlain) {
+    if (const Tiles<float>* t = detail::bf16_tiles_arm(arithmetic)) return *t;
+    if (const Tiles<float>* t = detail::bf16_tiles_x86(arithmetic)) return *t;
+  }
+  return *ANNULUS_CPU_CALL(float_tiles)(arithmetic);
+}
+
+template <>
+const Tiles<double>& tiles<double>(Arithmetic) {
+  return *ANNULUS_CPU_CALL(double_tiles)();
+}
+
+}  // namespace annulus::cpu
+#endif

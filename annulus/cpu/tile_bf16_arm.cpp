@@ -1,0 +1,244 @@
+// bf16 tiles by Arm's bfmmla: a 2 x 4 by 4 x 2 product an instruction, summed in f32. The
+// instruction rounds its sums to odd and takes subnormals as zero, as the architecture says.
+
+#include "annulus/cpu/features.h"
+#include "annulus/cpu/tile.h"
+
+#if defined(__aarch64__) && defined(__linux__)
+
+#include <arm_neon.h>
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("bf16"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("arch=armv8.2-a+bf16")
+#endif
+#include <arm_bf16.h>
+
+namespace annulus::cpu {
+
+namespace {
+
+#define ANNULUS_UNROLL _Pragma("GCC unroll 8")
+
+// 8 x 8: 16 sums, one behind the 18 that fit before GCC spills, and a divisor of usual sizes.
+constexpr int kRows = 8;
+constexpr int kCols = 8;
+constexpr int kUnit = 4;
+
+template <int Terms>
+struct Pairs;
+template <>
+struct Pairs<1> {
+  static constexpr int kCount = 1, kLeft[] = {0}, kRight[] = {0};
+};
+// Least products first.
+template <>
+struct Pairs<2> {
+  static constexpr int kCount = 3, kLeft[] = {1, 0, 0}, kRight[] = {0, 1, 0};
+};
+template <>
+struct Pairs<3> {
+  static constexpr int kCount = 6, kLeft[] = {2, 1, 0, 1, 0, 0}, kRight[] = {0, 1, 2, 0, 1, 0};
+};
+
+// M pairs of rows by four pairs of columns.
+template <int Terms, int M>
+__attribute__((noinline)) void multiply_pairs(const bfloat16_t* a, const bfloat16_t* b,
+                                              std::int64_t units, const float* scale, float* y,
+                                              std::int64_t ldy, bool add) {
+  float32x4_t sum[M][4];
+  ANNULUS_UNROLL
+  for (int m = 0; m < M; ++m) {
+    ANNULUS_UNROLL
+    for (int n = 0; n < 4; ++n) sum[m][n] = vdupq_n_f32(0);
+  }
+  for (int pair = 0; pair < Pairs<Terms>::kCount; ++pair) {
+    const bfloat16_t* pa = a + Pairs<Terms>::kLeft[pair] * units * (kRows * kUnit);
+    const bfloat16_t* pb = b + Pairs<Terms>::kRight[pair] * units * (kCols * kUnit);
+    for (std::int64_t i = 0; i < units; ++i) {
+      bfloat16x8_t right[4];
+      ANNULUS_UNROLL
+      for (int n = 0; n < 4; ++n) right[n] = vld1q_bf16(pb + 8 * n);
+      ANNULUS_UNROLL
+      for (int m = 0; m < M; ++m) {
+        const bfloat16x8_t left = vld1q_bf16(pa + 8 * m);
+        ANNULUS_UNROLL
+        for (int n = 0; n < 4; ++n) sum[m][n] = vbfmmlaq_f32(sum[m][n], left, right[n]);
+      }
+      pa += kRows * kUnit;
+      pb += kCols * kUnit;
+    }
+  }
+  ANNULUS_UNROLL
+  for (int m = 0; m < M; ++m) {
+    const float32x4_t c0 = vdupq_n_f32(scale != nullptr ? scale[2 * m] : 1);
+    const float32x4_t c1 = vdupq_n_f32(scale != nullptr ? scale[2 * m + 1] : 1);
+    ANNULUS_UNROLL
+    for (int n = 0; n < 4; n += 2) {
+      // A sum is a 2 x 2 block: two of them side by side are four columns of two rows.
+      const float64x2_t s0 = vreinterpretq_f64_f32(sum[m][n]);
+      const float64x2_t s1 = vreinterpretq_f64_f32(sum[m][n + 1]);
+      float32x4_t r0 = vmulq_f32(vreinterpretq_f32_f64(vzip1q_f64(s0, s1)), c0);
+      float32x4_t r1 = vmulq_f32(vreinterpretq_f32_f64(vzip2q_f64(s0, s1)), c1);
+      float* y0 = y + 2 * m * ldy + 2 * n;
+      float* y1 = y0 + ldy;
+      if (add) {
+        r0 = vaddq_f32(r0, vld1q_f32(y0));
+        r1 = vaddq_f32(r1, vld1q_f32(y1));
+      }
+      vst1q_f32(y0, r0);
+      vst1q_f32(y1, r1);
+    }
+  }
+}
+
+template <int Terms>
+void multiply(const void* a, const void* b, std::int64_t depth, int count, const float* scale,
+              float* y, std::int64_t ldy, bool add) {
+  const auto* pa = static_cast<const bfloat16_t*>(a);
+  const auto* pb = static_cast<const bfloat16_t*>(b);
+  const std::int64_t units = (depth + kUnit - 1) / kUnit;
+  if (count > 4) return multiply_pairs<Terms, 4>(pa, pb, units, scale, y, ldy, add);
+  if (count > 2) return multiply_pairs<Terms, 2>(pa, pb, units, scale, y, ldy, add);
+  return multiply_pairs<Terms, 1>(pa, pb, units, scale, y, ldy, add);
+}
+
+// Eight numbers to bfloat16: of each term what it holds, and the rest goes to the next.
+template <int Terms>
+inline void store_terms(float32x4_t low, float32x4_t high, bfloat16_t* to, std::int64_t step) {
+  ANNULUS_UNROLL
+  for (int t = 0; t < Terms; ++t) {
+    const bfloat16x8_t part = vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(low), high);
+    vst1q_bf16(to + t * step, part);
+    if (t + 1 < Terms) {
+      low = vsubq_f32(low, vcvtq_low_f32_bf16(part));
+      high = vsubq_f32(high, vcvtq_high_f32_bf16(part));
+    }
+  }
+}
+
+inline float32x4_t load_some(const float* x, std::int64_t n) {
+  float v[4] = {};
+  for (std::int64_t i = 0; i < n; ++i) v[i] = x[i];
+  return vld1q_f32(v);
+}
+
+template <int Terms>
+void pack_rows(const float* x, std::int64_t ld, int valid, std::int64_t depth, int R, void* to) {
+  auto* p = static_cast<bfloat16_t*>(to);
+  const std::int64_t units = (depth + kUnit - 1) / kUnit;
+  const std::int64_t step = units * R * kUnit;
+  const std::int64_t whole = depth / kUnit;
+  for (int r = 0; r < R; r += 2) {
+    const float* x0 = x + r * ld;
+    const float* x1 = x0 + ld;
+    const bool first = r < valid, second = r + 1 < valid;
+    const float32x4_t zero = vdupq_n_f32(0);
+    bfloat16_t* q = p + r * kUnit;
+    std::int64_t u = 0;
+    if (second) {
+      for (; u < whole; ++u) {
+        store_terms<Terms>(vld1q_f32(x0 + u * kUnit), vld1q_f32(x1 + u * kUnit), q + u * R * kUnit,
+                           step);
+      }
+    }
+    for (; u < units; ++u) {
+      const std::int64_t rest = depth - u * kUnit < kUnit ? depth - u * kUnit : kUnit;
+      store_terms<Terms>(first ? load_some(x0 + u * kUnit, rest) : zero,
+                         second ? load_some(x1 + u * kUnit, rest) : zero, q + u * R * kUnit, step);
+    }
+  }
+}
+
+// Four along the depth by four rows.
+inline void transpose(float32x4_t v[4]) {
+  const float32x4_t a = vtrn1q_f32(v[0], v[1]), b = vtrn2q_f32(v[0], v[1]);
+  const float32x4_t c = vtrn1q_f32(v[2], v[3]), d = vtrn2q_f32(v[2], v[3]);
+  const auto low = [](float32x4_t s, float32x4_t t) {
+    return vreinterpretq_f32_f64(vzip1q_f64(vreinterpretq_f64_f32(s), vreinterpretq_f64_f32(t)));
+  };
+  const auto high = [](float32x4_t s, float32x4_t t) {
+    return vreinterpretq_f32_f64(vzip2q_f64(vreinterpretq_f64_f32(s), vreinterpretq_f64_f32(t)));
+  };
+  v[0] = low(a, c);
+  v[1] = low(b, d);
+  v[2] = high(a, c);
+  v[3] = high(b, d);
+}
+
+template <int Terms>
+void pack_columns(const float* x, std::int64_t ld, const std::int32_t* index, const float* scale,
+                  int valid, std::int64_t depth, int R, void* to) {
+  auto* p = static_cast<bfloat16_t*>(to);
+  const std::int64_t units = (depth + kUnit - 1) / kUnit;
+  const std::int64_t step = units * R * kUnit;
+  for (std::int64_t u = 0; u < units; ++u) {
+    const std::int64_t rest = depth - u * kUnit < kUnit ? depth - u * kUnit : kUnit;
+    for (int r = 0; r < R; r += 4) {
+      const int some = valid - r < 0 ? 0 : valid - r < 4 ? valid - r : 4;
+      float32x4_t v[4];
+      ANNULUS_UNROLL
+      for (int k = 0; k < 4; ++k) {
+        v[k] = vdupq_n_f32(0);
+        if (k < rest) {
+          const std::int64_t d = u * kUnit + k;
+          const float* row = x + (index != nullptr ? index[d] : d) * ld + r;
+          v[k] = some == 4 ? vld1q_f32(row) : load_some(row, some);
+          if (scale != nullptr) v[k] = vmulq_f32(v[k], vdupq_n_f32(scale[d]));
+        }
+      }
+      transpose(v);
+      bfloat16_t* q = p + (u * R + r) * kUnit;
+      store_terms<Terms>(v[0], v[1], q, step);
+      store_terms<Terms>(v[2], v[3], q + 8, step);
+    }
+  }
+}
+
+template <int Terms>
+const Tiles<float>* make_tiles(const char* name) {
+  static const Tiles<float> tiles = {kRows,
+                                     kCols,
+                                     kUnit,
+                                     Terms,
+                                     sizeof(bfloat16_t),
+                                     name,
+                                     pack_rows<Terms>,
+                                     pack_columns<Terms>,
+                                     multiply<Terms>};
+  return &tiles;
+}
+
+}  // namespace
+
+const Tiles<float>* detail::bf16_tiles_arm(Arithmetic arithmetic) {
+  if (!has_arm_bf16()) return nullptr;
+  switch (arithmetic) {
+    case Arithmetic::kBf16:
+      return make_tiles<1>("bfmmla");
+    case Arithmetic::kBf16x3:
+      return make_tiles<2>("bfmmla x3");
+    case Arithmetic::kBf16x6:
+      return make_tiles<3>("bfmmla x6");
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace annulus::cpu
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+#else
+
+namespace annulus::cpu {
+const Tiles<float>* detail::bf16_tiles_arm(Arithmetic) { return nullptr; }
+}  // namespace annulus::cpu
+
+#endif

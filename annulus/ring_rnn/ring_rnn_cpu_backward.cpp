@@ -1,0 +1,390 @@
+// Ring RNN on the CPU: the gradients. With y saved, the states follow from it element by element.
+// Checkpointed, each stretch of steps runs forward again from its saved state, to the same bits.
+// Then the stretch runs backward, and its share of dW is summed from the states and g it leaves.
+
+#include "annulus/core/context.h"
+#include "annulus/ring_rnn/ring_rnn_dweights.h"
+#include "annulus/ring_rnn/ring_rnn_network.h"
+
+namespace annulus::ring::cpu {
+
+namespace {
+
+template <class Real>
+struct Backward : Network<Real> {
+  using Base = Network<Real>;
+  using Base::B, Base::T, Base::K, Base::N, Base::ld, Base::plan, Base::row, Base::tile;
+  using Base::padded_B;
+
+  WeightGradients<Real> dweights;
+  std::int64_t stretch;  // steps of one
+  std::int64_t window;   // steps whose states and g are kept
+  bool dots;             // s . u_k is asked for
+
+  std::byte* forward_panels = nullptr;   // of W, where steps run again
+  std::byte* backward_panels = nullptr;  // of its transpose
+  unsigned char* needed = nullptr;       // [K + 1] channels of those
+  Real* all_y = nullptr;                 // [stretch][padded_B][ld], checkpointed
+  Real* all_s = nullptr;                 // [window][padded_B][ld]
+  Real* all_g = nullptr;                 // [window][padded_B][ld]
+  Real* l = nullptr;                     // [padded_B][ld]
+  Real* u = nullptr;                     // [padded_B][ld], sum_k c_k u_k
+  Real* to_reset = nullptr;              // [padded_B][ld], gradient of the state of resets
+  Real* partial = nullptr;               // [panels][K + 1][padded_B], parts of s . u_k
+  double* sum_J0 = nullptr;              // [padded_B]
+  double* sum_J1 = nullptr;              // [padded_B]
+  double* sum_alpha = nullptr;           // [batch_tiles][ld]
+
+  explicit Backward(const Plan& p)
+      : Base(p),
+        dweights(*this),
+        stretch(p.checkpoint > 0 ? std::min(p.checkpoint, p.T) : p.T),
+        window(stretch + (p.checkpoint > 0 ? dweights.block_steps - 1 : 0)),
+        dots(p.grad.dA.defined() || p.grad.dJ1.defined()) {}
+
+  template <class C>
+  void pieces(C& c) {
+    Base::pieces(c);
+    const std::int64_t states = padded_B * ld;
+    c(forward_panels, plan.checkpoint > 0 ? this->weight_bytes() : 0);
+    c(backward_panels, this->weight_bytes());
+    c(needed, K + 1);
+    c(all_y, plan.checkpoint > 0 ? stretch * states : 0);
+    c(all_s, window * states);
+    c(all_g, window * states);
+    c(l, states);
+    c(u, states);
+    c(to_reset, plan.in.reset.defined() ? states : 0);
+    c(partial, dots ? this->panels * (K + 1) * padded_B : 0);
+    c(sum_J0, padded_B);
+    c(sum_J1, padded_B);
+    c(sum_alpha, plan.grad.dalpha.defined() ? this->batch_tiles * ld : 0);
+    dweights.pieces(c);
+  }
+  std::size_t bytes() {
+    Carver c;
+    pieces(c);
+    return c.bytes();
+  }
+
+  bool live(std::int64_t b, std::int64_t t) const { return read_flag(plan.in.mask, b, t, true); }
+  bool is_reset(std::int64_t b, std::int64_t t) const {
+    return read_flag(plan.in.reset, b, t, false);
+  }
+
+  // --- the states of a stretch, again ------------------------------------------------------------
+
+  // The state step t starts from, kept at its place in the window.
+  void begin(std::int64_t b, std::int64_t t, std::int64_t slot) {
+    Real* s = this->state + b * ld;
+    if (plan.checkpoint > 0 && t % plan.checkpoint == 0) {
+      row.load(row_at3(plan.out.saved, t / plan.checkpoint, b), N, s);
+      std::fill(s + N, s + ld, Real(0));
+    } else if (t == 0) {
+      this->load_state(plan.in.r0, b, s);
+    }
+    if (is_reset(b, t)) {
+      this->load_state(plan.in.reset_state.defined() ? plan.in.reset_state : plan.in.r0, b, s);
+    }
+    std::copy_n(s, ld, all_s + (slot * padded_B + b) * ld);
+  }
+
+  // From y with its constant and drive: the state after the step.
+  void step(std::int64_t b, std::int64_t t, Real constant, const TensorView& drive, Real* y) {
+    Real* s = this->state + b * ld;
+    alignas(64) Real added[kRun];
+    for (std::int64_t i = 0; i < N; i += kRun) {
+      const std::int64_t n = std::min(kRun, N - i);
+      if (drive.defined()) {
+        row.load(row_from(row_at3(drive, b, t), i), n, added);
+        std::fill(added + n, added + std::min(kRun, round_up(n, kPad)), Real(0));
+      }
+      row.step(plan.activation, n, constant, drive.defined() ? added : nullptr, this->alpha + i,
+               this->keep + i, s + i, y + i, live(b, t) ? s + i : nullptr);
+    }
+    std::fill(s + N, s + ld, Real(0));
+  }
+
+  void states_from_y(const Member::Range& share) {
+    for (std::int64_t i = share.begin; i < share.end; ++i) {
+      for (std::int64_t b = i * tile.rows; b < i * tile.rows + this->count(i); ++b) {
+        for (std::int64_t t = 0; t < T; ++t) {
+          begin(b, t, t);
+          if (t + 1 == T || !live(b, t)) continue;
+          // l is not in use yet: y of the step passes through it.
+          row.load(row_at3(plan.out.saved, t, b), N, l + b * ld);
+          std::fill(l + b * ld + N, l + (b + 1) * ld, Real(0));
+          step(b, t, Real(0), {}, l + b * ld);
+        }
+      }
+    }
+  }
+
+  void run_again(const Member& m, const Member::Range& share, std::int64_t t0, std::int64_t t1) {
+    for (std::int64_t t = t0; t <= t1; ++t) {
+      for (std::int64_t i = share.begin; i < share.end; ++i) {
+        for (std::int64_t b = i * tile.rows; b < i * tile.rows + this->count(i); ++b) {
+          if (t > t0) {
+            step(b, t - 1, this->constant[b], plan.in.drive,
+                 all_y + ((t - 1 - t0) * padded_B + b) * ld);
+          }
+          if (t == t1) continue;
+          begin(b, t, t - t0);
+          this->constant[b] = this->J0 * row.sum(this->state + b * ld, N);
+        }
+        if (t < t1) this->pack_left(i, this->state + i * tile.rows * ld);
+      }
+      if (t == t1) break;
+      m.wait();
+      this->multiply(m, t, forward_panels, all_y + (t - t0) * padded_B * ld);
+      m.wait();
+    }
+  }
+
+  // --- backward ------------------------------------------------------------------------------------
+
+  // l after the product of step t: dL/ds, which becomes dL/dr before the step.
+  void finish(std::int64_t b, std::int64_t t) {
+    Real* lb = l + b * ld;
+    const bool on = live(b, t);
+    if (on)
+      row.step(RingActivation::kRelu, N, this->constant[b], u + b * ld, nullptr, nullptr, nullptr,
+               lb, nullptr);
+    if (dots) {
+      for (std::int64_t k = 0; k <= K; ++k) {
+        double dot = 0;
+        for (std::int64_t p = 0; on && p < this->panels; ++p) {
+          dot += static_cast<double>(partial[(p * (K + 1) + k) * padded_B + b]);
+        }
+        const TensorView& dA = plan.grad.dA;
+        if (k == 0) {
+          if (plan.grad.dJ1.defined()) sum_J1[b] += dot;
+        } else if (dA.defined()) {
+          write_element(dA, b * dA.stride[0] + t * dA.stride[1] + (k - 1) * dA.stride[2], dot);
+        }
+      }
+    }
+    if (is_reset(b, t)) {
+      for (std::int64_t i = 0; i < N; ++i) to_reset[b * ld + i] += lb[i];
+      std::fill_n(lb, ld, Real(0));
+    }
+  }
+
+  // g of step t, and what of l does not pass through the weights.
+  void begin_back(std::int64_t b, std::int64_t t, std::int64_t t0) {
+    Real* lb = l + b * ld;
+    Real* g = all_g + ((t - t0) * padded_B + b) * ld;
+    const Real* s = all_s + ((t - t0) * padded_B + b) * ld;
+    const bool on = live(b, t);
+    double* moments = plan.grad.dalpha.defined() ? sum_alpha + b / tile.rows * ld : nullptr;
+    alignas(64) Real run[kRun], moment[kRun];
+    for (std::int64_t i = 0; i < N; i += kRun) {
+      const std::int64_t n = std::min(kRun, N - i);
+      if (plan.dout.defined()) {
+        row.load(row_from(row_at3(plan.dout, b, t), i), n, run);
+        for (std::int64_t j = 0; j < n; ++j) lb[i + j] += run[j];
+      }
+      if (!on) {
+        std::fill_n(g + i, n, Real(0));
+        continue;
+      }
+      const Real* y = all_y + ((t - t0) * padded_B + b) * ld + i;
+      if (plan.checkpoint == 0) {
+        row.load(row_from(row_at3(plan.out.saved, t, b), i), n, run);
+        std::fill(run + n, run + std::min(kRun, round_up(n, kPad)), Real(0));
+        y = run;
+      }
+      row.back(plan.activation, n, this->alpha + i, this->keep + i, y, s + i, lb + i, g + i,
+               moments != nullptr ? moment : nullptr);
+      for (std::int64_t j = 0; moments != nullptr && j < n; ++j) {
+        moments[i + j] += static_cast<double>(moment[j]);
+      }
+    }
+    std::fill(g + N, g + ld, Real(0));
+    if (plan.grad.ddrive.defined()) row.store(g, N, row_at3(plan.grad.ddrive, b, t));
+    const Real sum = row.sum(g, N);
+    this->constant[b] = this->J0 * sum;
+    if (on && plan.grad.dJ0.defined()) {
+      sum_J0[b] += static_cast<double>(sum) * static_cast<double>(row.sum(s, N));
+    }
+  }
+
+  // u of the samples and neurons of one tile, and their parts of s . u_k.
+  void multiply_tile(std::int64_t t, std::int64_t t0, std::int64_t p, std::int64_t i) {
+    alignas(64) Real z[Base::kMaxRows * Base::kMaxCols];
+    alignas(64) Real dot[Base::kMaxRows];
+    const std::int64_t first = i * tile.rows;
+    const Real* s = all_s + ((t - t0) * padded_B + first) * ld + p * tile.cols;
+    Real* to = u + first * ld + p * tile.cols;
+    bool started = false;
+    for (std::int64_t d0 = 0; d0 < N; d0 += Base::kDepth) {
+      const std::int64_t depth = std::min(Base::kDepth, N - d0);
+      const std::byte* a = this->left + i * this->left_bytes + tile.panel_bytes(tile.rows, d0);
+      for (std::int64_t k = 0; k <= K; ++k) {
+        if (needed[k] == 0) continue;
+        const std::byte* w = this->weights(backward_panels, k, p) + tile.panel_bytes(tile.cols, d0);
+        tile.multiply(a, w, depth, this->count(i), nullptr, z, tile.cols, false);
+        row.add_and_dot(this->count(i), tile.cols, z,
+                        this->coefficient + (this->channels(t, i) + k) * tile.rows, to, ld, started,
+                        s, ld, dot);
+        started = true;
+        Real* sums = partial + (p * (K + 1) + k) * padded_B + first;
+        for (int r = 0; r < this->count(i); ++r) sums[r] = d0 == 0 ? dot[r] : sums[r] + dot[r];
+      }
+    }
+    for (int r = 0; !started && r < tile.rows; ++r) std::fill_n(to + r * ld, tile.cols, Real(0));
+  }
+
+  void run_back(const Member& m, const Member::Range& share, std::int64_t t0, std::int64_t t1) {
+    for (std::int64_t t = t1 - 1; t >= t0; --t) {
+      for (std::int64_t i = share.begin; i < share.end; ++i) {
+        for (std::int64_t b = i * tile.rows; b < i * tile.rows + this->count(i); ++b) {
+          if (t + 1 < t1) finish(b, t + 1);
+          begin_back(b, t, t0);
+        }
+        this->pack_left(i, all_g + ((t - t0) * padded_B + i * tile.rows) * ld);
+      }
+      m.wait();
+      if (dots) {
+        const auto units = m.share(this->panels * this->batch_tiles);
+        for (std::int64_t unit = units.begin; unit < units.end; ++unit) {
+          multiply_tile(t, t0, unit / this->batch_tiles, unit % this->batch_tiles);
+        }
+      } else {
+        this->multiply(m, t, backward_panels, u);
+      }
+      m.wait();
+    }
+    for (std::int64_t i = share.begin; i < share.end && t1 > t0; ++i) {
+      for (std::int64_t b = i * tile.rows; b < i * tile.rows + this->count(i); ++b) finish(b, t0);
+    }
+  }
+
+  // --- the call ------------------------------------------------------------------------------------
+
+  void start(const Member& m, const Member::Range& share) {
+    this->fill_coefficients(m, true);
+    dweights.clear(m);
+    for (std::int64_t i = share.begin; i < share.end; ++i) {
+      if (sum_alpha != nullptr && plan.grad.dalpha.defined()) {
+        std::fill_n(sum_alpha + i * ld, ld, 0.0);
+      }
+      for (std::int64_t b = i * tile.rows; b < (i + 1) * tile.rows; ++b) {
+        sum_J0[b] = sum_J1[b] = 0;
+        std::fill_n(this->state + b * ld, ld, Real(0));
+        if (plan.in.reset.defined()) std::fill_n(to_reset + b * ld, ld, Real(0));
+      }
+    }
+    m.wait();
+    this->fill_any(m);
+    const auto channels = m.share(K + 1);
+    for (std::int64_t k = channels.begin; k < channels.end; ++k) {
+      const TensorView& asked = k == 0 ? plan.grad.dJ1 : plan.grad.dA;
+      needed[k] = this->any[k] != 0 || asked.defined() ? 1 : 0;
+    }
+    m.wait();
+    this->pack_weights(m, true, needed, backward_panels);
+    if (plan.checkpoint > 0) this->pack_weights(m, false, this->any, forward_panels);
+  }
+
+  void run(const Member& m) {
+    const auto share = m.share(this->batch_tiles);
+    start(m, share);
+    if (plan.checkpoint == 0) states_from_y(share);
+    for (std::int64_t i = share.begin; i < share.end; ++i) {
+      for (std::int64_t b = i * tile.rows; b < i * tile.rows + this->count(i); ++b) {
+        if (plan.dh_n.defined()) {
+          this->load_state(plan.dh_n, b, l + b * ld);
+        } else {
+          std::fill_n(l + b * ld, ld, Real(0));
+        }
+      }
+    }
+    const std::int64_t stretches = stretch > 0 ? ceil_div(T, stretch) : 0;
+    std::int64_t kept = 0;  // steps of an unfinished block, behind the stretch
+    for (std::int64_t n = stretches - 1; n >= 0; --n) {
+      const std::int64_t t0 = n * stretch;
+      const std::int64_t t1 = std::min(T, t0 + stretch);
+      if (n + 1 < stretches) keep_steps(m, kept);
+      if (plan.checkpoint > 0) run_again(m, share, t0, t1);
+      run_back(m, share, t0, t1);
+      m.wait();
+      dweights.add(m, t0, t1 + kept, t0, all_s, all_g);
+      kept = std::min(t1 + kept, round_up(t0, dweights.block_steps)) - t0;
+    }
+    write(m, share);
+  }
+
+  // Moves the first `kept` steps of the window behind the next stretch.
+  void keep_steps(const Member& m, std::int64_t kept) {
+    if (!dweights.wanted || kept == 0) return;
+    // From the last on: the places may overlap. One thread a row, so no barrier between steps.
+    const auto share = m.share(padded_B);
+    const std::int64_t size = (share.end - share.begin) * ld;
+    for (std::int64_t t = kept - 1; t >= 0; --t) {
+      const std::int64_t from = (t * padded_B + share.begin) * ld;
+      std::copy_n(all_s + from, size, all_s + from + stretch * padded_B * ld);
+      std::copy_n(all_g + from, size, all_g + from + stretch * padded_B * ld);
+    }
+    m.wait();
+  }
+
+  void write(const Member& m, const Member::Range& share) {
+    const RingRnnGradients& grad = plan.grad;
+    for (std::int64_t i = share.begin; i < share.end; ++i) {
+      for (std::int64_t b = i * tile.rows; b < i * tile.rows + this->count(i); ++b) {
+        if (grad.dr0.defined()) {
+          if (plan.in.reset.defined() && !plan.in.reset_state.defined()) {
+            for (std::int64_t j = 0; j < N; ++j) l[b * ld + j] += to_reset[b * ld + j];
+          }
+          row.store(l + b * ld, N, row_at2(grad.dr0, b));
+        }
+        if (grad.dreset_state.defined()) {
+          row.store(to_reset + b * ld, N, row_at2(grad.dreset_state, b));
+        }
+      }
+    }
+    dweights.store(m);
+    m.wait();
+    if (m.rank != 0) return;
+    double J0 = 0, J1 = 0;
+    for (std::int64_t b = 0; b < B; ++b) {
+      J0 += sum_J0[b];
+      J1 += sum_J1[b];
+    }
+    if (grad.dJ0.defined()) write_element(grad.dJ0, 0, J0);
+    if (grad.dJ1.defined()) write_element(grad.dJ1, 0, J1);
+    if (!grad.dalpha.defined()) return;
+    double all = 0;
+    for (std::int64_t i = 0; i < N; ++i) {
+      double own = 0;
+      for (std::int64_t k = 0; k < this->batch_tiles; ++k) own += sum_alpha[k * ld + i];
+      if (plan.alpha_per_neuron()) write_element(grad.dalpha, i * grad.dalpha.stride[0], own);
+      all += own;
+    }
+    if (!plan.alpha_per_neuron()) write_element(grad.dalpha, 0, all);
+  }
+};
+
+template <class Real>
+void backward_as(const Plan& plan, Context& context) {
+  Backward<Real> b(plan);
+  Workspace workspace(context, plan.op, plan.device, b.bytes());
+  Carver carver(&workspace);
+  b.pieces(carver);
+  b.fill_parameters();
+  annulus::cpu::run_team(context.threads, [&](const Member& m) { b.run(m); });
+}
+
+}  // namespace
+
+void backward(const Plan& plan, Context& context) {
+  plan.dtype == DType::kF64 ? backward_as<double>(plan, context)
+                            : backward_as<float>(plan, context);
+}
+
+std::size_t backward_workspace(const Plan& plan) {
+  return plan.dtype == DType::kF64 ? Backward<double>(plan).bytes() : Backward<float>(plan).bytes();
+}
+
+}  // namespace annulus::ring::cpu

@@ -1,0 +1,151 @@
+#include "annulus/ring_rnn/ring_rnn_network.h"
+
+namespace annulus::ring::cpu {
+
+template <class Real>
+void Network<Real>::fill_parameters() {
+  J0 = read_parameter<Real>(plan.in.J0);
+  for (std::int64_t i = 0; i < ld; ++i) {
+    alpha[i] = i < N ? read_parameter<Real>(plan.in.alpha, i) : Real(0);
+    keep[i] = i < N ? Real(1) - alpha[i] : Real(0);
+  }
+}
+
+template <class Real>
+void Network<Real>::fill_coefficients(const Member& m, bool drop_masked) {
+  const Real J1 = read_parameter<Real>(plan.in.J1);
+  const auto share = m.share(T * batch_tiles);
+  for (std::int64_t unit = share.begin; unit < share.end; ++unit) {
+    const std::int64_t t = unit / batch_tiles;
+    const std::int64_t i = unit % batch_tiles;
+    Real* c = coefficient + channels(t, i) * tile.rows;
+    unsigned char* u = used + channels(t, i);
+    std::fill_n(c, (K + 1) * tile.rows, Real(0));
+    std::fill_n(u, K + 1, static_cast<unsigned char>(0));
+    for (int r = 0; r < count(i); ++r) {
+      const std::int64_t b = i * tile.rows + r;
+      if (drop_masked && !read_flag(plan.in.mask, b, t, true)) continue;
+      c[r] = J1;
+      const Row actions = row_at3(plan.in.A, b, t);
+      Real run[kRun];
+      for (std::int64_t k0 = 0; k0 < K; k0 += kRun) {
+        const std::int64_t n = std::min(kRun, K - k0);
+        row.load(row_from(actions, k0), n, run);
+        for (std::int64_t k = 0; k < n; ++k) c[(1 + k0 + k) * tile.rows + r] = run[k];
+      }
+    }
+    for (std::int64_t k = 0; k <= K; ++k) {
+      for (int r = 0; r < tile.rows; ++r) {
+        if (c[k * tile.rows + r] != Real(0)) u[k] = 1;  // a NaN is not zero
+      }
+    }
+  }
+}
+
+template <class Real>
+void Network<Real>::fill_any(const Member& m) {
+  const auto share = m.share(K + 1);
+  for (std::int64_t k = share.begin; k < share.end; ++k) {
+    any[k] = 0;
+    for (std::int64_t i = 0; i < T * batch_tiles && any[k] == 0; ++i)
+      any[k] = used[i * (K + 1) + k];
+  }
+}
+
+template <class Real>
+void Network<Real>::pack_weights(const Member& m, bool transposed, const unsigned char* which,
+                                 std::byte* to) const {
+  alignas(64) Real stage[kMaxCols * kDepth];
+  const auto share = m.share((K + 1) * panels);
+  for (std::int64_t unit = share.begin; unit < share.end; ++unit) {
+    const std::int64_t k = unit / panels;
+    if (which != nullptr && which[k] == 0) continue;
+    const std::int64_t first = unit % panels * tile.cols;
+    const int valid = static_cast<int>(std::min<std::int64_t>(tile.cols, N - first));
+    const TensorView& v = k == 0 ? plan.in.Wo : plan.in.Wa;
+    const std::int64_t base = k == 0 ? 0 : (k - 1) * v.stride[0];
+    const std::int64_t row_step = v.stride[k == 0 ? 0 : 1];
+    const std::int64_t column_step = v.stride[k == 0 ? 1 : 2];
+    const bool direct = v.dtype == dtype_of<Real> && column_step == 1;
+    for (std::int64_t d0 = 0; d0 < N; d0 += kDepth) {
+      const std::int64_t depth = std::min(kDepth, N - d0);
+      std::byte* panel = to + unit * panel_bytes + tile.panel_bytes(tile.cols, d0);
+      const std::int64_t corner = base + (transposed ? d0 * row_step + first * column_step
+                                                     : first * row_step + d0 * column_step);
+      const Real* x = static_cast<const Real*>(v.data) + (direct ? corner : 0);
+      std::int64_t step = row_step;
+      if (!direct) {
+        step = transposed ? tile.cols : kDepth;
+        const std::int64_t rows_here = transposed ? depth : valid;
+        for (std::int64_t r = 0; r < rows_here; ++r) {
+          row.load(row_at(v, corner + r * row_step, column_step), transposed ? valid : depth,
+                   stage + r * step);
+        }
+        x = stage;
+      }
+      if (transposed) {
+        tile.pack_columns(x, step, nullptr, nullptr, valid, depth, tile.cols, panel);
+      } else {
+        tile.pack_rows(x, step, valid, depth, tile.cols, panel);
+      }
+    }
+  }
+}
+
+template <class Real>
+void Network<Real>::pack_left(std::int64_t i, const Real* rows_of_tile) const {
+  for (std::int64_t d0 = 0; d0 < N; d0 += kDepth) {
+    tile.pack_rows(rows_of_tile + d0, ld, count(i), std::min(kDepth, N - d0), tile.rows,
+                   left + i * left_bytes + tile.panel_bytes(tile.rows, d0));
+  }
+}
+
+template <class Real>
+void Network<Real>::multiply(const Member& m, std::int64_t t, const std::byte* all_weights,
+                             Real* y) const {
+  // As many tiles of samples as a quarter of the first cache holds use a panel of weights in turn.
+  constexpr std::int64_t kCache = 16 * 1024;
+  const std::int64_t block = std::clamp<std::int64_t>(
+      kCache / std::max<std::int64_t>(1, tile.panel_bytes(tile.rows, std::min(N, kDepth))), 1, 16);
+  const auto share = m.share(panels * batch_tiles);
+  for (std::int64_t unit = share.begin; unit < share.end;) {
+    const std::int64_t first = unit % batch_tiles;
+    const std::int64_t last = std::min(batch_tiles, first + share.end - unit);
+    for (std::int64_t i = first; i < last; i += block) {
+      multiply_block(t, unit / batch_tiles, i, std::min(last, i + block), all_weights, y);
+    }
+    unit += last - first;
+  }
+}
+
+template <class Real>
+void Network<Real>::multiply_block(std::int64_t t, std::int64_t panel, std::int64_t first,
+                                   std::int64_t last, const std::byte* all_weights, Real* y) const {
+  bool started[16] = {};
+  for (std::int64_t d0 = 0; d0 < N; d0 += kDepth) {
+    const std::int64_t depth = std::min(kDepth, N - d0);
+    const std::int64_t left_offset = tile.panel_bytes(tile.rows, d0);
+    const std::int64_t right_offset = tile.panel_bytes(tile.cols, d0);
+    for (std::int64_t k = 0; k <= K; ++k) {
+      const std::byte* w = weights(all_weights, k, panel) + right_offset;
+      for (std::int64_t i = first; i < last; ++i) {
+        if (used[channels(t, i) + k] == 0) continue;
+        tile.multiply(left + i * left_bytes + left_offset, w, depth, count(i),
+                      coefficient + (channels(t, i) + k) * tile.rows,
+                      y + i * tile.rows * ld + panel * tile.cols, ld, started[i - first]);
+        started[i - first] = true;
+      }
+    }
+  }
+  for (std::int64_t i = first; i < last; ++i) {
+    if (started[i - first]) continue;
+    for (int r = 0; r < tile.rows; ++r) {
+      std::fill_n(y + (i * tile.rows + r) * ld + panel * tile.cols, tile.cols, Real(0));
+    }
+  }
+}
+
+template struct Network<float>;
+template struct Network<double>;
+
+}  // namespace annulus::ring::cpu

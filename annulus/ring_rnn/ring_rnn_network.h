@@ -1,0 +1,146 @@
+// One call's recurrent network on the CPU, in the form its threads share: weights and states packed
+// into panels, the coefficients c = (J1, A_t) of every tile of samples, and the product of a step.
+//
+// A step is two phases with a barrier after each: work on the rows of a state (a thread has some
+// tiles of samples), then the product (a thread has some tiles of the result). Every number is made
+// from its own operands in an order fixed by N and K alone, so no bit depends on the number of
+// threads; a channel whose coefficients are zero for a tile of samples is left out of its sums.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "annulus/core/checked.h"
+#include "annulus/core/context.h"
+#include "annulus/cpu/parallel.h"
+#include "annulus/cpu/tile.h"
+#include "annulus/ring_rnn/ring_rnn_cpu.h"
+
+namespace annulus::ring::cpu {
+
+using annulus::cpu::Member;
+
+inline annulus::cpu::Arithmetic arithmetic_of(const Plan& plan) {
+  if (plan.dtype == DType::kF64) return annulus::cpu::Arithmetic::kPlain;
+  switch (plan.precision) {
+    case RingPrecision::kBf16:
+      return annulus::cpu::Arithmetic::kBf16;
+    case RingPrecision::kBf16x3:
+      return annulus::cpu::Arithmetic::kBf16x3;
+    case RingPrecision::kBf16x6:
+      return annulus::cpu::Arithmetic::kBf16x6;
+    default:
+      return annulus::cpu::Arithmetic::kPlain;
+  }
+}
+
+// Counts the pieces of a workspace, or hands them out: both by one list.
+class Carver {
+ public:
+  explicit Carver(Workspace* workspace = nullptr) : workspace_(workspace) {}
+  template <class T>
+  void operator()(T*& p, std::int64_t count) {
+    if (workspace_ != nullptr) {
+      p = workspace_->take<T>(count);
+    } else {
+      bytes_ += Workspace::piece(static_cast<std::size_t>(count) * sizeof(T));
+    }
+  }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  Workspace* workspace_;
+  std::size_t bytes_ = 0;
+};
+
+template <class Real>
+struct Network {
+  // A product is cut along its depth, so that panels of both operands stay in the first cache.
+  static constexpr std::int64_t kDepth = 512;
+  static constexpr int kMaxRows = 8;   // of a tile
+  static constexpr int kMaxCols = 32;  // of a tile
+
+  const Plan& plan;
+  const annulus::cpu::Tiles<Real>& tile;
+  const Rows<Real>& row;
+  std::int64_t B, T, K, N;
+  std::int64_t batch_tiles, panels;  // of samples, of neurons
+  std::int64_t padded_B, ld;         // rows and row length of a state
+  std::int64_t panel_bytes, left_bytes;
+  Real J0;
+
+  Real* alpha = nullptr;          // [ld]
+  Real* keep = nullptr;           // [ld], 1 - alpha
+  Real* coefficient = nullptr;    // [T][batch_tiles][K + 1][rows]
+  unsigned char* used = nullptr;  // [T][batch_tiles][K + 1]: some coefficient is not zero
+  unsigned char* any = nullptr;   // [K + 1]: in some step, for some tile
+  std::byte* left = nullptr;      // [batch_tiles] panels of the operand of this step
+  Real* state = nullptr;          // [padded_B][ld]
+  Real* constant = nullptr;       // [padded_B], J0 sum(s)
+
+  explicit Network(const Plan& p)
+      : plan(p),
+        tile(annulus::cpu::tiles<Real>(arithmetic_of(p))),
+        row(rows<Real>()),
+        B(p.B),
+        T(p.T),
+        K(p.K),
+        N(p.N),
+        batch_tiles(ceil_div(p.B, tile.rows)),
+        panels(ceil_div(p.N, tile.cols)),
+        padded_B(batch_tiles * tile.rows),
+        ld(round_up(p.N, std::max<std::int64_t>(kPad, tile.cols))),
+        panel_bytes(tile.panel_bytes(tile.cols, p.N)),
+        left_bytes(round_up(tile.panel_bytes(tile.rows, p.N), 64)),
+        J0(0) {}
+
+  std::int64_t weight_bytes() const { return (K + 1) * panels * panel_bytes; }
+
+  template <class C>
+  void pieces(C& c) {
+    c(alpha, ld);
+    c(keep, ld);
+    c(coefficient, T * batch_tiles * (K + 1) * tile.rows);
+    c(used, T * batch_tiles * (K + 1));
+    c(any, K + 1);
+    c(left, batch_tiles * left_bytes);
+    c(state, padded_B * ld);
+    c(constant, padded_B);
+  }
+
+  int count(std::int64_t i) const {
+    return static_cast<int>(std::min<std::int64_t>(tile.rows, B - i * tile.rows));
+  }
+  std::int64_t channels(std::int64_t t, std::int64_t i) const {
+    return (t * batch_tiles + i) * (K + 1);
+  }
+  const std::byte* weights(const std::byte* all, std::int64_t k, std::int64_t panel) const {
+    return all + (k * panels + panel) * panel_bytes;
+  }
+
+  void fill_parameters();
+  // Coefficients of all steps, zero for masked samples where `drop_masked`; then, behind a barrier,
+  // `any` of them.
+  void fill_coefficients(const Member& m, bool drop_masked);
+  void fill_any(const Member& m);
+  // W (or its transpose) as panels; only the channels in `which`, or all.
+  void pack_weights(const Member& m, bool transposed, const unsigned char* which,
+                    std::byte* to) const;
+  void pack_left(std::int64_t i, const Real* rows_of_tile) const;
+  // y[b] = sum_k c_k s W_k^T for all samples of step t, from `left`.
+  void multiply(const Member& m, std::int64_t t, const std::byte* all_weights, Real* y) const;
+  void load_state(const TensorView& v, std::int64_t b, Real* to) const {
+    row.load(row_at2(v, b), N, to);
+    std::fill(to + N, to + ld, Real(0));
+  }
+
+ private:
+  void multiply_block(std::int64_t t, std::int64_t panel, std::int64_t first, std::int64_t last,
+                      const std::byte* all_weights, Real* y) const;
+};
+
+extern template struct Network<float>;
+extern template struct Network<double>;
+
+}  // namespace annulus::ring::cpu

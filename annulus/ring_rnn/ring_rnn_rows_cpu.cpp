@@ -1,0 +1,292 @@
+// The element-wise work of the ring RNN on rows of a state: activation and leak, their gradients,
+// loads and stores of any dtype. f32 by Highway; f64 and builds without Highway in plain loops.
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "annulus/ring_rnn/ring_rnn_rows_cpu.cpp"
+#if ANNULUS_HAVE_HWY && ANNULUS_HWY_DISPATCH
+#include <hwy/foreach_target.h>  // compiles this file once per instruction set
+#endif
+
+#include <cmath>
+#include <type_traits>
+
+#include "annulus/cpu/math-inl.h"
+#include "annulus/cpu/simd-inl.h"
+#include "annulus/ring_rnn/ring_rnn_cpu.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace annulus::ring::cpu::HWY_NAMESPACE {
+
+namespace simd = annulus::cpu::HWY_NAMESPACE;
+
+// F(y) and F'(y) of one element.
+template <class Real>
+struct Value {
+  Real f, slope;
+};
+template <class Real>
+inline Value<Real> activate(RingActivation f, Real y) {
+  constexpr Real kHalfRoot = Real(0.70710678118654752440);  // 1 / sqrt(2)
+  switch (f) {
+    case RingActivation::kRelu:
+      return {y <= 0 ? Real(0) : y, y > 0 ? Real(1) : Real(0)};  // a NaN stays one
+    case RingActivation::kGelu: {
+      const Real cdf = Real(0.5) * std::erfc(-y * kHalfRoot);
+      return {y * cdf, cdf + y * Real(0.39894228040143267794) * std::exp(Real(-0.5) * y * y)};
+    }
+    case RingActivation::kTanh: {
+      const Real r = std::tanh(y);
+      return {r, Real(1) - r * r};
+    }
+    case RingActivation::kSilu: {
+      const Real p = Real(1) / (Real(1) + std::exp(-y));
+      return {y * p, p * (Real(1) + y * (Real(1) - p))};
+    }
+  }
+  return {y, Real(1)};
+}
+
+template <class Real>
+void load_plain(const Row& from, std::int64_t n, Real* to) {
+  visit_floating(from.dtype, [&]<class T>() {
+    const T* p = static_cast<const T*>(from.data);
+    for (std::int64_t i = 0; i < n; ++i) {
+      to[i] = static_cast<Real>(static_cast<compute_t<T>>(p[i * from.stride]));
+    }
+  });
+}
+template <class Real>
+void store_plain(const Real* from, std::int64_t n, const Row& to) {
+  visit_floating(to.dtype, [&]<class T>() {
+    T* p = static_cast<T*>(to.data);
+    for (std::int64_t i = 0; i < n; ++i) {
+      p[i * to.stride] = T(static_cast<compute_t<T>>(from[i]));
+    }
+  });
+}
+template <class Real>
+Real sum_plain(const Real* x, std::int64_t n) {
+  Real total[4] = {};
+  for (std::int64_t i = 0; i < n; ++i) total[i % 4] += x[i];
+  return (total[0] + total[1]) + (total[2] + total[3]);
+}
+template <class Real>
+void step_plain(RingActivation f, std::int64_t n, Real constant, const Real* drive,
+                const Real* alpha, const Real* keep, const Real* s, Real* y, Real* r) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    y[i] += constant;
+    if (drive != nullptr) y[i] += drive[i];
+    if (r != nullptr) r[i] = keep[i] * s[i] + alpha[i] * activate(f, y[i]).f;
+  }
+}
+template <class Real>
+void back_plain(RingActivation f, std::int64_t n, const Real* alpha, const Real* keep,
+                const Real* y, const Real* s, Real* l, Real* g, Real* moment) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const Value<Real> v = activate(f, y[i]);
+    g[i] = alpha[i] * v.slope * l[i];
+    if (moment != nullptr) moment[i] = l[i] * (v.f - s[i]);
+    l[i] *= keep[i];
+  }
+}
+template <class Real>
+void add_and_dot_plain(int count, std::int64_t n, const Real* z, const Real* scale, Real* y,
+                       std::int64_t ldy, bool add, const Real* s, std::int64_t lds, Real* dot) {
+  for (int r = 0; r < count; ++r) {
+    Real total = 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+      const Real v = scale[r] * z[r * n + i];
+      y[r * ldy + i] = add ? y[r * ldy + i] + v : v;
+      total += s[r * lds + i] * z[r * n + i];
+    }
+    dot[r] = total;
+  }
+}
+
+#if ANNULUS_HAVE_HWY
+
+namespace hn = hwy::HWY_NAMESPACE;
+using simd::F32;
+using simd::VF;
+
+template <RingActivation F>
+HWY_INLINE VF value(VF y) {
+  const F32 d;
+  if constexpr (F == RingActivation::kRelu) {
+    return hn::IfThenZeroElse(hn::Le(y, hn::Zero(d)), y);  // a NaN stays one
+  } else if constexpr (F == RingActivation::kGelu) {
+    return hn::Mul(y, simd::normal(y).cdf);
+  } else if constexpr (F == RingActivation::kTanh) {
+    return simd::tanh(y);
+  } else {
+    return hn::Mul(y, simd::sigmoid(y));
+  }
+}
+
+template <RingActivation F>
+HWY_INLINE void value_and_slope(VF y, VF& f, VF& slope) {
+  const F32 d;
+  const VF one = hn::Set(d, 1.0f);
+  if constexpr (F == RingActivation::kRelu) {
+    f = value<F>(y);
+    slope = hn::IfThenElseZero(hn::Gt(y, hn::Zero(d)), one);
+  } else if constexpr (F == RingActivation::kGelu) {
+    const simd::Normal v = simd::normal(y);
+    f = hn::Mul(y, v.cdf);
+    slope = hn::MulAdd(y, v.density, v.cdf);
+  } else if constexpr (F == RingActivation::kTanh) {
+    f = simd::tanh(y);
+    slope = hn::NegMulAdd(f, f, one);
+  } else {
+    const VF p = simd::sigmoid(y);
+    f = hn::Mul(y, p);
+    slope = hn::Mul(p, hn::MulAdd(y, hn::Sub(one, p), one));
+  }
+}
+
+template <class Call>
+HWY_INLINE void visit_activation(RingActivation f, Call&& call) {
+  switch (f) {
+    case RingActivation::kRelu:
+      return call.template operator()<RingActivation::kRelu>();
+    case RingActivation::kGelu:
+      return call.template operator()<RingActivation::kGelu>();
+    case RingActivation::kTanh:
+      return call.template operator()<RingActivation::kTanh>();
+    case RingActivation::kSilu:
+      return call.template operator()<RingActivation::kSilu>();
+  }
+}
+
+void load_float(const Row& from, std::int64_t n, float* to) {
+  if (from.stride != 1 || from.dtype == DType::kF64) return load_plain(from, n, to);
+  const auto lanes = static_cast<std::int64_t>(simd::lanes());
+  visit_floating(from.dtype, [&]<class T>() {
+    if constexpr (!std::is_same_v<T, double>) {
+      const T* p = static_cast<const T*>(from.data);
+      std::int64_t i = 0;
+      for (; i + lanes <= n; i += lanes) simd::store(simd::load(p + i), to + i);
+      for (; i < n; ++i) to[i] = static_cast<float>(p[i]);
+    }
+  });
+}
+void store_float(const float* from, std::int64_t n, const Row& to) {
+  if (to.stride != 1 || to.dtype == DType::kF64) return store_plain(from, n, to);
+  const auto lanes = static_cast<std::int64_t>(simd::lanes());
+  visit_floating(to.dtype, [&]<class T>() {
+    if constexpr (!std::is_same_v<T, double>) {
+      T* p = static_cast<T*>(to.data);
+      std::int64_t i = 0;
+      for (; i + lanes <= n; i += lanes) simd::store(simd::load(from + i), p + i);
+      for (; i < n; ++i) p[i] = T(from[i]);
+    }
+  });
+}
+
+float sum_float(const float* x, std::int64_t n) {
+  const F32 d;
+  const auto lanes = static_cast<std::int64_t>(simd::lanes());
+  VF total = hn::Zero(d);
+  std::int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) total = hn::Add(total, hn::LoadU(d, x + i));
+  float sum = hn::GetLane(hn::SumOfLanes(d, total));
+  for (; i < n; ++i) sum += x[i];
+  return sum;
+}
+
+// The row functions touch whole vectors: rows are padded.
+void step_float(RingActivation f, std::int64_t n, float constant, const float* drive,
+                const float* alpha, const float* keep, const float* s, float* y, float* r) {
+  const F32 d;
+  const auto lanes = static_cast<std::int64_t>(simd::lanes());
+  const VF c = hn::Set(d, constant);
+  for (std::int64_t i = 0; i < n; i += lanes) {
+    VF v = hn::Add(hn::LoadU(d, y + i), c);
+    if (drive != nullptr) v = hn::Add(v, hn::LoadU(d, drive + i));
+    hn::StoreU(v, d, y + i);
+  }
+  if (r == nullptr) return;
+  visit_activation(f, [&]<RingActivation F>() {
+    for (std::int64_t i = 0; i < n; i += lanes) {
+      const VF old = hn::Mul(hn::LoadU(d, keep + i), hn::LoadU(d, s + i));
+      hn::StoreU(hn::MulAdd(hn::LoadU(d, alpha + i), value<F>(hn::LoadU(d, y + i)), old), d, r + i);
+    }
+  });
+}
+
+void back_float(RingActivation f, std::int64_t n, const float* alpha, const float* keep,
+                const float* y, const float* s, float* l, float* g, float* moment) {
+  const F32 d;
+  const auto lanes = static_cast<std::int64_t>(simd::lanes());
+  visit_activation(f, [&]<RingActivation F>() {
+    for (std::int64_t i = 0; i < n; i += lanes) {
+      const VF vl = hn::LoadU(d, l + i);
+      VF value, slope;
+      value_and_slope<F>(hn::LoadU(d, y + i), value, slope);
+      hn::StoreU(hn::Mul(hn::Mul(hn::LoadU(d, alpha + i), slope), vl), d, g + i);
+      if (moment != nullptr) {
+        hn::StoreU(hn::Mul(vl, hn::Sub(value, hn::LoadU(d, s + i))), d, moment + i);
+      }
+      hn::StoreU(hn::Mul(hn::LoadU(d, keep + i), vl), d, l + i);
+    }
+  });
+}
+
+void add_and_dot_float(int count, std::int64_t n, const float* z, const float* scale, float* y,
+                       std::int64_t ldy, bool add, const float* s, std::int64_t lds, float* dot) {
+  const F32 d;
+  const auto lanes = static_cast<std::int64_t>(simd::lanes());
+  for (int r = 0; r < count; ++r) {
+    VF total = hn::Zero(d);
+    const VF c = hn::Set(d, scale[r]);
+    for (std::int64_t i = 0; i < n; i += lanes) {
+      const VF vz = hn::LoadU(d, z + r * n + i);
+      float* to = y + r * ldy + i;
+      VF v = hn::Mul(c, vz);
+      if (add) v = hn::Add(v, hn::LoadU(d, to));
+      hn::StoreU(v, d, to);
+      total = hn::MulAdd(hn::LoadU(d, s + r * lds + i), vz, total);
+    }
+    dot[r] = hn::GetLane(hn::SumOfLanes(d, total));
+  }
+}
+
+#endif
+
+const Rows<float>* float_rows() {
+#if ANNULUS_HAVE_HWY
+  static const Rows<float> rows = {load_float, store_float, sum_float,
+                                   step_float, back_float,  add_and_dot_float};
+#else
+  static const Rows<float> rows = {load_plain<float>, store_plain<float>, sum_plain<float>,
+                                   step_plain<float>, back_plain<float>,  add_and_dot_plain<float>};
+#endif
+  return &rows;
+}
+const Rows<double>* double_rows() {
+  static const Rows<double> rows = {load_plain<double>, store_plain<double>,
+                                    sum_plain<double>,  step_plain<double>,
+                                    back_plain<double>, add_and_dot_plain<double>};
+  return &rows;
+}
+
+}  // namespace annulus::ring::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace annulus::ring::cpu {
+
+ANNULUS_CPU_EXPORT(float_rows);
+ANNULUS_CPU_EXPORT(double_rows);
+
+template <>
+const Rows<float>& rows<float>() {
+  return *ANNULUS_CPU_CALL(float_rows)();
+}
+template <>
+const Rows<double>& rows<double>() {
+  return *ANNULUS_CPU_CALL(double_rows)();
+}
+
+}  // namespace annulus::ring::cpu
+#endif
