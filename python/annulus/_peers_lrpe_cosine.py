@@ -11,10 +11,13 @@ import math
 
 import torch
 
+from ._peer import Implementation, relative_error
 from .lrpe_cosine import lrpe_cosine
 
 H, D = 12, 128
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+# What the numeric policy allows a single output, relative to its largest value: one unit in the last place of bf16.
+ERROR_LIMIT = {"f32": 1e-6, "bf16": 2.0**-8}
 
 
 def formula(x, theta, shape, prefix, phase_dtype=torch.float32):
@@ -29,7 +32,7 @@ def formula(x, theta, shape, prefix, phase_dtype=torch.float32):
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One set of tensors; its directions are the rows."""
+    """One set of sizes; its directions are the rows."""
 
     B: int
     shape: tuple
@@ -38,6 +41,7 @@ class Problem:
     directions: tuple  # of "fwd", "bwd", "fwdbwd"
 
     op = "lrpe_cosine"
+    memory_rows = True
 
     @property
     def tokens(self):
@@ -60,30 +64,49 @@ class Problem:
         one_way = 3 * self.B * H * self.tokens * D * DTYPES[self.dtype].itemsize  # x and y, or dy and dx
         return 2 * one_way if direction == "fwdbwd" else one_way
 
-    def inputs(self, device):
-        """(x, dy), and what the implementations close over."""
+    def open(self, device, directions):
+        return Session(self, device)
+
+
+class Session:
+    """The tensors of a problem, and the implementations over them. The first is what others are compared with."""
+
+    baseline = "torch-eager"
+
+    def __init__(self, problem, device):
+        self._problem = problem
         generator = torch.Generator(device).manual_seed(1)
         normal = lambda *size: torch.randn(size, generator=generator, device=device)  # noqa: E731
-        x = normal(self.B, H, self.tokens, D).to(DTYPES[self.dtype]).requires_grad_()
-        dy = normal(self.B, H, self.tokens, 2 * D).to(DTYPES[self.dtype])
-        return x, dy, normal(H, self.E)
-
-    def implementations(self, theta):
-        """name -> function of x. The first is the one that others are compared with."""
-        shape, prefix = self.shape, self.prefix
+        B, shape, prefix, tokens, dtype = problem.B, problem.shape, problem.prefix, problem.tokens, DTYPES[problem.dtype]
+        x = normal(B, H, tokens, D).to(dtype).requires_grad_()
+        dy = normal(B, H, tokens, 2 * D).to(dtype)
+        theta = normal(H, problem.E)
         eager = lambda x: formula(x, theta, shape, prefix)  # noqa: E731
-        return {
+        functions = {
             "torch-eager": eager,
             "torch-compile": torch.compile(eager, dynamic=False),
             "annulus-torch": lambda x: lrpe_cosine(x, theta, shape, prefix=prefix),
         }
-
-    def exact(self, x, dy, theta):
-        """y and dx in double precision, for one batch element and two heads."""
+        self.implementations = {
+            name: Implementation(lambda f=f: f(x), {"x": x}, dy) for name, f in functions.items()
+        }
+        # In double precision, for one batch element and two heads.
         x64 = x.detach()[:1, :2].double().requires_grad_()
-        y = formula(x64, theta[:2], self.shape, self.prefix, torch.float64)
-        (dx,) = torch.autograd.grad(y, x64, dy[:1, :2].double())
-        return {"y": y.detach(), "dx": dx}
+        y = formula(x64, theta[:2], shape, prefix, torch.float64)
+        self._exact = {"y": y.detach(), "dx": torch.autograd.grad(y, x64, dy[:1, :2].double())[0]}
+
+    def errors(self, results):
+        return {
+            part: relative_error(results[part][: want.shape[0], : want.shape[1]], want)
+            for part, want in self._exact.items()
+            if part in results
+        }
+
+    def parts(self, direction):
+        return {"fwd": ("y",), "bwd": ("dx",), "fwdbwd": ("y", "dx")}[direction]
+
+    def limit(self, direction):
+        return ERROR_LIMIT[self._problem.dtype]
 
 
 def problems(size):

@@ -11,6 +11,8 @@ import torch
 
 _FLUSH_BYTES = {"cpu": 128 << 20, "cuda": 256 << 20}  # above twice the last-level cache; the usual for GPU benchmarks
 _ROW_MS = {"cpu": 1000, "cuda": 400}  # time spent on a row, about
+_SLOW_MS = 200  # what takes longer is repeated only a few times, so that it does not set the pace of a row
+_SLOW_REPS = 3
 
 
 class Clock:
@@ -21,12 +23,17 @@ class Clock:
     def time(self, calls, reps=None):
         """calls: {name: (prepare, call)}. Returns {name: [milliseconds, ...]} after one warm-up each."""
         once = {name: self._once(*c) for name, c in calls.items()}
+        slow = set()
         if reps is None:  # within what a median needs and what patience allows
-            per_round = sum(once.values()) + len(calls) * self._flush_ms()
+            slow = {name for name, ms in once.items() if ms > _SLOW_MS}
+            per_round = sum(ms for name, ms in once.items() if name not in slow) + len(calls) * self._flush_ms()
             reps = int(min(max(_ROW_MS[self.device] / per_round, 7), 50))
-        rounds = [{name: self._enqueue(*c) for name, c in calls.items()} for _ in range(reps)]
+        rounds = [
+            {name: self._enqueue(*c) for name, c in calls.items() if name not in slow or i < _SLOW_REPS}
+            for i in range(reps)
+        ]
         self.synchronize()
-        return {name: [r[name]() for r in rounds] for name in calls}
+        return {name: [r[name]() for r in rounds if name in r] for name in calls}
 
     def synchronize(self):
         if self.device == "cuda":

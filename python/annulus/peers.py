@@ -16,20 +16,15 @@ import sys
 import torch
 import torch._functorch.config
 
-from . import _peers_lrpe_cosine
+from . import _peers_lrpe_cosine, _peers_ring_rnn
 from ._info import info as build_info
+from ._peer import Skip
 from ._timing import Clock, summary
 
-SUITES = {"lrpe-cosine": _peers_lrpe_cosine}
+SUITES = {"lrpe-cosine": _peers_lrpe_cosine, "ring-rnn": _peers_ring_rnn}
 SCHEMA = 1
 ERROR_METRIC = "max|err|/max|ref|"  # reference: double precision
 OURS = "annulus-torch"
-# What the numeric policy allows a single output, relative to its largest value: one unit in the last place of bf16.
-ERROR_LIMIT = {"f32": 1e-6, "bf16": 2.0**-8}
-
-
-class Skip(Exception):
-    """This implementation cannot run here; the message says why."""
 
 
 class Output:
@@ -38,10 +33,10 @@ class Output:
     def __init__(self, path):
         self._file = open(path, "w", encoding="utf-8") if path else None
         self.failed = False
-        print("| row | dtype | implementation | median ms | p95 ms | peak MiB | error | x eager |")
+        print("| row | dtype | implementation | median ms | p95 ms | peak MiB | error | x baseline |")
         print("|---|---|---|--:|--:|--:|--:|--:|")
 
-    def write(self, record, eager_ms=None):
+    def write(self, record, baseline_ms=None):
         self.failed |= record["status"] == "failed"
         if self._file:
             self._file.write(json.dumps(record, allow_nan=False) + "\n")
@@ -51,7 +46,7 @@ class Output:
         if "time_ms" in record:
             t = record["time_ms"]
             peak = f"{record['peak_bytes'] / 2**20:.1f}" if "peak_bytes" in record else ""
-            ratio = f"{eager_ms / t['median']:.2f}" if eager_ms else ""
+            ratio = f"{baseline_ms / t['median']:.2f}" if baseline_ms else ""
             error = record["error"]["value"]
             error = error if isinstance(error, str) else f"{error:.2g}"
             cells += [f"{t['median']:.4f}", f"{t['p95']:.4f}", peak, error, ratio]
@@ -66,20 +61,22 @@ class Output:
 
 def measure(suite, problem, directions, clock, reps, hardware, commit, output):
     """All implementations of one problem, all asked-for directions, interleaved."""
-    x, dy, theta = problem.inputs(clock.device)
-    exact = problem.exact(x, dy, theta)
-    implementations = problem.implementations(theta)
+    session = problem.open(clock.device, directions)
     working, reasons, errors = {}, {}, {}
-    for name, function in implementations.items():
+    for name, implementation in session.implementations.items():
         try:
-            errors[name] = accuracy(name, function, x, dy, exact)
+            if isinstance(implementation, Skip):
+                raise implementation
+            if name == "torch-compile":
+                check_compiler(clock.device)
+            errors[name] = session.errors(implementation.results(directions))
             for direction in directions:
-                prepare, call = timed_call(function, x, dy, direction)
+                prepare, call = implementation.timed(direction)
                 prepare()
                 call()
-            working[name] = function
+            working[name] = implementation
         except Exception as e:  # what does not run is a row with a reason, not the end of the table
-            text = f"{type(e).__name__}: {e}".strip().splitlines()[0][:300]
+            text = str(e) if isinstance(e, Skip) else f"{type(e).__name__}: {e}".strip().splitlines()[0][:300]
             reasons[name] = {"status": "failed" if name == OURS else "skipped", "reason": text}
 
     for direction in directions:
@@ -89,89 +86,33 @@ def measure(suite, problem, directions, clock, reps, hardware, commit, output):
             "bytes": problem.bytes(direction), "hardware": hardware, "commit": commit,
             "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "status": "ok",
         }
-        calls = {name: timed_call(function, x, dy, direction) for name, function in working.items()}
-        times = clock.time(calls, reps)
-        del calls
+        times = clock.time({name: i.timed(direction) for name, i in working.items()}, reps)
         records = []
-        for name in implementations:
+        for name in session.implementations:
             if name in reasons:
                 records.append({**blank, "impl": name, **reasons[name]})
                 continue
-            e = max(errors[name][part] for part in parts_of(direction))
+            e = max(errors[name][part] for part in session.parts(direction))
             record = {**blank, "impl": name, "time_ms": summary(times[name])}
             record["error"] = {"metric": ERROR_METRIC, "value": number(e)}
-            if clock.device == "cuda":
-                record["peak_bytes"] = peak_bytes(working[name], x, dy, direction)
-            if name == OURS and not e <= ERROR_LIMIT[problem.dtype]:
-                limit = ERROR_LIMIT[problem.dtype]
+            peak = working[name].peak_bytes(direction) if clock.device == "cuda" else None
+            if peak is not None:
+                record["peak_bytes"] = peak
+            limit = session.limit(direction)
+            if name == OURS and not e <= limit:
                 record |= {"status": "failed", "reason": f"error {e:.3g} is above the limit {limit:.3g}"}
             records.append(record)
-        eager = times.get("torch-eager")
+        baseline = times.get(session.baseline)
         for record in records:
-            output.write(record, summary(eager)["median"] if eager else None)
+            output.write(record, summary(baseline)["median"] if baseline else None)
         for record in records:
-            if "peak_bytes" in record and record["status"] == "ok":
+            if problem.memory_rows and "peak_bytes" in record and record["status"] == "ok":
                 output.write({**record, "row": "memory-" + record["row"], "measures": "memory"})
-
-
-def parts_of(direction):
-    return {"fwd": ("y",), "bwd": ("dx",), "fwdbwd": ("y", "dx")}[direction]
-
-
-def accuracy(name, function, x, dy, exact):
-    """Relative error of y and dx against double precision, on the slice that `exact` covers."""
-    if name == "torch-compile":
-        check_compiler(x.device.type)
-    x.grad = None
-    y = function(x)
-    y.backward(dy)
-    got = {"y": y.detach(), "dx": x.grad}
-    x.grad = None
-    result = {}
-    for key, want in exact.items():
-        part = got[key][: want.shape[0], : want.shape[1]].double()
-        result[key] = ((part - want).abs().max() / want.abs().max()).item()
-    return result
 
 
 def check_compiler(device):
     if device == "cpu" and not any(shutil.which(c) for c in (os.environ.get("CXX", "g++"), "g++", "clang++")):
         raise Skip("torch.compile on the CPU needs a C++ compiler, and none was found")
-
-
-def timed_call(function, x, dy, direction):
-    """(prepare, call) for the clock."""
-
-    def reset():
-        x.grad = None
-
-    if direction == "fwd":
-        return reset, lambda: function(x)
-    if direction == "fwdbwd":
-        return reset, lambda: function(x).backward(dy)
-    y = function(x)
-    return reset, lambda: y.backward(dy, retain_graph=True)
-
-
-def peak_bytes(function, x, dy, direction):
-    """Most bytes that torch had allocated for the call: x and, for a backward, y and dy are counted in."""
-    x.grad = None
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    own = x.nbytes + (0 if direction == "fwd" else dy.nbytes)
-    if direction == "bwd":
-        y = function(x)
-        torch.cuda.reset_peak_memory_stats()
-        y.backward(dy)
-    else:
-        torch.cuda.reset_peak_memory_stats()
-        y = function(x)
-        if direction == "fwdbwd":
-            y.backward(dy)
-    torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() - before + own
-    x.grad = None
-    return peak
 
 
 def number(v):
