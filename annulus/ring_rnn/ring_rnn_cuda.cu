@@ -2,7 +2,9 @@
 
 #include <cuda_runtime.h>
 
+#include "annulus/cuda/check.h"
 #include "annulus/ring_rnn/ring_rnn_cuda.cuh"
+#include "annulus/ring_rnn/ring_rnn_cuda_tensor.cuh"
 
 namespace annulus::ring::cuda {
 
@@ -70,16 +72,47 @@ Args make_args(const Plan& plan) {
   return a;
 }
 
-// Every precision whose kernels exist is chosen here; what is not chosen runs the general path.
-void forward(const Plan& plan, Context& context) { general::forward(plan, context); }
-void backward(const Plan& plan, Context& context) { general::backward(plan, context); }
-std::size_t forward_workspace(const Plan& plan) { return general::forward_workspace(plan); }
-std::size_t backward_workspace(const Plan& plan) { return general::backward_workspace(plan); }
-std::size_t pack_bytes(const Plan& plan) { return general::pack_bytes(plan); }
-void pack(const Plan& plan, Context& context) { general::pack(plan, context); }
+namespace {
 
-// bf16x6, bf16x3, tf32 and bf16 are the least a product may be right to: the general path's f32
-// products satisfy all of them.
+// Tensor cores run what is not f64 and has anything to multiply; the general path runs the rest.
+bool on_tensor_cores(const Plan& plan) {
+  return plan.dtype != DType::kF64 && tensor::terms_of(plan.precision) > 0 && plan.N > 0;
+}
+bool has_steps(const Plan& plan) { return plan.B > 0 && plan.T > 0; }
+
+}  // namespace
+
+void forward(const Plan& plan, Context& context) {
+  const annulus::cuda::DeviceGuard guard(plan.device.index);
+  if (on_tensor_cores(plan) && has_steps(plan)) return tensor::forward(plan, context);
+  general::forward(plan, context);
+}
+void backward(const Plan& plan, Context& context) {
+  const annulus::cuda::DeviceGuard guard(plan.device.index);
+  if (on_tensor_cores(plan) && has_steps(plan)) return tensor::backward(plan, context);
+  general::backward(plan, context);
+}
+std::size_t forward_workspace(const Plan& plan) {
+  const annulus::cuda::DeviceGuard guard(plan.device.index);
+  return on_tensor_cores(plan) && has_steps(plan) ? tensor::forward_workspace(plan)
+                                                  : general::forward_workspace(plan);
+}
+std::size_t backward_workspace(const Plan& plan) {
+  const annulus::cuda::DeviceGuard guard(plan.device.index);
+  return on_tensor_cores(plan) && has_steps(plan) ? tensor::backward_workspace(plan)
+                                                  : general::backward_workspace(plan);
+}
+std::size_t pack_bytes(const Plan& plan) {
+  return on_tensor_cores(plan) ? tensor::pack_bytes(plan) : general::pack_bytes(plan);
+}
+void pack(const Plan& plan, Context& context) {
+  const annulus::cuda::DeviceGuard guard(plan.device.index);
+  if (on_tensor_cores(plan)) return tensor::pack(plan, context);
+  general::pack(plan, context);
+}
+
+// tf32 is a bound on the error, too: its products are made of two bf16 terms (bf16x3), which is
+// right to 2^-16 where tf32 is to 2^-11.
 const char* why_not(RingPrecision) { return ""; }
 
 Support support() { return general::support(); }

@@ -21,6 +21,10 @@ struct Plan {
   std::int64_t checkpoint = 0;
   std::int64_t B = 0, T = 0, K = 0, N = 0;
 
+  // CUDA: a launch a part of a step instead of one for all steps. The bits are the same; it is what
+  // runs where the GPU refuses a cooperative launch, and tests ask for it.
+  bool stepwise = false;
+
   RingRnnInputs in;  // optional tensors that were left out are not defined()
   bool alpha_per_neuron() const { return in.alpha.tensor.defined() && in.alpha.tensor.rank == 1; }
 

@@ -1,0 +1,92 @@
+// Tensor-core products of 16-bit tiles and what feeds them: mma.sync, ldmatrix and cp.async, which
+// every GPU since compute capability 8.0 has.
+//
+// Fragments of mma.m16n8k16, for lane l, g = l / 4, q = l % 4; a word holds two neighbours along k:
+//   A (16 x 16)  a0 (row g, k 2q)  a1 (row g + 8, k 2q)  a2 (row g, k 2q + 8)  a3 (g + 8, 2q + 8)
+//   B (16 x 8)   b0 (k 2q, column g)  b1 (k 2q + 8, column g)
+//   D (16 x 8)   d0, d1 (row g, columns 2q, 2q + 1)  d2, d3 (row g + 8, the same)
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+namespace annulus::cuda {
+
+// d += a b
+__device__ __forceinline__ void mma_bf16(float (&d)[4], const uint4& a, std::uint32_t b0,
+                                         std::uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+// d = a b
+__device__ __forceinline__ void mma_bf16_first(float (&d)[4], const uint4& a, std::uint32_t b0,
+                                               std::uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%10,%10,%10,%10};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1), "f"(0.0f));
+}
+
+__device__ __forceinline__ std::uint32_t shared_address(const void* p) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// Four 8 x 8 matrices stored with k as rows, handed out with k along the word: lane l gives the
+// address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ uint4 ldmatrix_transposed(const void* row) {
+  uint4 r;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+               : "r"(shared_address(row)));
+  return r;
+}
+
+// 16 bytes from global to shared memory without passing through registers.
+__device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)),
+               "l"(global)
+               : "memory");
+}
+__device__ __forceinline__ void copy_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Waits until at most N of the committed groups are still on their way.
+template <int N>
+__device__ __forceinline__ void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// A number as the sum of `Terms` bf16: each takes what the ones before left over. Of infinity and
+// NaN nothing is left over (inf - inf would make a NaN of an infinity).
+template <int Terms>
+__device__ __forceinline__ void split_bf16(float v, __nv_bfloat16 (&term)[Terms]) {
+#pragma unroll
+  for (int i = 0; i < Terms; ++i) {
+    term[i] = __float2bfloat16_rn(v);
+    const float taken = __bfloat162float(term[i]);
+    v = isfinite(taken) ? v - taken : 0.0f;
+  }
+}
+
+__device__ __forceinline__ std::uint32_t pack_bf16(__nv_bfloat16 low, __nv_bfloat16 high) {
+  return static_cast<std::uint32_t>(__bfloat16_as_ushort(low)) |
+         (static_cast<std::uint32_t>(__bfloat16_as_ushort(high)) << 16);
+}
+
+// Two neighbours split alike: word i holds term i of both.
+template <int Terms>
+__device__ __forceinline__ void split_pair(float low, float high, std::uint32_t (&word)[Terms]) {
+  __nv_bfloat16 a[Terms], b[Terms];
+  split_bf16(low, a);
+  split_bf16(high, b);
+#pragma unroll
+  for (int i = 0; i < Terms; ++i) word[i] = pack_bf16(a[i], b[i]);
+}
+
+}  // namespace annulus::cuda

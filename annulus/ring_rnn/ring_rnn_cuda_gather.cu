@@ -1,0 +1,163 @@
+// After the loops: sums over the parts that blocks of threads left, in fixed order. Forward: angle
+// and amplitude. Backward: dA, dJ0, dJ1, dalpha, and the weights' gradients where their depth was
+// split.
+#include "annulus/core/checked.h"
+#include "annulus/cuda/reduce.cuh"
+#include "annulus/ring_rnn/ring_rnn_cuda_launch.cuh"
+
+namespace annulus::ring::cuda::tensor {
+
+namespace {
+
+constexpr int kThreads = 256;
+
+__global__ void __launch_bounds__(kThreads) readout_kernel(const __grid_constant__ Loop loop) {
+  const Shape& s = loop.shape;
+  const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (index >= s.T * s.B) return;
+  const std::int64_t t = index / s.B;
+  const std::int64_t b = index % s.B;
+  float x = 0, y = 0;
+  for (int tile = 0; tile < s.tiles; ++tile) {
+    const float2 v = *reinterpret_cast<const float2*>(loop.vectors +
+                                                      ((t * s.tiles + tile) * s.padded_b + b) * 2);
+    x += v.x;
+    y += v.y;
+  }
+  put<float>(loop.args.angle, x == 0 && y == 0 ? 0.0f : atan2f(y, x), b, t);
+  put<float>(loop.args.amplitude, hypotf(x, y), b, t);
+}
+
+// s . u_k of one sample and step: the parts of the splits that had channel k.
+__device__ __forceinline__ float dot(const Loop& loop, std::int64_t t, int channel,
+                                     std::int64_t b) {
+  const Shape& s = loop.shape;
+  const std::int64_t slots = static_cast<std::int64_t>(s.tiles) * s.splits() * 2;
+  const float* from = loop.dots + (t * slots * s.channels + channel) * s.padded_b + b;
+  float sum = 0;
+  for (int tile = 0; tile < s.tiles; ++tile) {
+    for (int split = channel % s.channel_splits; split < s.splits(); split += s.channel_splits) {
+      const std::int64_t slot = (static_cast<std::int64_t>(tile) * s.splits() + split) * 2;
+      sum += from[slot * s.channels * s.padded_b];
+      sum += from[(slot + 1) * s.channels * s.padded_b];
+    }
+  }
+  return sum;
+}
+
+// Sums f(i) over 0 .. count - 1 with one block of threads; the result in thread 0.
+template <class F>
+__device__ __forceinline__ double block_total(std::int64_t count, F&& f) {
+  __shared__ double scratch[kThreads / 32];
+  double sum = 0;
+  for (std::int64_t i = threadIdx.x; i < count; i += kThreads) sum += f(i);
+  return annulus::cuda::block_sum<kThreads>(sum, scratch);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    gather_kernel(const __grid_constant__ Loop loop, const __grid_constant__ WeightGradients w,
+                  const __grid_constant__ GatherBlocks blocks) {
+  const Shape& s = loop.shape;
+  const Args& a = loop.args;
+  std::int64_t block = blockIdx.x;
+  // The three single numbers first: they take longest.
+  if (block == 0) {
+    if (!a.dJ0) return;
+    const double total = block_total(s.T * s.B, [&](std::int64_t i) {
+      const std::int64_t t = i / s.B;
+      const std::int64_t b = i % s.B;
+      float g = 0, v = 0;
+      for (int tile = 0; tile < s.tiles; ++tile) {
+        const std::int64_t at = (t * s.tiles + tile) * s.padded_b + b;
+        g += loop.g_sums[at];
+        v += loop.s_sums[at];
+      }
+      return static_cast<double>(g) * static_cast<double>(v);
+    });
+    if (threadIdx.x == 0) put_at<T>(a.dJ0.data, a.dJ0.wide, 0, static_cast<float>(total));
+    return;
+  }
+  if (block == 1) {
+    if (!a.dJ1) return;
+    const double total = block_total(s.T * s.B, [&](std::int64_t i) {
+      return static_cast<double>(dot(loop, i / s.B, 0, i % s.B));
+    });
+    if (threadIdx.x == 0) put_at<T>(a.dJ1.data, a.dJ1.wide, 0, static_cast<float>(total));
+    return;
+  }
+  if (block == 2) {
+    if (!a.dalpha || a.alpha_per_neuron) return;
+    const double total = block_total(s.B * s.N, [&](std::int64_t i) {
+      return static_cast<double>(loop.alpha_sums[i / s.N * s.padded_n + i % s.N]);
+    });
+    if (threadIdx.x == 0) put_either<T>(a.dalpha, static_cast<float>(total), 0);
+    return;
+  }
+  block -= 3;
+  if (block < blocks.alpha) {
+    const std::int64_t i = block * kThreads + threadIdx.x;
+    if (i >= s.N) return;
+    double sum = 0;
+    for (std::int64_t b = 0; b < s.B; ++b) {
+      sum += static_cast<double>(loop.alpha_sums[b * s.padded_n + i]);
+    }
+    put_either<T>(a.dalpha, static_cast<float>(sum), i);
+    return;
+  }
+  block -= blocks.alpha;
+  if (block < blocks.actions) {
+    const std::int64_t index = block * kThreads + threadIdx.x;
+    if (index >= s.T * a.K * s.B) return;
+    const std::int64_t b = index % s.B;
+    const std::int64_t rest = index / s.B;
+    const int channel = static_cast<int>(rest % a.K) + 1;
+    const std::int64_t t = rest / a.K;
+    put<T>(a.dA, live(a, b, t) ? dot(loop, t, channel, b) : 0.0f, b, t, channel - 1);
+    return;
+  }
+  block -= blocks.actions;
+  const std::int64_t index = block * kThreads + threadIdx.x;
+  const int channels = w.last_channel - w.first_channel;
+  if (index >= channels * s.N * s.N) return;
+  const std::int64_t j = index % s.N;
+  const std::int64_t i = index / s.N % s.N;
+  const int channel = w.first_channel + static_cast<int>(index / (s.N * s.N));
+  const std::int64_t side = static_cast<std::int64_t>(w.sides) * 128;
+  float sum = 0;
+  for (int z = 0; z < w.depth_splits; ++z) {
+    sum += w.parts[((static_cast<std::int64_t>(z) * s.channels + channel) * side + i) * side + j];
+  }
+  put_weight_gradient(w, channel, i, j, sum);
+}
+
+}  // namespace
+
+void run_readout(const Loop& loop, const char* op, cudaStream_t stream) {
+  const std::int64_t blocks = ceil_div(loop.shape.T * loop.shape.B, kThreads);
+  readout_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(loop);
+  annulus::cuda::check_launch(op, "readout of the ring loop");
+}
+
+void run_gather(const Loop& loop, const WeightGradients& w, DType dtype, const char* op,
+                cudaStream_t stream) {
+  const Shape& s = loop.shape;
+  const Args& a = loop.args;
+  GatherBlocks blocks;
+  if (a.dalpha && a.alpha_per_neuron) blocks.alpha = ceil_div(s.N, kThreads);
+  if (a.dA) blocks.actions = ceil_div(s.T * a.K * s.B, kThreads);
+  if (w.depth_splits > 1) {
+    blocks.weights = ceil_div((w.last_channel - w.first_channel) * s.N * s.N, kThreads);
+  }
+  const auto grid = static_cast<unsigned>(3 + blocks.alpha + blocks.actions + blocks.weights);
+  if (dtype == DType::kF16) {
+    gather_kernel<float16><<<grid, kThreads, 0, stream>>>(loop, w, blocks);
+  } else if (dtype == DType::kBF16) {
+    gather_kernel<bfloat16><<<grid, kThreads, 0, stream>>>(loop, w, blocks);
+  } else {
+    gather_kernel<float><<<grid, kThreads, 0, stream>>>(loop, w, blocks);
+  }
+  annulus::cuda::check_launch(op, "gradients of the ring loop");
+}
+
+}  // namespace annulus::ring::cuda::tensor

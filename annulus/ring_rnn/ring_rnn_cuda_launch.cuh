@@ -1,0 +1,91 @@
+// Host side of the loop kernels: which instance, how many blocks fit, and the two ways to launch.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "annulus/cuda/check.h"
+#include "annulus/cuda/grid_barrier.cuh"
+#include "annulus/cuda/launch.h"
+#include "annulus/ring_rnn/ring_rnn_cuda_tensor.cuh"
+
+namespace annulus::ring::cuda::tensor {
+
+template <class F>
+auto with_terms(int terms, F&& f) {
+  switch (terms) {
+    case 1:
+      return f.template operator()<1>();
+    case 2:
+      return f.template operator()<2>();
+    default:
+      return f.template operator()<3>();
+  }
+}
+
+// The narrow types of A, known at run time: f64 never comes here.
+template <class F>
+__device__ __forceinline__ void visit_narrow(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::kF16:
+      f.template operator()<float16>();
+      break;
+    case DType::kBF16:
+      f.template operator()<bfloat16>();
+      break;
+    default:
+      f.template operator()<float>();
+  }
+}
+
+// Blocks that are on the GPU at once; 0 where a cooperative launch cannot be had.
+template <class Kernel>
+int capacity(Kernel* kernel, int threads, std::size_t shared_bytes, const char* op) {
+  annulus::cuda::throw_on_error(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(shared_bytes)),
+      op, "shared memory of the ring loop");
+  return annulus::cuda::co_resident_blocks(kernel, threads, shared_bytes);
+}
+
+// All steps in one launch, or two launches a step to the same bits.
+template <class Kernel>
+void launch_loop(Kernel* kernel, Loop loop, const char* op, cudaStream_t stream) {
+  const Shape& s = loop.shape;
+  const auto grid = static_cast<unsigned>(s.grid);
+  const auto threads = static_cast<unsigned>(s.threads);
+  annulus::cuda::throw_on_error(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(s.shared_bytes)),
+      op, "shared memory of the ring loop");
+  if (loop.together) {
+    const cudaError_t error =
+        annulus::cuda::launch_cooperative(kernel, grid, threads, s.shared_bytes, stream, loop);
+    // Refused: the blocks would not all be on the GPU at once (another process holds a part of it).
+    if (error != cudaErrorCooperativeLaunchTooLarge && error != cudaErrorNotSupported) {
+      annulus::cuda::throw_on_error(error, op, "launch of the ring loop");
+      return;
+    }
+    (void)cudaGetLastError();
+    loop.together = false;
+  }
+  const auto launch = [&](std::int64_t first, std::int64_t last, unsigned phases) {
+    Loop part = loop;
+    part.first = first;
+    part.last = last;
+    part.phases = phases;
+    kernel<<<grid, threads, s.shared_bytes, stream>>>(part);
+    annulus::cuda::check_launch(op, "launch of a part of the ring loop");
+  };
+  const unsigned begin = loop.phases & kBegin;
+  if (begin) launch(loop.first, loop.last, kBegin);
+  for (std::int64_t i = 0; i < loop.last - loop.first; ++i) {
+    const std::int64_t t = loop.backward ? loop.last - 1 - i : loop.first + i;
+    launch(t, t + 1, kMultiply);
+    launch(t, t + 1, kFinish);
+  }
+}
+
+int forward_capacity(int terms, int threads, std::size_t shared_bytes, const char* op);
+int backward_capacity(int terms, bool dots, int threads, std::size_t shared_bytes, const char* op);
+
+}  // namespace annulus::ring::cuda::tensor

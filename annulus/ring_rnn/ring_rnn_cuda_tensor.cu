@@ -1,0 +1,368 @@
+// Host side of the tensor-core path: how a call is cut, where its scratch lies, what is launched.
+#include "annulus/ring_rnn/ring_rnn_cuda_tensor.cuh"
+
+#include <algorithm>
+
+#include "annulus/core/checked.h"
+#include "annulus/cuda/check.h"
+
+namespace annulus::ring::cuda::tensor {
+
+namespace {
+
+constexpr int kSide = 128;  // of a block of the weights' gradient
+
+int attribute(cudaDeviceAttr which, const Plan& plan) {
+  int value = 0;
+  ANNULUS_CUDA_CHECK(plan.op, cudaDeviceGetAttribute(&value, which, plan.device.index));
+  return value;
+}
+
+// Samples a block: the most that pad the batch little.
+int rows_for(std::int64_t B) {
+  const std::int64_t least = round_up(B, 64);
+  for (const int rows : {256, 128}) {
+    if (round_up(B, rows) * 4 <= least * 5) return rows;
+  }
+  return 64;
+}
+
+Shape weights_shape(const Plan& plan) {
+  Shape s;
+  s.N = plan.N;
+  s.channels = static_cast<int>(plan.K) + 1;
+  s.terms = terms_of(plan.precision);
+  s.padded_n = static_cast<int>(round_up(plan.N, kTile));
+  s.tiles = s.padded_n / kTile;
+  s.chunks = s.padded_n / depth_of(s.terms);
+  s.mask_words = static_cast<int>(ceil_div(s.channels, 32));
+  return s;
+}
+
+// Cuts a call so that it fills the GPU: first the batch and the columns, then the depth of the sum,
+// then the channels. K has no say, so that channels of zeros change no bit.
+Shape cut(const Plan& plan, bool dots) {
+  Shape s = weights_shape(plan);
+  s.B = plan.B;
+  s.T = plan.T;
+  s.rows = rows_for(plan.B);
+  s.batch_tiles = static_cast<int>(ceil_div(plan.B, s.rows));
+  s.padded_b = static_cast<std::int64_t>(s.batch_tiles) * s.rows;
+  s.threads = s.rows;  // a warp has 64 rows and half the columns
+  const int per_multiprocessor = s.rows == 256 ? 1 : 2;
+  const std::int64_t room =
+      static_cast<std::int64_t>(attribute(cudaDevAttrMultiProcessorCount, plan)) *
+      per_multiprocessor;
+  const std::int64_t base = static_cast<std::int64_t>(s.batch_tiles) * s.tiles;
+  const auto split = [&](std::int64_t limit) {
+    return std::clamp<std::int64_t>(room / (base * s.splits()), 1, limit);
+  };
+  const std::int64_t each = ceil_div(s.chunks, split(std::min<std::int64_t>(s.chunks, kMaxSplits)));
+  s.chunk_splits = static_cast<int>(ceil_div(s.chunks, each));
+  const std::int64_t groups = split(std::min<std::int64_t>(8, kMaxSplits / s.chunk_splits));
+  while (s.channel_splits * 2 <= groups) s.channel_splits *= 2;
+  s.grid = static_cast<int>(std::min(s.items(), room));
+
+  const std::size_t tile_bytes =
+      dots ? static_cast<std::size_t>(s.rows) * kTile * sizeof(float) : 0;
+  const std::size_t shared =
+      static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, plan)) /
+          static_cast<std::size_t>(per_multiprocessor) -
+      1024;
+  const auto block = static_cast<std::size_t>(block_bytes(s.terms));
+  const std::int64_t blocks = each * ceil_div(s.channels, s.channel_splits);
+  const auto fit = static_cast<std::int64_t>((shared - tile_bytes) / block);
+  s.resident = s.items() <= s.grid && blocks <= fit;
+  s.slots = s.resident ? static_cast<int>(blocks) : kStages;
+  s.shared_bytes = static_cast<std::size_t>(s.slots) * block + tile_bytes;
+  return s;
+}
+
+// Scratch laid out front to back; without a base it only counts.
+class Carver {
+ public:
+  explicit Carver(std::byte* base) : base_(base) {}
+  template <class T>
+  T* take(std::int64_t count) {
+    T* p = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
+    used_ += Workspace::piece(static_cast<std::size_t>(count) * sizeof(T));
+    return p;
+  }
+  std::size_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  std::size_t used_ = 0;
+};
+
+// What either loop needs, besides the weights.
+Loop take_loop(Carver& scratch, const Shape& s) {
+  Loop loop;
+  loop.shape = s;
+  loop.operand = scratch.take<std::uint32_t>(s.terms * s.padded_b * s.padded_n);  // two of halves
+  loop.state = scratch.take<float>(s.padded_b * s.padded_n);
+  loop.row_sums = scratch.take<float>(2 * s.tiles * s.padded_b);
+  loop.partial = scratch.take<float>(s.items() * s.rows * kTile);
+  loop.counters = scratch.take<unsigned>(counters_of(s));
+  return loop;
+}
+
+struct Coefficients {
+  float* c;
+  std::uint32_t* active;
+};
+Coefficients take_coefficients(Carver& scratch, const Shape& s) {
+  return {scratch.take<float>(s.T * s.channels * s.padded_b),
+          scratch.take<std::uint32_t>(s.T * s.batch_tiles * s.mask_words)};
+}
+
+struct ForwardScratch {
+  uint4* weights = nullptr;
+  Coefficients coefficients{};
+  Loop loop;
+};
+ForwardScratch take_forward(Carver& scratch, const Plan& plan, const Shape& s) {
+  ForwardScratch f;
+  if (!plan.in.packed.defined()) f.weights = scratch.take<uint4>(weight_bytes(s) / 16);
+  f.coefficients = take_coefficients(scratch, s);
+  f.loop = take_loop(scratch, s);
+  if (plan.out.angle.defined())
+    f.loop.vectors = scratch.take<float>(s.T * s.tiles * s.padded_b * 2);
+  return f;
+}
+
+bool needs_dots(const Plan& plan) { return plan.grad.dA.defined() || plan.grad.dJ1.defined(); }
+
+struct BackwardScratch {
+  Loop loop;
+  uint4* weights = nullptr;
+  Coefficients coefficients{};
+  std::uint32_t* active_rows = nullptr;
+  std::uint16_t* states = nullptr;
+  float* parts = nullptr;
+  // With checkpoints: the forward loop again, and y of a stretch of steps.
+  ForwardScratch again;
+  float* y = nullptr;
+};
+
+int depth_splits_for(const Plan& plan, const Shape& s) {
+  const std::int64_t sides = ceil_div(plan.N, kSide);
+  const std::int64_t tiles = sides * sides * s.channels;
+  const std::int64_t room =
+      static_cast<std::int64_t>(attribute(cudaDevAttrMultiProcessorCount, plan)) *
+      (s.terms == 1 ? 2 : 1);
+  const std::int64_t deep = s.T * (s.padded_b / 32);
+  return static_cast<int>(
+      std::clamp<std::int64_t>(room / tiles, 1, std::max<std::int64_t>(deep / 8, 1)));
+}
+
+BackwardScratch take_backward(Carver& scratch, const Plan& plan, const Shape& s,
+                              const Shape& forward_shape) {
+  BackwardScratch b;
+  const RingRnnGradients& grad = plan.grad;
+  const std::int64_t plane = s.padded_b * s.padded_n;
+  b.weights = scratch.take<uint4>(weight_bytes(s) / 16);
+  b.coefficients = take_coefficients(scratch, s);
+  b.loop = take_loop(scratch, s);
+  if (needs_dots(plan)) {
+    b.loop.dots = scratch.take<float>(s.T * s.tiles * s.splits() * 2 * s.channels * s.padded_b);
+  }
+  if (needs_dots(plan) || plan.needs_dweights()) {
+    b.states = scratch.take<std::uint16_t>(s.terms * s.T * plane);
+  }
+  if (plan.needs_dweights()) {
+    b.loop.g = scratch.take<float>(s.T * plane);
+    b.active_rows = scratch.take<std::uint32_t>(s.T * (s.padded_b / 32) * s.mask_words);
+    const int splits = depth_splits_for(plan, s);
+    const std::int64_t side = round_up(plan.N, kSide);
+    if (splits > 1) b.parts = scratch.take<float>(splits * s.channels * side * side);
+  }
+  if (grad.dalpha.defined()) b.loop.alpha_sums = scratch.take<float>(plane);
+  if (plan.in.reset.defined()) b.loop.reset_sums = scratch.take<float>(plane);
+  if (grad.dJ0.defined()) {
+    b.loop.g_sums = scratch.take<float>(s.T * s.tiles * s.padded_b);
+    b.loop.s_sums = scratch.take<float>(s.T * s.tiles * s.padded_b);
+  }
+  if (plan.checkpoint > 0) {
+    b.again = take_forward(scratch, plan, forward_shape);
+    b.y = scratch.take<float>(std::min(plan.checkpoint, plan.T) * plan.B * plan.N);
+  }
+  return b;
+}
+
+Prepare preparation(const Args& args, const Shape& s, uint4* weights, const Coefficients& c,
+                    const Loop& loop) {
+  Prepare p;
+  p.args = args;
+  p.shape = s;
+  p.weights = weights;
+  p.c = c.c;
+  p.active = c.active;
+  p.counters = loop.counters;
+  p.counter_count = counters_of(s);
+  return p;
+}
+
+void complete(Loop& loop, const Args& args, const Plan& plan, const uint4* weights,
+              const Coefficients& c) {
+  loop.args = args;
+  loop.dtype = plan.dtype;
+  loop.weights = weights;
+  loop.c = c.c;
+  loop.active = c.active;
+  loop.first = 0;
+  loop.last = plan.T;
+  loop.own_reset_state = plan.in.reset_state.defined();
+  loop.together = !plan.stepwise;
+}
+
+void clear_counters(const Loop& loop, const char* op, cudaStream_t stream) {
+  ANNULUS_CUDA_CHECK(
+      op, cudaMemsetAsync(loop.counters, 0,
+                          static_cast<std::size_t>(counters_of(loop.shape)) * sizeof(unsigned),
+                          stream));
+}
+
+}  // namespace
+
+int terms_of(RingPrecision precision) {
+  switch (precision) {
+    case RingPrecision::kBf16:
+      return 1;
+    case RingPrecision::kBf16x3:
+    case RingPrecision::kTf32:
+      return 2;
+    case RingPrecision::kBf16x6:
+      return 3;
+    default:
+      return 0;
+  }
+}
+
+std::size_t pack_bytes(const Plan& plan) {
+  return static_cast<std::size_t>(weight_bytes(weights_shape(plan)));
+}
+
+void pack(const Plan& plan, Context& context) {
+  Prepare p;
+  p.args = make_args(plan);
+  p.shape = weights_shape(plan);
+  p.weights = static_cast<uint4*>(plan.in.packed.data);
+  run_prepare(p, plan.dtype, plan.op, static_cast<cudaStream_t>(context.stream));
+}
+
+std::size_t forward_workspace(const Plan& plan) {
+  Carver count(nullptr);
+  (void)take_forward(count, plan, cut(plan, false));
+  return count.used();
+}
+
+std::size_t backward_workspace(const Plan& plan) {
+  Carver count(nullptr);
+  (void)take_backward(count, plan, cut(plan, needs_dots(plan)), cut(plan, false));
+  return count.used();
+}
+
+void forward(const Plan& plan, Context& context) {
+  const auto stream = static_cast<cudaStream_t>(context.stream);
+  const Shape s = cut(plan, false);
+  const Workspace workspace(context, plan.op, plan.device, forward_workspace(plan));
+  Carver scratch(workspace.data());
+  ForwardScratch f = take_forward(scratch, plan, s);
+  const Args args = make_args(plan);
+  run_prepare(preparation(args, s, f.weights, f.coefficients, f.loop), plan.dtype, plan.op, stream);
+  const uint4* weights =
+      f.weights != nullptr ? f.weights : static_cast<const uint4*>(plan.in.packed.data);
+  complete(f.loop, args, plan, weights, f.coefficients);
+  run_forward(f.loop, plan.op, stream);
+  if (f.loop.vectors != nullptr) run_readout(f.loop, plan.op, stream);
+}
+
+void backward(const Plan& plan, Context& context) {
+  const auto stream = static_cast<cudaStream_t>(context.stream);
+  const bool dots = needs_dots(plan);
+  const Shape s = cut(plan, dots);
+  const Shape forward_shape = cut(plan, false);
+  const Workspace workspace(context, plan.op, plan.device, backward_workspace(plan));
+  Carver scratch(workspace.data());
+  BackwardScratch b = take_backward(scratch, plan, s, forward_shape);
+  const Args args = make_args(plan);
+
+  Prepare p = preparation(args, s, b.weights, b.coefficients, b.loop);
+  p.backward = true;
+  p.all_channels = dots;
+  p.states = b.states;
+  p.active_rows = b.active_rows;
+  run_prepare(p, plan.dtype, plan.op, stream);
+
+  Loop& loop = b.loop;
+  complete(loop, args, plan, b.weights, b.coefficients);
+  loop.backward = true;
+  loop.states = b.states;
+  if (plan.checkpoint == 0) {
+    loop.y = static_cast<const float*>(plan.out.saved.data);
+    for (int i = 0; i < 3; ++i) loop.y_stride[i] = args.saved.stride[i];
+    run_backward(loop, dots, plan.op, stream);
+  } else {
+    // The weights' fragments and c of the forward loop; its outputs are y alone.
+    ForwardScratch& again = b.again;
+    run_prepare(preparation(args, forward_shape, again.weights, again.coefficients, again.loop),
+                plan.dtype, plan.op, stream);
+    Args only_y = args;
+    only_y.out = {};
+    only_y.h_n = {};
+    only_y.checkpoint = 0;
+    const std::int64_t step = plan.B * plan.N;
+    for (std::int64_t i = plan.saved_steps(); i-- > 0;) {
+      const std::int64_t first = i * plan.checkpoint;
+      const std::int64_t last = std::min(first + plan.checkpoint, plan.T);
+      Ref<2> state;
+      state.data = static_cast<float*>(args.saved.data) + i * args.saved.stride[0];
+      state.stride[0] = args.saved.stride[1];
+      state.stride[1] = args.saved.stride[2];
+      only_y.saved.data = b.y - first * step;
+      only_y.saved.stride[0] = step;
+      only_y.saved.stride[1] = plan.N;
+      only_y.saved.stride[2] = 1;
+      complete(again.loop, only_y, plan, again.weights, again.coefficients);
+      again.loop.restart = state;
+      again.loop.first = first;
+      again.loop.last = last;
+      clear_counters(again.loop, plan.op, stream);
+      run_forward(again.loop, plan.op, stream);
+      loop.first = first;
+      loop.last = last;
+      loop.phases = (last == plan.T ? kBegin : 0u) | kMultiply | kFinish;
+      loop.y = b.y;
+      loop.y_first = first;
+      loop.y_stride[0] = step;
+      loop.y_stride[1] = plan.N;
+      loop.y_stride[2] = 1;
+      clear_counters(loop, plan.op, stream);
+      run_backward(loop, dots, plan.op, stream);
+    }
+  }
+
+  WeightGradients w;
+  w.args = args;
+  w.shape = s;
+  w.dtype = plan.dtype;
+  if (plan.needs_dweights()) {
+    w.g = loop.g;
+    w.c = loop.c;
+    w.active_rows = b.active_rows;
+    w.states = b.states;
+    w.parts = b.parts;
+    w.sides = static_cast<int>(ceil_div(plan.N, kSide));
+    w.depth_splits = depth_splits_for(plan, s);
+    w.first_channel = plan.grad.dWo.defined() ? 0 : 1;
+    w.last_channel = plan.grad.dWa.defined() ? s.channels : 1;
+    run_dweights(w, plan.op, stream);
+  }
+  const RingRnnGradients& grad = plan.grad;
+  if (dots || grad.dJ0.defined() || grad.dalpha.defined() || w.depth_splits > 1) {
+    run_gather(loop, w, plan.dtype, plan.op, stream);
+  }
+}
+
+}  // namespace annulus::ring::cuda::tensor

@@ -1,0 +1,215 @@
+// The tensor-core path of ring RNN: how a call is cut, and what its kernels share.
+//
+// Every step is D[b, n] = sum over channels k of c[b, k] sum_m X[b, m] V_k[m, n]:
+//   forward   X = s, V_k[m, n] = W_k[n, m]      backward   X = g, V_k[m, n] = W_k[m, n]
+// A block of threads owns 64 columns n (a tile), `rows` samples and a part of the sum: some chunks
+// of m and some of the channels (a split). It multiplies X by each V_k on its own and scales the
+// product by c in f32 before adding it up, so c is never rounded, and the products u_k that dA needs
+// exist on the way. The parts are added by the blocks of a tile, each some rows, in fixed order.
+//
+// Operands are sums of 1, 2 or 3 bf16 terms (bf16, bf16x3, bf16x6). X and V lie in memory as the
+// fragments of mma.cuh want them, so that a lane's words are 16 neighbouring bytes: no shuffling
+// through shared memory, no bank conflicts.
+//
+// How the sum is split depends on B, N, the precision and the GPU, never on K: channels of zeros
+// change no bit.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "annulus/core/context.h"
+#include "annulus/cuda/grid_barrier.cuh"
+#include "annulus/ring_rnn/ring_rnn_cuda.cuh"
+#include "annulus/ring_rnn/ring_rnn_plan.h"
+
+namespace annulus::ring::cuda::tensor {
+
+inline constexpr int kTile = 64;      // columns of a tile
+inline constexpr int kWarpRows = 64;  // a warp owns 64 rows x 32 columns
+inline constexpr int kStages = 8;     // blocks of weights in shared memory while streaming
+inline constexpr int kMaxSplits = 32;
+
+// Rows m of a block of weights: as many as leave room in registers for the fragments of X.
+constexpr int depth_of(int terms) { return terms == 1 ? 64 : terms == 2 ? 32 : 16; }
+// A block of weights, all terms: what one stage holds.
+constexpr int block_bytes(int terms) { return depth_of(terms) * kTile * 2 * terms; }
+
+// How a call is cut.
+struct Shape {
+  std::int64_t B = 0, T = 0, N = 0;
+  int channels = 1;  // K + 1; channel 0 is Wo
+  int terms = 1;
+  int padded_n = 0;  // N in whole tiles
+  int tiles = 0;
+  int chunks = 0;  // of m
+  int rows = 64;   // of a block: 64, 128 or 256
+  int batch_tiles = 0;
+  std::int64_t padded_b = 0;
+  int chunk_splits = 1;    // parts of the chunks
+  int channel_splits = 1;  // parts of the channels, a power of two: channel k goes to part k % it
+  int mask_words = 1;      // of 32 channels each
+  int slots = kStages;     // blocks of weights in shared memory
+  bool resident = false;   // they are all that a block of threads ever needs
+  int grid = 0;            // blocks of threads
+  int threads = 0;
+  std::size_t shared_bytes = 0;
+
+  __host__ __device__ int splits() const { return chunk_splits * channel_splits; }
+  __host__ __device__ std::int64_t items() const {
+    return static_cast<std::int64_t>(batch_tiles) * tiles * splits();
+  }
+};
+
+// The weights as fragments: block (tile, chunk, channel) of `terms` planes, each
+// [depth / 16][n / 16][lane][b0, b1 of columns 0-7, b0, b1 of columns 8-15].
+inline std::int64_t weight_bytes(const Shape& s) {
+  return static_cast<std::int64_t>(s.tiles) * s.chunks * s.channels * block_bytes(s.terms);
+}
+
+// Parts of a step. kBegin makes the X of the first.
+inline constexpr unsigned kBegin = 1, kMultiply = 2, kFinish = 4;
+
+// What the forward loop and the backward loop work on; the same memory means s in the one and
+// l = dL/dr in the other where a comment says so.
+struct Loop {
+  Args args;
+  Shape shape;
+  DType dtype = DType::kF32;
+  const uint4* weights = nullptr;
+  const float* c = nullptr;               // [T][channel][padded_b]
+  const std::uint32_t* active = nullptr;  // [T][batch tile][mask_words]: channels not all zero
+  std::uint32_t* operand = nullptr;       // [2][term][row / 16][column / 16][lane][4]: s or g
+  float* state = nullptr;                 // [padded_b][padded_n]: s or l
+  float* row_sums = nullptr;              // [2][tile][padded_b]: of s or g
+  float* partial = nullptr;               // [item][rows][64]
+  unsigned* counters = nullptr;           // of the barriers; zero before a launch
+  float* vectors = nullptr;  // [T][tile][padded_b][2]: parts of the population vector, or not
+
+  // Backward.
+  float* g = nullptr;           // [T][padded_b][padded_n]
+  float* dots = nullptr;        // [T][tile * splits * 2][channel][padded_b]: parts of s . u_k
+  float* alpha_sums = nullptr;  // [padded_b][padded_n]: l (F(y) - s), summed over steps
+  float* reset_sums = nullptr;  // [padded_b][padded_n]: l of the steps that began with a reset
+  float* g_sums = nullptr;      // [T][tile][padded_b]
+  float* s_sums = nullptr;      // [T][tile][padded_b]
+  const std::uint16_t* states = nullptr;  // [term][T][padded_b][padded_n]: s_t
+  const float* y = nullptr;               // of steps y_first.., [.][B][N]: saved, or computed again
+  std::int64_t y_first = 0;
+  std::int64_t y_stride[3] = {};
+
+  bool own_reset_state = false;  // resets have a state, and a gradient, of their own
+
+  // Which steps this launch runs, and which of their parts.
+  std::int64_t first = 0, last = 0;  // steps first .. last - 1
+  unsigned phases = kBegin | kMultiply | kFinish;
+  bool backward = false;  // steps run from last - 1 down to first
+  bool together = true;   // in one launch, with barriers in between
+  Ref<2> restart;         // forward: the state to begin with, where that is not the call's own
+};
+
+// One counter for the blocks of the same samples, and one a tile for its splits.
+inline std::int64_t counters_of(const Shape& s) {
+  return static_cast<std::int64_t>(s.batch_tiles) * (s.tiles + 1) *
+         annulus::cuda::GroupBarrier::kStride;
+}
+
+// What is made before the loop; a null pointer is not made.
+struct Prepare {
+  Args args;
+  Shape shape;
+  bool backward = false;      // V_k[m, n] = W_k[m, n]
+  bool all_channels = false;  // every channel counts as active: dA needs all u_k
+  uint4* weights = nullptr;
+  float* c = nullptr;
+  std::uint32_t* active = nullptr;
+  std::uint32_t* active_rows = nullptr;  // [T][padded_b / 32][mask_words]
+  std::uint16_t* states = nullptr;       // [term][T][padded_b][padded_n]: s_t
+  unsigned* counters = nullptr;
+  std::int64_t counter_count = 0;
+  std::int64_t weight_lanes = 0, weight_blocks = 0, coefficient_blocks = 0, state_quads = 0;
+};
+
+struct WeightGradients {
+  Args args;
+  Shape shape;
+  DType dtype = DType::kF32;
+  const float* g = nullptr;
+  const float* c = nullptr;
+  const std::uint32_t* active_rows = nullptr;
+  const std::uint16_t* states = nullptr;
+  float* parts = nullptr;  // [split of the depth][channel][128 sides][128 sides]
+  int sides = 0;           // tiles of 128
+  int depth_splits = 1;
+  int first_channel = 0, last_channel = 0;  // dWo alone, dWa alone or both
+};
+
+struct GatherBlocks {
+  std::int64_t alpha = 0, actions = 0, weights = 0;
+};
+
+// The path as the driver of the backend calls it. Sizes are at least 1 and dtype is not f64.
+int terms_of(RingPrecision precision);  // 0: not a precision of this path
+std::size_t forward_workspace(const Plan& plan);
+std::size_t backward_workspace(const Plan& plan);
+std::size_t pack_bytes(const Plan& plan);
+void forward(const Plan& plan, Context& context);
+void backward(const Plan& plan, Context& context);
+void pack(const Plan& plan, Context& context);
+
+// The launches. Nothing is allocated, nothing waits.
+void run_prepare(Prepare prepare, DType dtype, const char* op, cudaStream_t stream);
+void run_forward(const Loop& loop, const char* op, cudaStream_t stream);
+void run_readout(const Loop& loop, const char* op, cudaStream_t stream);
+void run_backward(const Loop& loop, bool dots, const char* op, cudaStream_t stream);
+void run_dweights(const WeightGradients& gradients, const char* op, cudaStream_t stream);
+void run_gather(const Loop& loop, const WeightGradients& gradients, DType dtype, const char* op,
+                cudaStream_t stream);
+
+// ---- device pieces
+
+// Where a pair of columns (col even) of a row of X lies, in words.
+__device__ __forceinline__ std::int64_t operand_word(std::int64_t row, int col, int padded_n) {
+  const std::int64_t tile = (row >> 4) * (padded_n >> 4) + (col >> 4);
+  return tile * 128 + (((row & 7) << 2) + ((col & 7) >> 1)) * 4 + ((row >> 3) & 1) +
+         (((col >> 3) & 1) << 1);
+}
+
+__device__ __forceinline__ void put_weight_gradient(const WeightGradients& w, int channel,
+                                                    std::int64_t i, std::int64_t j, float v) {
+  const Args& a = w.args;
+  if (i >= a.N || j >= a.N) return;
+  const auto write = [&]<class T>() {
+    if (channel == 0) {
+      put<T>(a.dWo, v, i, j);
+    } else {
+      put<T>(a.dWa, v, channel - 1, i, j);
+    }
+  };
+  switch (w.dtype) {
+    case DType::kF16:
+      write.template operator()<float16>();
+      break;
+    case DType::kBF16:
+      write.template operator()<bfloat16>();
+      break;
+    default:
+      write.template operator()<float>();
+  }
+}
+
+// The products of terms that count, smallest first so that the large ones do not swallow them:
+// which term of X and which of V the i-th takes.
+constexpr int products_of(int terms) { return terms == 1 ? 1 : terms == 2 ? 3 : 6; }
+template <int Terms>
+__host__ __device__ constexpr int term_of_x(int i) {
+  return Terms == 1 ? 0 : Terms == 2 ? (i == 0 ? 1 : 0) : (i == 1 ? 2 : i == 0 || i == 3 ? 1 : 0);
+}
+template <int Terms>
+__host__ __device__ constexpr int term_of_v(int i) {
+  return Terms == 1 ? 0 : Terms == 2 ? (i == 1 ? 1 : 0) : (i == 2 ? 2 : i == 0 || i == 4 ? 1 : 0);
+}
+
+}  // namespace annulus::ring::cuda::tensor
