@@ -96,6 +96,10 @@ inline float exp(float v) { return std::exp(v); }
 
 #endif
 
+// Loops over arrays of vectors must be unrolled before GCC decides what lives in memory.
+#undef ANNULUS_UNROLL
+#define ANNULUS_UNROLL _Pragma("GCC unroll 16")
+
 // One name for "call the version of f for this CPU": a table filled by Highway, or the only
 // version.
 #undef ANNULUS_CPU_EXPORT

@@ -17,9 +17,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace annulus::cpu::HWY_NAMESPACE {
 
-// Loops over register arrays must be unrolled before GCC decides what lives in memory.
-#define ANNULUS_UNROLL _Pragma("GCC unroll 16")
-
 #if ANNULUS_HAVE_HWY
 
 // 16 sums hide the latency of a multiply-add on the cores measured; with 16 registers 12 fit.

@@ -80,7 +80,7 @@ inline Row row_from(const Row& r, std::int64_t i) {
 // Rows of Real are worked on in runs of at most this many elements, whole vectors at a time: such
 // rows are padded to kPad elements. What a function leaves in the padding is not defined.
 inline constexpr std::int64_t kRun = 512;
-inline constexpr std::int64_t kPad = 16;
+inline constexpr std::int64_t kPad = 32;
 
 template <class Real>
 struct Rows {

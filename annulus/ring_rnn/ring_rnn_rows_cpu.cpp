@@ -7,6 +7,7 @@
 #include <hwy/foreach_target.h>  // compiles this file once per instruction set
 #endif
 
+#include <algorithm>
 #include <cmath>
 #include <type_traits>
 
@@ -109,17 +110,18 @@ namespace hn = hwy::HWY_NAMESPACE;
 using simd::F32;
 using simd::VF;
 
+// A NaN stays one: in gelu and silu it is a factor.
 template <RingActivation F>
 HWY_INLINE VF value(VF y) {
   const F32 d;
   if constexpr (F == RingActivation::kRelu) {
-    return hn::IfThenZeroElse(hn::Le(y, hn::Zero(d)), y);  // a NaN stays one
+    return hn::IfThenZeroElse(hn::Le(y, hn::Zero(d)), y);
   } else if constexpr (F == RingActivation::kGelu) {
     return hn::Mul(y, simd::normal(y).cdf);
   } else if constexpr (F == RingActivation::kTanh) {
     return simd::tanh(y);
   } else {
-    return hn::Mul(y, simd::sigmoid(y));
+    return hn::Mul(y, simd::sigmoid(y).value);
   }
 }
 
@@ -138,9 +140,9 @@ HWY_INLINE void value_and_slope(VF y, VF& f, VF& slope) {
     f = simd::tanh(y);
     slope = hn::NegMulAdd(f, f, one);
   } else {
-    const VF p = simd::sigmoid(y);
-    f = hn::Mul(y, p);
-    slope = hn::Mul(p, hn::MulAdd(y, hn::Sub(one, p), one));
+    const simd::Sigmoid p = simd::sigmoid(y);
+    f = hn::Mul(y, p.value);
+    slope = hn::Mul(p.value, hn::MulAdd(y, p.rest, one));
   }
 }
 
@@ -194,6 +196,17 @@ float sum_float(const float* x, std::int64_t n) {
   return sum;
 }
 
+// f(i) for the vectors of a padded row, kFlight of them from element i on at a time: an activation is
+// one long chain of instructions, and what a core looks ahead holds too few of them (Neoverse-V1, ns
+// an element, one, two and four at a time: gelu 3.3, 2.8, 2.4; silu 2.1, 1.8, 1.5).
+inline constexpr int kFlight =
+    std::min<int>(4, static_cast<int>(kPad) / static_cast<int>(HWY_MAX_BYTES / sizeof(float)));
+template <class Call>
+HWY_INLINE void for_vectors(std::int64_t n, Call&& f) {
+  const auto lanes = static_cast<std::int64_t>(simd::lanes());
+  for (std::int64_t i = 0; i < n; i += kFlight * lanes) f(i);
+}
+
 // The row functions touch whole vectors: rows are padded.
 void step_float(RingActivation f, std::int64_t n, float constant, const float* drive,
                 const float* alpha, const float* keep, const float* s, float* y, float* r) {
@@ -207,10 +220,19 @@ void step_float(RingActivation f, std::int64_t n, float constant, const float* d
   }
   if (r == nullptr) return;
   visit_activation(f, [&]<RingActivation F>() {
-    for (std::int64_t i = 0; i < n; i += lanes) {
-      const VF old = hn::Mul(hn::LoadU(d, keep + i), hn::LoadU(d, s + i));
-      hn::StoreU(hn::MulAdd(hn::LoadU(d, alpha + i), value<F>(hn::LoadU(d, y + i)), old), d, r + i);
-    }
+    for_vectors(n, [&](std::int64_t i) {
+      VF v[kFlight];
+      ANNULUS_UNROLL
+      for (int u = 0; u < kFlight; ++u) v[u] = hn::LoadU(d, y + i + u * lanes);
+      ANNULUS_UNROLL
+      for (int u = 0; u < kFlight; ++u) v[u] = value<F>(v[u]);
+      ANNULUS_UNROLL
+      for (int u = 0; u < kFlight; ++u) {
+        const std::int64_t k = i + u * lanes;
+        const VF old = hn::Mul(hn::LoadU(d, keep + k), hn::LoadU(d, s + k));
+        hn::StoreU(hn::MulAdd(hn::LoadU(d, alpha + k), v[u], old), d, r + k);
+      }
+    });
   });
 }
 
@@ -219,16 +241,23 @@ void back_float(RingActivation f, std::int64_t n, const float* alpha, const floa
   const F32 d;
   const auto lanes = static_cast<std::int64_t>(simd::lanes());
   visit_activation(f, [&]<RingActivation F>() {
-    for (std::int64_t i = 0; i < n; i += lanes) {
-      const VF vl = hn::LoadU(d, l + i);
-      VF value, slope;
-      value_and_slope<F>(hn::LoadU(d, y + i), value, slope);
-      hn::StoreU(hn::Mul(hn::Mul(hn::LoadU(d, alpha + i), slope), vl), d, g + i);
-      if (moment != nullptr) {
-        hn::StoreU(hn::Mul(vl, hn::Sub(value, hn::LoadU(d, s + i))), d, moment + i);
+    for_vectors(n, [&](std::int64_t i) {
+      VF value[kFlight], slope[kFlight];
+      ANNULUS_UNROLL
+      for (int u = 0; u < kFlight; ++u) {
+        value_and_slope<F>(hn::LoadU(d, y + i + u * lanes), value[u], slope[u]);
       }
-      hn::StoreU(hn::Mul(hn::LoadU(d, keep + i), vl), d, l + i);
-    }
+      ANNULUS_UNROLL
+      for (int u = 0; u < kFlight; ++u) {
+        const std::int64_t k = i + u * lanes;
+        const VF vl = hn::LoadU(d, l + k);
+        hn::StoreU(hn::Mul(hn::Mul(hn::LoadU(d, alpha + k), slope[u]), vl), d, g + k);
+        hn::StoreU(hn::Mul(hn::LoadU(d, keep + k), vl), d, l + k);
+        if (moment != nullptr) {
+          hn::StoreU(hn::Mul(vl, hn::Sub(value[u], hn::LoadU(d, s + k))), d, moment + k);
+        }
+      }
+    });
   });
 }
 
