@@ -54,101 +54,106 @@ inline constexpr Pairs kPairs[] = {
 #if ANNULUS_HAVE_HWY
 
 template <class T, int Terms, int M>
-HWY_NOINLINE void multiply_rows(const T* a, const T* b, std::int64_t depth, const T* scale, T* y,
-                                std::int64_t ldy, bool add) {
+HWY_NOINLINE void multiply_rows(const T* a, const Factor<T>* factors, int count, std::int64_t depth,
+                                T* y, std::int64_t ldy, bool add) {
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
   constexpr int kLanes = static_cast<int>(HWY_MAX_BYTES / sizeof(T));
   constexpr int kCols = kTileCols<T>;
-  V sum[M][kTileVectors];
-  ANNULUS_UNROLL
-  for (int m = 0; m < M; ++m) {
+  for (int f = 0; f < count; ++f, add = true) {
+    V sum[M][kTileVectors];
     ANNULUS_UNROLL
-    for (int n = 0; n < kTileVectors; ++n) sum[m][n] = hn::Zero(d);
-  }
-  for (int pair = 0; pair < kPairs[Terms].count; ++pair) {
-    const T* pa = a + kPairs[Terms].left[pair] * depth * kTileRows;
-    const T* pb = b + kPairs[Terms].right[pair] * depth * kCols;
-    for (std::int64_t i = 0; i < depth; ++i) {
-      V right[kTileVectors];
+    for (int m = 0; m < M; ++m) {
       ANNULUS_UNROLL
-      for (int n = 0; n < kTileVectors; ++n) right[n] = hn::Load(d, pb + n * kLanes);
-#if HWY_TARGET == HWY_NEON
-      // Multiply-adds by a lane of a register: a broadcast load would take one of their pipes.
-      constexpr int kStep = M < kLanes ? M : kLanes;
-      ANNULUS_UNROLL
-      for (int m = 0; m < M; m += kStep) {
-        const V left = hn::LoadU(d, pa + m);
+      for (int n = 0; n < kTileVectors; ++n) sum[m][n] = hn::Zero(d);
+    }
+    for (int pair = 0; pair < kPairs[Terms].count; ++pair) {
+      const T* pa = a + kPairs[Terms].left[pair] * depth * kTileRows;
+      const T* pb = static_cast<const T*>(factors[f].b) + kPairs[Terms].right[pair] * depth * kCols;
+      for (std::int64_t i = 0; i < depth; ++i) {
+        V right[kTileVectors];
         ANNULUS_UNROLL
-        for (int n = 0; n < kTileVectors; ++n) {
-          sum[m][n] = hn::MulAdd(right[n], hn::Broadcast<0>(left), sum[m][n]);
-          if constexpr (kStep > 1) {
-            sum[m + 1][n] = hn::MulAdd(right[n], hn::Broadcast<1>(left), sum[m + 1][n]);
-          }
-          if constexpr (kStep > 2) {
-            sum[m + 2][n] = hn::MulAdd(right[n], hn::Broadcast<2>(left), sum[m + 2][n]);
-            sum[m + 3][n] = hn::MulAdd(right[n], hn::Broadcast<3>(left), sum[m + 3][n]);
+        for (int n = 0; n < kTileVectors; ++n) right[n] = hn::Load(d, pb + n * kLanes);
+#if HWY_TARGET == HWY_NEON
+        // Multiply-adds by a lane of a register: a broadcast load would take one of their pipes.
+        constexpr int kStep = M < kLanes ? M : kLanes;
+        ANNULUS_UNROLL
+        for (int m = 0; m < M; m += kStep) {
+          const V left = hn::LoadU(d, pa + m);
+          ANNULUS_UNROLL
+          for (int n = 0; n < kTileVectors; ++n) {
+            sum[m][n] = hn::MulAdd(right[n], hn::Broadcast<0>(left), sum[m][n]);
+            if constexpr (kStep > 1) {
+              sum[m + 1][n] = hn::MulAdd(right[n], hn::Broadcast<1>(left), sum[m + 1][n]);
+            }
+            if constexpr (kStep > 2) {
+              sum[m + 2][n] = hn::MulAdd(right[n], hn::Broadcast<2>(left), sum[m + 2][n]);
+              sum[m + 3][n] = hn::MulAdd(right[n], hn::Broadcast<3>(left), sum[m + 3][n]);
+            }
           }
         }
-      }
 #else
-      ANNULUS_UNROLL
-      for (int m = 0; m < M; ++m) {
-        const V left = hn::Set(d, pa[m]);
         ANNULUS_UNROLL
-        for (int n = 0; n < kTileVectors; ++n) sum[m][n] = hn::MulAdd(right[n], left, sum[m][n]);
-      }
+        for (int m = 0; m < M; ++m) {
+          const V left = hn::Set(d, pa[m]);
+          ANNULUS_UNROLL
+          for (int n = 0; n < kTileVectors; ++n) sum[m][n] = hn::MulAdd(right[n], left, sum[m][n]);
+        }
 #endif
-      pa += kTileRows;
-      pb += kCols;
+        pa += kTileRows;
+        pb += kCols;
+      }
     }
-  }
-  ANNULUS_UNROLL
-  for (int m = 0; m < M; ++m) {
+    const T* scale = factors[f].scale;
     ANNULUS_UNROLL
-    for (int n = 0; n < kTileVectors; ++n) {
-      T* to = y + m * ldy + n * kLanes;
-      V v = scale != nullptr ? hn::Mul(sum[m][n], hn::Set(d, scale[m])) : sum[m][n];
-      if (add) v = hn::Add(v, hn::LoadU(d, to));
-      hn::StoreU(v, d, to);
+    for (int m = 0; m < M; ++m) {
+      const V c = hn::Set(d, scale != nullptr ? scale[m] : T(1));
+      ANNULUS_UNROLL
+      for (int n = 0; n < kTileVectors; ++n) {
+        T* to = y + m * ldy + n * kLanes;
+        const V old = add ? hn::LoadU(d, to) : hn::Zero(d);
+        hn::StoreU(hn::MulAdd(sum[m][n], c, old), d, to);
+      }
     }
   }
 }
 
 template <class T, int Terms>
-void multiply(const void* a, const void* b, std::int64_t depth, int count, const T* scale, T* y,
-              std::int64_t ldy, bool add) {
+void multiply(const void* a, const Factor<T>* factors, int count, std::int64_t depth, int rows,
+              T* y, std::int64_t ldy, bool add) {
   const T* pa = static_cast<const T*>(a);
-  const T* pb = static_cast<const T*>(b);
-  if (count > 4) return multiply_rows<T, Terms, kTileRows>(pa, pb, depth, scale, y, ldy, add);
-  if (count > 2) return multiply_rows<T, Terms, 4>(pa, pb, depth, scale, y, ldy, add);
-  if (count > 1) return multiply_rows<T, Terms, 2>(pa, pb, depth, scale, y, ldy, add);
-  return multiply_rows<T, Terms, 1>(pa, pb, depth, scale, y, ldy, add);
+  if (rows > 4) return multiply_rows<T, Terms, kTileRows>(pa, factors, count, depth, y, ldy, add);
+  if (rows > 2) return multiply_rows<T, Terms, 4>(pa, factors, count, depth, y, ldy, add);
+  if (rows > 1) return multiply_rows<T, Terms, 2>(pa, factors, count, depth, y, ldy, add);
+  return multiply_rows<T, Terms, 1>(pa, factors, count, depth, y, ldy, add);
 }
 
 #else  // no Highway
 
 template <class T, int Terms>
-void multiply(const void* a, const void* b, std::int64_t depth, int count, const T* scale, T* y,
-              std::int64_t ldy, bool add) {
+void multiply(const void* a, const Factor<T>* factors, int count, std::int64_t depth, int rows,
+              T* y, std::int64_t ldy, bool add) {
   constexpr int kCols = kTileCols<T>;
-  T sum[kTileRows][kCols] = {};
-  for (int pair = 0; pair < kPairs[Terms].count; ++pair) {
-    const T* pa = static_cast<const T*>(a) + kPairs[Terms].left[pair] * depth * kTileRows;
-    const T* pb = static_cast<const T*>(b) + kPairs[Terms].right[pair] * depth * kCols;
-    for (std::int64_t i = 0; i < depth; ++i) {
-      for (int m = 0; m < kTileRows; ++m) {
-        for (int n = 0; n < kCols; ++n) sum[m][n] += pa[m] * pb[n];
+  for (int f = 0; f < count; ++f, add = true) {
+    T sum[kTileRows][kCols] = {};
+    for (int pair = 0; pair < kPairs[Terms].count; ++pair) {
+      const T* pa = static_cast<const T*>(a) + kPairs[Terms].left[pair] * depth * kTileRows;
+      const T* pb = static_cast<const T*>(factors[f].b) + kPairs[Terms].right[pair] * depth * kCols;
+      for (std::int64_t i = 0; i < depth; ++i) {
+        for (int m = 0; m < kTileRows; ++m) {
+          for (int n = 0; n < kCols; ++n) sum[m][n] += pa[m] * pb[n];
+        }
+        pa += kTileRows;
+        pb += kCols;
       }
-      pa += kTileRows;
-      pb += kCols;
     }
-  }
-  for (int m = 0; m < count; ++m) {
-    for (int n = 0; n < kCols; ++n) {
-      T* to = y + m * ldy + n;
-      const T v = scale != nullptr ? scale[m] * sum[m][n] : sum[m][n];
-      *to = add ? *to + v : v;
+    const T* scale = factors[f].scale;
+    for (int m = 0; m < rows; ++m) {
+      for (int n = 0; n < kCols; ++n) {
+        T* to = y + m * ldy + n;
+        const T v = scale != nullptr ? scale[m] * sum[m][n] : sum[m][n];
+        *to = add ? *to + v : v;
+      }
     }
   }
 }

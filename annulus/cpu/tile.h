@@ -20,6 +20,13 @@ enum class Arithmetic : std::uint8_t {
   kBf16x6,  // operands split in three, six products
 };
 
+// One right operand, and what its product with each row of the left is multiplied by (nullptr: 1).
+template <class Real>
+struct Factor {
+  const void* b;
+  const Real* scale;
+};
+
 template <class Real>
 struct Tiles {
   int rows, cols;       // of a tile of the result, R of its left and right panels
@@ -37,10 +44,10 @@ struct Tiles {
   // Panel of R rows from scale[d] * x[index[d] * ld + r]. No index: d itself. No scale: 1.
   void (*pack_columns)(const Real* x, std::int64_t ld, const std::int32_t* index, const Real* scale,
                        int valid, std::int64_t depth, int R, void* to);
-  // y[r * ldy + c] = (add ? y : 0) + scale[r] * sum_d a[r][d] b[c][d] for r < count, all columns.
-  // `count` may be rounded up to what the kernel has: y has all rows. No scale: 1.
-  void (*multiply)(const void* a, const void* b, std::int64_t depth, int count, const Real* scale,
-                   Real* y, std::int64_t ldy, bool add);
+  // y[r * ldy + c] = (add ? y : 0) + sum_f scale_f[r] sum_d a[r][d] b_f[c][d] for r < rows, all
+  // columns. `rows` may be rounded up to what the kernel has: y and scale have all rows.
+  void (*multiply)(const void* a, const Factor<Real>* factors, int count, std::int64_t depth,
+                   int rows, Real* y, std::int64_t ldy, bool add);
 };
 
 // The tiles for this machine; the same object for the life of the process.

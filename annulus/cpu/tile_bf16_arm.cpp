@@ -45,64 +45,63 @@ struct Pairs<3> {
 
 // M pairs of rows by four pairs of columns.
 template <int Terms, int M>
-__attribute__((noinline)) void multiply_pairs(const bfloat16_t* a, const bfloat16_t* b,
-                                              std::int64_t units, const float* scale, float* y,
+__attribute__((noinline)) void multiply_pairs(const bfloat16_t* a, const Factor<float>* factors,
+                                              int count, std::int64_t units, float* y,
                                               std::int64_t ldy, bool add) {
-  float32x4_t sum[M][4];
-  ANNULUS_UNROLL
-  for (int m = 0; m < M; ++m) {
+  for (int f = 0; f < count; ++f, add = true) {
+    float32x4_t sum[M][4];
     ANNULUS_UNROLL
-    for (int n = 0; n < 4; ++n) sum[m][n] = vdupq_n_f32(0);
-  }
-  for (int pair = 0; pair < Pairs<Terms>::kCount; ++pair) {
-    const bfloat16_t* pa = a + Pairs<Terms>::kLeft[pair] * units * (kRows * kUnit);
-    const bfloat16_t* pb = b + Pairs<Terms>::kRight[pair] * units * (kCols * kUnit);
-    for (std::int64_t i = 0; i < units; ++i) {
-      bfloat16x8_t right[4];
+    for (int m = 0; m < M; ++m) {
       ANNULUS_UNROLL
-      for (int n = 0; n < 4; ++n) right[n] = vld1q_bf16(pb + 8 * n);
-      ANNULUS_UNROLL
-      for (int m = 0; m < M; ++m) {
-        const bfloat16x8_t left = vld1q_bf16(pa + 8 * m);
-        ANNULUS_UNROLL
-        for (int n = 0; n < 4; ++n) sum[m][n] = vbfmmlaq_f32(sum[m][n], left, right[n]);
-      }
-      pa += kRows * kUnit;
-      pb += kCols * kUnit;
+      for (int n = 0; n < 4; ++n) sum[m][n] = vdupq_n_f32(0);
     }
-  }
-  ANNULUS_UNROLL
-  for (int m = 0; m < M; ++m) {
-    const float32x4_t c0 = vdupq_n_f32(scale != nullptr ? scale[2 * m] : 1);
-    const float32x4_t c1 = vdupq_n_f32(scale != nullptr ? scale[2 * m + 1] : 1);
-    ANNULUS_UNROLL
-    for (int n = 0; n < 4; n += 2) {
-      // A sum is a 2 x 2 block: two of them side by side are four columns of two rows.
-      const float64x2_t s0 = vreinterpretq_f64_f32(sum[m][n]);
-      const float64x2_t s1 = vreinterpretq_f64_f32(sum[m][n + 1]);
-      float32x4_t r0 = vmulq_f32(vreinterpretq_f32_f64(vzip1q_f64(s0, s1)), c0);
-      float32x4_t r1 = vmulq_f32(vreinterpretq_f32_f64(vzip2q_f64(s0, s1)), c1);
-      float* y0 = y + 2 * m * ldy + 2 * n;
-      float* y1 = y0 + ldy;
-      if (add) {
-        r0 = vaddq_f32(r0, vld1q_f32(y0));
-        r1 = vaddq_f32(r1, vld1q_f32(y1));
+    for (int pair = 0; pair < Pairs<Terms>::kCount; ++pair) {
+      const bfloat16_t* pa = a + Pairs<Terms>::kLeft[pair] * units * (kRows * kUnit);
+      const bfloat16_t* pb = static_cast<const bfloat16_t*>(factors[f].b) +
+                             Pairs<Terms>::kRight[pair] * units * (kCols * kUnit);
+      for (std::int64_t i = 0; i < units; ++i) {
+        bfloat16x8_t right[4];
+        ANNULUS_UNROLL
+        for (int n = 0; n < 4; ++n) right[n] = vld1q_bf16(pb + 8 * n);
+        ANNULUS_UNROLL
+        for (int m = 0; m < M; ++m) {
+          const bfloat16x8_t left = vld1q_bf16(pa + 8 * m);
+          ANNULUS_UNROLL
+          for (int n = 0; n < 4; ++n) sum[m][n] = vbfmmlaq_f32(sum[m][n], left, right[n]);
+        }
+        pa += kRows * kUnit;
+        pb += kCols * kUnit;
       }
-      vst1q_f32(y0, r0);
-      vst1q_f32(y1, r1);
+    }
+    const float* scale = factors[f].scale;
+    ANNULUS_UNROLL
+    for (int m = 0; m < M; ++m) {
+      const float32x4_t c0 = vdupq_n_f32(scale != nullptr ? scale[2 * m] : 1);
+      const float32x4_t c1 = vdupq_n_f32(scale != nullptr ? scale[2 * m + 1] : 1);
+      ANNULUS_UNROLL
+      for (int n = 0; n < 4; n += 2) {
+        // A sum is a 2 x 2 block: two of them side by side are four columns of two rows.
+        const float64x2_t s0 = vreinterpretq_f64_f32(sum[m][n]);
+        const float64x2_t s1 = vreinterpretq_f64_f32(sum[m][n + 1]);
+        float* y0 = y + 2 * m * ldy + 2 * n;
+        float* y1 = y0 + ldy;
+        const float32x4_t old0 = add ? vld1q_f32(y0) : vdupq_n_f32(0);
+        const float32x4_t old1 = add ? vld1q_f32(y1) : vdupq_n_f32(0);
+        vst1q_f32(y0, vfmaq_f32(old0, vreinterpretq_f32_f64(vzip1q_f64(s0, s1)), c0));
+        vst1q_f32(y1, vfmaq_f32(old1, vreinterpretq_f32_f64(vzip2q_f64(s0, s1)), c1));
+      }
     }
   }
 }
 
 template <int Terms>
-void multiply(const void* a, const void* b, std::int64_t depth, int count, const float* scale,
+void multiply(const void* a, const Factor<float>* factors, int count, std::int64_t depth, int rows,
               float* y, std::int64_t ldy, bool add) {
   const auto* pa = static_cast<const bfloat16_t*>(a);
-  const auto* pb = static_cast<const bfloat16_t*>(b);
   const std::int64_t units = (depth + kUnit - 1) / kUnit;
-  if (count > 4) return multiply_pairs<Terms, 4>(pa, pb, units, scale, y, ldy, add);
-  if (count > 2) return multiply_pairs<Terms, 2>(pa, pb, units, scale, y, ldy, add);
-  return multiply_pairs<Terms, 1>(pa, pb, units, scale, y, ldy, add);
+  if (rows > 4) return multiply_pairs<Terms, 4>(pa, factors, count, units, y, ldy, add);
+  if (rows > 2) return multiply_pairs<Terms, 2>(pa, factors, count, units, y, ldy, add);
+  return multiply_pairs<Terms, 1>(pa, factors, count, units, y, ldy, add);
 }
 
 // Eight numbers to bfloat16: of each term what it holds, and the rest goes to the next.

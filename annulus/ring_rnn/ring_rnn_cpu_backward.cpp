@@ -222,8 +222,9 @@ struct Backward : Network<Real> {
       const std::byte* a = this->left + i * this->left_bytes + tile.panel_bytes(tile.rows, d0);
       for (std::int64_t k = 0; k <= K; ++k) {
         if (needed[k] == 0) continue;
-        const std::byte* w = this->weights(backward_panels, k, p) + tile.panel_bytes(tile.cols, d0);
-        tile.multiply(a, w, depth, this->count(i), nullptr, z, tile.cols, false);
+        const annulus::cpu::Factor<Real> w = {backward_panels + this->weights_at(p, d0, k),
+                                              nullptr};
+        tile.multiply(a, &w, 1, depth, this->count(i), z, tile.cols, false);
         row.add_and_dot(this->count(i), tile.cols, z,
                         this->coefficient + (this->channels(t, i) + k) * tile.rows, to, ld, started,
                         s, ld, dot);

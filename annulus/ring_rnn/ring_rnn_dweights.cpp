@@ -98,9 +98,9 @@ void WeightGradients<Real>::multiply(const Member& m, std::int64_t k0, std::int6
     if (!asked(k) || length[k] == 0) continue;
     const std::int64_t p = unit % units / tiles;
     const std::int64_t i = unit % tiles;
-    const std::byte* right =
-        dense[k] != 0 ? b_all + p * b_bytes : b + ((k - k0) * net.panels + p) * b_bytes;
-    tile.multiply(a + ((k - k0) * tiles + i) * a_bytes, right, length[k], tile.rows, nullptr,
+    const annulus::cpu::Factor<Real> right = {
+        dense[k] != 0 ? b_all + p * b_bytes : b + ((k - k0) * net.panels + p) * b_bytes, nullptr};
+    tile.multiply(a + ((k - k0) * tiles + i) * a_bytes, &right, 1, length[k], tile.rows,
                   total + (k * tiles + i) * tile.rows * net.ld + p * tile.cols, net.ld, true);
   }
 }

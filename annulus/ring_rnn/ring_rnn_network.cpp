@@ -58,9 +58,9 @@ void Network<Real>::pack_weights(const Member& m, bool transposed, const unsigne
   alignas(64) Real stage[kMaxCols * kDepth];
   const auto share = m.share((K + 1) * panels);
   for (std::int64_t unit = share.begin; unit < share.end; ++unit) {
-    const std::int64_t k = unit / panels;
+    const std::int64_t k = unit % (K + 1);
     if (which != nullptr && which[k] == 0) continue;
-    const std::int64_t first = unit % panels * tile.cols;
+    const std::int64_t first = unit / (K + 1) * tile.cols;
     const int valid = static_cast<int>(std::min<std::int64_t>(tile.cols, N - first));
     const TensorView& v = k == 0 ? plan.in.Wo : plan.in.Wa;
     const std::int64_t base = k == 0 ? 0 : (k - 1) * v.stride[0];
@@ -69,7 +69,7 @@ void Network<Real>::pack_weights(const Member& m, bool transposed, const unsigne
     const bool direct = v.dtype == dtype_of<Real> && column_step == 1;
     for (std::int64_t d0 = 0; d0 < N; d0 += kDepth) {
       const std::int64_t depth = std::min(kDepth, N - d0);
-      std::byte* panel = to + unit * panel_bytes + tile.panel_bytes(tile.cols, d0);
+      std::byte* panel = to + weights_at(unit / (K + 1), d0, k);
       const std::int64_t corner = base + (transposed ? d0 * row_step + first * column_step
                                                      : first * row_step + d0 * column_step);
       const Real* x = static_cast<const Real*>(v.data) + (direct ? corner : 0);
@@ -103,45 +103,29 @@ void Network<Real>::pack_left(std::int64_t i, const Real* rows_of_tile) const {
 template <class Real>
 void Network<Real>::multiply(const Member& m, std::int64_t t, const std::byte* all_weights,
                              Real* y) const {
-  // As many tiles of samples as a quarter of the first cache holds use a panel of weights in turn.
-  constexpr std::int64_t kCache = 16 * 1024;
-  const std::int64_t block = std::clamp<std::int64_t>(
-      kCache / std::max<std::int64_t>(1, tile.panel_bytes(tile.rows, std::min(N, kDepth))), 1, 16);
+  constexpr int kFactors = 64;  // at a time
+  annulus::cpu::Factor<Real> factors[kFactors];
   const auto share = m.share(panels * batch_tiles);
-  for (std::int64_t unit = share.begin; unit < share.end;) {
-    const std::int64_t first = unit % batch_tiles;
-    const std::int64_t last = std::min(batch_tiles, first + share.end - unit);
-    for (std::int64_t i = first; i < last; i += block) {
-      multiply_block(t, unit / batch_tiles, i, std::min(last, i + block), all_weights, y);
-    }
-    unit += last - first;
-  }
-}
-
-template <class Real>
-void Network<Real>::multiply_block(std::int64_t t, std::int64_t panel, std::int64_t first,
-                                   std::int64_t last, const std::byte* all_weights, Real* y) const {
-  bool started[16] = {};
-  for (std::int64_t d0 = 0; d0 < N; d0 += kDepth) {
-    const std::int64_t depth = std::min(kDepth, N - d0);
-    const std::int64_t left_offset = tile.panel_bytes(tile.rows, d0);
-    const std::int64_t right_offset = tile.panel_bytes(tile.cols, d0);
-    for (std::int64_t k = 0; k <= K; ++k) {
-      const std::byte* w = weights(all_weights, k, panel) + right_offset;
-      for (std::int64_t i = first; i < last; ++i) {
-        if (used[channels(t, i) + k] == 0) continue;
-        tile.multiply(left + i * left_bytes + left_offset, w, depth, count(i),
-                      coefficient + (channels(t, i) + k) * tile.rows,
-                      y + i * tile.rows * ld + panel * tile.cols, ld, started[i - first]);
-        started[i - first] = true;
+  for (std::int64_t unit = share.begin; unit < share.end; ++unit) {
+    const std::int64_t panel = unit / batch_tiles;
+    const std::int64_t i = unit % batch_tiles;
+    Real* to = y + i * tile.rows * ld + panel * tile.cols;
+    bool started = false;
+    for (std::int64_t d0 = 0; d0 < N; d0 += kDepth) {
+      const std::byte* a = left + i * left_bytes + tile.panel_bytes(tile.rows, d0);
+      for (std::int64_t k = 0; k <= K;) {
+        int n = 0;
+        for (; k <= K && n < kFactors; ++k) {
+          if (used[channels(t, i) + k] == 0) continue;
+          factors[n++] = {all_weights + weights_at(panel, d0, k),
+                          coefficient + (channels(t, i) + k) * tile.rows};
+        }
+        if (n == 0) continue;
+        tile.multiply(a, factors, n, std::min(kDepth, N - d0), count(i), to, ld, started);
+        started = true;
       }
     }
-  }
-  for (std::int64_t i = first; i < last; ++i) {
-    if (started[i - first]) continue;
-    for (int r = 0; r < tile.rows; ++r) {
-      std::fill_n(y + (i * tile.rows + r) * ld + panel * tile.cols, tile.cols, Real(0));
-    }
+    for (int r = 0; !started && r < tile.rows; ++r) std::fill_n(to + r * ld, tile.cols, Real(0));
   }
 }
 

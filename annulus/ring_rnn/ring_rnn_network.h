@@ -115,8 +115,11 @@ struct Network {
   std::int64_t channels(std::int64_t t, std::int64_t i) const {
     return (t * batch_tiles + i) * (K + 1);
   }
-  const std::byte* weights(const std::byte* all, std::int64_t k, std::int64_t panel) const {
-    return all + (k * panels + panel) * panel_bytes;
+  // Where W_k is within all weights, for a panel of neurons, from depth d0 (a multiple of kDepth) on:
+  // the channels of a panel lie together, as a tile of the result reads them.
+  std::int64_t weights_at(std::int64_t panel, std::int64_t d0, std::int64_t k) const {
+    return panel * (K + 1) * panel_bytes + (K + 1) * tile.panel_bytes(tile.cols, d0) +
+           k * tile.panel_bytes(tile.cols, std::min(kDepth, N - d0));
   }
 
   void fill_parameters();
@@ -134,10 +137,6 @@ struct Network {
     row.load(row_at2(v, b), N, to);
     std::fill(to + N, to + ld, Real(0));
   }
-
- private:
-  void multiply_block(std::int64_t t, std::int64_t panel, std::int64_t first, std::int64_t last,
-                      const std::byte* all_weights, Real* y) const;
 };
 
 extern template struct Network<float>;
