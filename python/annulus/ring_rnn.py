@@ -8,7 +8,7 @@ strides; Python only routes.
 
 import torch
 
-from ._autograd import call, call_backward, differentiable, needs_autograd, refuse_double_backward
+from ._autograd import below_autograd, call, call_backward, differentiable, needs_autograd, refuse_double_backward
 from ._library import ops
 from .errors import InvalidArgument, typed
 
@@ -63,11 +63,16 @@ def ring_rnn(
         )
     options = (reset, mask, J0, J1, alpha, activation, precision, checkpoint, packed, save, return_readout)
     try:
-        out, h_n, _, angle, amplitude = call(ops.ring_rnn.default, _RingRnn, tensors, tensors + options)
+        if torch.compiler.is_compiling():
+            out, h_n, _, *read = ops.ring_rnn.default(*tensors, *options)
+        elif save:
+            out, h_n, *read = _RingRnn.apply(*tensors, options)
+        else:
+            out, h_n, _, *read = below_autograd(ops.ring_rnn.default, *tensors, *options)
     except RuntimeError as e:
         raise typed(e) from None
     if return_readout:
-        return (out, h_n, angle, amplitude) if return_state else (out, angle, amplitude)
+        return (out, h_n, *read) if return_state else (out, *read)
     return (out, h_n) if return_state else out
 
 
@@ -163,8 +168,13 @@ def _setup(ctx, inputs, output):
 
 
 def _backward(ctx, dout, dh_n, dsaved, dangle, damplitude):
+    return _gradients(ctx, dout, dh_n, dangle, damplitude) + (None,) * (_INPUTS - _DIFFERENTIABLE)
+
+
+def _gradients(ctx, dout, dh_n, dangle, damplitude):
+    """Of the differentiable inputs, None for those that need none."""
     if dout is None and dh_n is None and dangle is None and damplitude is None:
-        return (None,) * _INPUTS
+        return (None,) * _DIFFERENTIABLE
     *inputs, out, saved, packed = ctx.saved_tensors
     needs = ctx.needs_input_grad[:_DIFFERENTIABLE]
     needed = sum(1 << i for i, need in enumerate(needs) if need)
@@ -179,7 +189,25 @@ def _backward(ctx, dout, dh_n, dsaved, dangle, damplitude):
         )
     except RuntimeError as e:
         raise typed(e) from None
-    return tuple(next(gradients) if need else None for need in needs) + (None,) * (_INPUTS - _DIFFERENTIABLE)
+    return tuple(next(gradients) if need else None for need in needs)
+
+
+class _RingRnn(torch.autograd.Function):
+    """The same formulas in eager mode, where every argument and output of a node costs time: the options are one
+    argument, and what nobody sees is no output."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        *tensors, options = inputs
+        out, h_n, saved, angle, amplitude = below_autograd(ops.ring_rnn.default, *tensors, *options)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *options[:2], out, saved, options[8])
+        ctx.options = options[2:8]
+        return (out, h_n, angle, amplitude) if options[10] else (out, h_n)
+
+    @staticmethod
+    def backward(ctx, dout, dh_n, dangle=None, damplitude=None):
+        return _gradients(ctx, dout, dh_n, dangle, damplitude) + (None,)
 
 
 def _readout_setup(ctx, inputs, output):
@@ -197,7 +225,7 @@ def _readout_backward(ctx, dangle, damplitude):
         raise typed(e) from None
 
 
-_RingRnn = differentiable(ops.ring_rnn.default, _setup, _backward)
+torch.library.register_autograd(ops.ring_rnn.default, _backward, setup_context=_setup)
 _Readout = differentiable(ops.ring_readout.default, _readout_setup, _readout_backward)
 for _op in (ops.ring_rnn_backward, ops.ring_readout_backward):
     refuse_double_backward(_op.default)

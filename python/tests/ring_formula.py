@@ -121,8 +121,9 @@ def check(p, options=None, **extra):
     for (name, x), g, e in zip(inputs.items(), got, exact):
         assert g.dtype == x.dtype and g.shape == x.shape, name
         assert torch.isfinite(g).all(), name
-        e = torch.zeros_like(x, dtype=torch.float64) if e is None else e.double()
-        size = e.abs().sum() if name in terms else e.norm()
+        if e is None:
+            e = torch.zeros_like(terms.get(name, x), dtype=torch.float64)
+        size = e.abs().sum() if name in terms else e.double().norm()
         if name in terms:
             e = e.sum((0, 1)) if x.dim() else e.sum()
         relative = ((g.double() - e).norm() / size.clamp_min(1e-300)).item()

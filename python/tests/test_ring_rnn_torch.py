@@ -174,27 +174,27 @@ def test_what_is_saved(device):
     assert ops.ring_rnn.default(*op_arguments(p, save=False))[2].numel() == 0
 
 
-def test_no_gradients_no_saved_states(device, monkeypatch):
-    """The flag that makes the kernel write what a backward needs follows the need for one."""
-    flags = []
+def test_no_gradients_no_saved_states(device):
+    """The kernel writes what a backward needs where there will be one, and nowhere else."""
+    B, T, K, N = 8, 64, 2, 16
+    p = problem(B, T, K, N, dtype=torch.float32, device=device, grad=False)
 
-    def spy(op, function, tensors, arguments, call=annulus.ring_rnn.__globals__["call"]):
-        flags.append(arguments[-2])
-        return call(op, function, tensors, arguments)
+    def allocated():
+        with torch.profiler.profile(profile_memory=True) as profile:
+            annulus.ring_rnn(**p)
+        name = "self_device_memory_usage" if device == "cuda" else "self_cpu_memory_usage"
+        return sum(max(getattr(e, name), 0) for e in profile.events())
 
-    monkeypatch.setitem(annulus.ring_rnn.__globals__, "call", spy)
-    p = problem(2, 3, 2, 4, dtype=torch.float32, device=device, grad=False)
-    annulus.ring_rnn(**p)
+    without = allocated()
     p["J1"].requires_grad_()
-    annulus.ring_rnn(**p)
+    assert allocated() >= without + B * T * N * 4
     with torch.no_grad():
-        annulus.ring_rnn(**p)
-    assert flags == [False, True, False]
+        assert allocated() <= without + B * N * 4
 
 
 @pytest.mark.parametrize("name", NAMES[:9])
 def test_only_needed_gradients(name, device):
-    """One gradient alone has the bits it has among all of them."""
+    """One gradient alone is what it is among all of them (another kernel may make it, so not to the bit)."""
     p = problem(3, 5, 3, 8, dtype=torch.float32, device=device, **ALL)
     dout = torch.randn(3, 5, 8, device=device)
     inputs = leaves(p)
@@ -202,7 +202,7 @@ def test_only_needed_gradients(name, device):
     together = dict(zip(inputs, torch.autograd.grad(annulus.ring_rnn(**p, activation="tanh"), inputs.values(), dout)))
     alone = {k: x.detach().requires_grad_(k == name) for k, x in p.items()}
     annulus.ring_rnn(**alone, activation="tanh").backward(dout)
-    assert torch.equal(alone[name].grad, together[name])
+    assert_close(alone[name].grad, together[name], GRADIENT)
     assert all(x.grad is None for k, x in alone.items() if k != name)
 
 
