@@ -103,7 +103,7 @@ Comparison compare(const CompareInput& in) {
     return result;
   }
 
-  const Errors e = measure(in);
+  Errors e = measure(in);
   if (e.count == 0) return result;
   const auto judge = [&](const char* rule, double error, double limit, std::size_t at) {
     if (error == 0) return;
@@ -138,6 +138,9 @@ Comparison compare(const CompareInput& in) {
       norm.add(terms[i]);
     }
     scale_rms = std::max(scale_rms, norm.rms(n));
+  }
+  if (in.dtype != DType::kF64 && e.max > ratio_limit() && in.baseline_error) {
+    e.max_baseline = std::max(e.max_baseline, in.baseline_error());
   }
   if (in.dtype != DType::kF64) judge("ratio to baseline", e.max, ratio_limit(), e.at);
   judge("relative rms", rms, guard_limit(), e.at);

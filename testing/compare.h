@@ -27,6 +27,9 @@ struct CompareInput {
   CaseLimits limits;
   Arithmetic arithmetic = Arithmetic::kOwn;
   bool circular = false;
+  // The baseline's largest error at neighbouring problems (see limits.h), asked for only when rule 1
+  // fails without it; may be empty.
+  std::function<double()> baseline_error;
   // Size of the terms of every element (see limits.h), asked for only when a rule fails without it;
   // empty where there is none.
   std::function<std::vector<double>()> term_size;

@@ -16,6 +16,7 @@ Comparison compare_f64(const std::vector<double>& reference, const std::vector<d
                   .baseline = reference,
                   .ours = ours,
                   .limits = {},
+                  .baseline_error = {},
                   .term_size = {}});
 }
 

@@ -8,7 +8,11 @@
 // summation that decides between them); then, over the finite elements,
 //   1. ratio   max|ours - ref| <= c * max|baseline - ref| + 2 ulp(max|ref|),  c = 2 forward, 3
 //   backward;
-//              not for f64 outputs: there the reference rounds as much as we do, and rule 2 holds;
+//              not for f64 outputs: there the reference rounds as much as we do, and rule 2 holds.
+//              A baseline may be right by luck, above all where the output is a single number, so
+//              before it condemns us it is measured at eight neighbouring problems too (inputs
+//              moved by about one rounding of theirs, the reference with them), and its largest
+//              error there counts;
 //   2. guard   rms(ours - ref) <= g * rms(ref), g by dtype, doubled backward: a bad baseline cannot
 //              excuse us;
 //   3. the operator's own CaseLimits, forward only:
@@ -43,6 +47,7 @@ struct NumericPolicy {
   double ratio_forward = 2;
   double ratio_backward = 3;
   double slack_ulps = 2;
+  int baseline_draws = 8;
   // Relative rms, forward.
   double guard_f64 = 1e-12;
   double guard_f32 = 1e-6;

@@ -14,6 +14,7 @@ namespace {
 
 // Evaluated by the compiler: what is a constant here cannot depend on the environment it runs in.
 static_assert(kPolicy.ratio_forward == 2 && kPolicy.ratio_backward == 3 && kPolicy.slack_ulps == 2);
+static_assert(kPolicy.baseline_draws == 8);
 static_assert(guard_of(DType::kF64) == 1e-12 && guard_of(DType::kF32) == 1e-6);
 static_assert(guard_of(DType::kF16) == 2e-3 && guard_of(DType::kBF16) == 1e-2);
 static_assert(kPolicy.guard_backward_factor == 2);

@@ -173,6 +173,8 @@ class CaseRun {
     const Values reference = run_reference(call, inputs);
     const Values baseline = run_baseline(call, inputs);
     const bool forward = &call == &case_.calls[0];
+    const Arithmetic arithmetic = call.arithmetic ? call.arithmetic(device_) : Arithmetic::kOwn;
+    std::vector<double> nearby;  // made when it is first asked for
     for (std::size_t o = 0; o < reference.size(); ++o) {
       if (call.outputs[o].opaque) continue;
       std::vector<double> ours(bits[o].size());
@@ -190,9 +192,14 @@ class CaseRun {
                       .baseline = baseline[o],
                       .ours = ours,
                       .limits = case_.limits,
-                      .arithmetic = call.arithmetic ? call.arithmetic(device_) : Arithmetic::kOwn,
+                      .arithmetic = arithmetic,
                       .circular = call.outputs[o].circular,
+                      .baseline_error = {},
                       .term_size = {}};
+      in.baseline_error = [&] {
+        if (nearby.empty()) nearby = baseline_errors_nearby(call, inputs, arithmetic);
+        return nearby[o];
+      };
       if (!forward || !call.terms.empty()) {
         in.term_size = [&] { return term_sizes(call, inputs, reference[o], o); };
       }
@@ -200,6 +207,36 @@ class CaseRun {
       result_.worst_ratio = std::max(result_.worst_ratio, c.worst_ratio);
       if (!c.fault.empty()) report(call.name + " " + call.outputs[o].name, c.fault);
     }
+  }
+
+  // See limits.h: the largest error of the baseline in every output, over neighbouring problems.
+  std::vector<double> baseline_errors_nearby(const Call& call, const Values& inputs,
+                                             Arithmetic arithmetic) {
+    std::vector<double> largest(call.outputs.size(), 0);
+    Rng rng(case_.seed ^ 0x9ea2);
+    for (int draw = 0; draw < kPolicy.baseline_draws; ++draw) {
+      Values moved = inputs;
+      for (std::size_t i = 0; i < moved.size(); ++i) {
+        const DType t = call.inputs[i].dtype;
+        if (!is_floating(t) || call.inputs[i].derived) continue;
+        for (double& v : moved[i]) {
+          if (!std::isfinite(v)) continue;
+          const double spacing = ulp_at(v, t, arithmetic);
+          v += v == 0 ? 0 : (2 * rng.uniform() - 1) * 2 * spacing;
+        }
+        round_to(t, moved[i]);
+      }
+      const Values reference = run_reference(call, moved);
+      const Values baseline = run_baseline(call, moved);
+      for (std::size_t o = 0; o < largest.size(); ++o) {
+        for (std::size_t i = 0; i < reference[o].size(); ++i) {
+          const double error =
+              std::abs(difference(baseline[o][i], reference[o][i], call.outputs[o].circular));
+          if (std::isfinite(error)) largest[o] = std::max(largest[o], error);
+        }
+      }
+    }
+    return largest;
   }
 
   // See limits.h: how far an output moves, in units of h, when each factor of its terms is scaled by
