@@ -1,16 +1,14 @@
-// The LRPE ops of torch: schemas, and one function that serves the CPU and the CUDA key alike,
-// since the library picks the backend by the tensors' device. Autograd and fake kernels are in
-// python/annulus/lrpe_cosine.py.
+// The LRPE ops of torch. Autograd and fake kernels are in python/annulus/lrpe_cosine.py.
 //
 // Outputs keep x's order of heads and tokens: for a transposed (B, L, H, D) view they are
 // transposed (B, L, H, *) views too, so no layout change is ever paid for. A gradient that was not
 // asked for comes back as a tensor of shape (0,).
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "annulus/lrpe_cosine/lrpe_cosine.h"
@@ -19,35 +17,42 @@
 namespace annulus::torch_glue {
 namespace {
 
-using OptionalTensor = std::optional<Tensor>;
 using Sizes = std::vector<std::int64_t>;
 
 bool is_token_major(const TensorView& x) { return x.rank == 4 && x.stride[1] < x.stride[2]; }
 
 // An output shaped like x but `width` columns wide, dense, in head-major or token-major order.
-// The library refuses an x of another rank; until then the output only has to exist.
-Tensor new_like(const char* op, const char* name, const TensorView& x, std::int64_t width,
-                bool token_major) {
-  if (x.rank != 4) return nothing(op, name, x.dtype, x.device);
-  const auto [B, H, L, D] = std::array{x.shape[0], x.shape[1], x.shape[2], width};
-  std::array<std::int64_t, 4> size{B, H, L, D};
-  // Extents of 0 count as 1, as torch's own dense strides do.
-  const auto at_least_1 = [](std::int64_t n) { return std::max<std::int64_t>(n, 1); };
-  const std::int64_t row = at_least_1(D);
-  const std::int64_t inner = checked_mul(row, at_least_1(token_major ? H : L), op);
-  const std::int64_t sample = checked_mul(inner, at_least_1(token_major ? L : H), op);
-  const std::array<std::int64_t, 4> stride = token_major
-                                                 ? std::array{sample, row, inner, std::int64_t{1}}
-                                                 : std::array{sample, inner, row, std::int64_t{1}};
-  return new_strided(op, name, size, stride, dtype_to_torch(x.dtype), x.device);
+// The library refuses an x of another rank; until then the output only has to be described.
+TensorView encoded(const char* op, const TensorView& x, std::int64_t width, bool token_major) {
+  if (x.rank != 4) return absent(x.dtype, x.device);
+  const auto [B, H, L] = std::array{x.shape[0], x.shape[1], x.shape[2]};
+  if (!token_major) return dense(op, {B, H, L, width}, x.dtype, x.device);
+  TensorView v = dense(op, {B, L, H, width}, x.dtype, x.device);
+  std::swap(v.shape[1], v.shape[2]);
+  std::swap(v.stride[1], v.stride[2]);
+  return v;
 }
 
-Tensor new_like_theta(const char* op, const TensorView& theta) {
-  if (theta.rank != 2) return nothing(op, "dtheta", theta.dtype, theta.device);
-  const std::array<std::int64_t, 2> size{theta.shape[0], theta.shape[1]};
-  const std::array<std::int64_t, 2> stride{std::max<std::int64_t>(size[1], 1), 1};
-  return new_strided(op, "dtheta", size, stride, dtype_to_torch(theta.dtype), theta.device);
+TensorView doubled(const char* op, const TensorView& x) {
+  return encoded(op, x, checked_mul(2, x.shape[3], op), is_token_major(x));
 }
+
+// dx, or nothing where it is not needed; `like` has its shape.
+TensorView gradient(const char* op, const TensorView& like, bool token_major, bool needed) {
+  return needed ? encoded(op, like, like.shape[3], token_major) : absent(like.dtype, like.device);
+}
+
+TensorView theta_gradient(const char* op, const TensorView& theta, bool needed) {
+  return needed ? dense_like(op, theta) : absent(theta.dtype, theta.device);
+}
+
+constexpr std::array<Choice<LrpeActivation>, 5> kActivations{{
+    {"none", LrpeActivation::kNone},
+    {"relu", LrpeActivation::kRelu},
+    {"sigmoid", LrpeActivation::kSigmoid},
+    {"silu", LrpeActivation::kSilu},
+    {"softmax", LrpeActivation::kSoftmaxFeatures},
+}};
 
 LrpeActivation activation_of(const char* op, const std::string& name, std::int64_t softmax_dim) {
   if (softmax_dim != -1 && softmax_dim != -2) {
@@ -55,15 +60,9 @@ LrpeActivation activation_of(const char* op, const std::string& name, std::int64
                           " must be -1 (features) or -2 (tokens) but is " +
                           std::to_string(softmax_dim));
   }
-  if (name == "none") return LrpeActivation::kNone;
-  if (name == "relu") return LrpeActivation::kRelu;
-  if (name == "sigmoid") return LrpeActivation::kSigmoid;
-  if (name == "silu") return LrpeActivation::kSilu;
-  if (name == "softmax") {
-    return softmax_dim == -1 ? LrpeActivation::kSoftmaxFeatures : LrpeActivation::kSoftmaxTokens;
-  }
-  throw InvalidArgument(argument(op, "activation") +
-                        " must be none, relu, sigmoid, silu or softmax but is '" + name + "'");
+  const LrpeActivation a = chosen(op, "activation", name, kActivations);
+  return a == LrpeActivation::kSoftmaxFeatures && softmax_dim == -2 ? LrpeActivation::kSoftmaxTokens
+                                                                    : a;
 }
 
 template <class Options>
@@ -95,10 +94,10 @@ LrpeRotateOptions rotate_options(const char* op, const Sizes& shape, std::int64_
 
 // The x that a backward's workspace is computed from, when x itself was not saved: dy's shape, with
 // the columns of x.
-TensorView shaped_like_x(const TensorView& x, const TensorView& dy, bool doubled) {
+TensorView shaped_like_x(const TensorView& x, const TensorView& dy, bool twice) {
   if (x.defined()) return x;
   TensorView like = dy;
-  if (doubled && like.rank == 4) like.shape[3] /= 2;
+  if (twice && like.rank == 4) like.shape[3] /= 2;
   return like;
 }
 
@@ -114,9 +113,10 @@ Tensor lrpe_cosine(const Tensor& x, const Tensor& theta, const Sizes& shape, std
         cosine_options(kCosine, shape, prefix, activation, softmax_dim, offset, offsets);
     const TensorView vx = view_of(kCosine, "x", x), vtheta = view_of(kCosine, "theta", theta);
     Call call(kCosine, vx.device, lrpe_cosine_forward_workspace(vx, vtheta, options));
-    Tensor y = new_like(kCosine, "y", vx, checked_mul(2, vx.shape[3], kCosine), is_token_major(vx));
-    lrpe_cosine_forward(vx, vtheta, view_of(kCosine, "y", y), options, call.context);
-    return y;
+    TensorView y = doubled(kCosine, vx);
+    Tensor result = allocate(kCosine, "y", y);
+    lrpe_cosine_forward(vx, vtheta, y, options, call.context);
+    return result;
   });
 }
 
@@ -131,17 +131,14 @@ std::tuple<Tensor, Tensor> lrpe_cosine_backward(const Tensor& dy, const Optional
         cosine_options(kCosine, shape, prefix, activation, softmax_dim, offset, offsets);
     const TensorView vdy = view_of(kCosine, "dy", dy), vx = view_of(kCosine, "x", x),
                      vtheta = view_of(kCosine, "theta", theta);
-    const TensorView like = shaped_like_x(vx, vdy, /*doubled=*/true);
+    const TensorView like = shaped_like_x(vx, vdy, /*twice=*/true);
     Call call(kCosine, vdy.device,
               lrpe_cosine_backward_workspace(like, vtheta, need_dtheta, options));
-    Tensor dx = need_dx ? new_like(kCosine, "dx", like, like.shape[3], token_major)
-                        : nothing(kCosine, "dx", vdy.dtype, vdy.device);
-    Tensor dtheta = need_dtheta ? new_like_theta(kCosine, vtheta)
-                                : nothing(kCosine, "dtheta", vtheta.dtype, vtheta.device);
-    annulus::lrpe_cosine_backward(
-        vdy, vx, vtheta, need_dx ? view_of(kCosine, "dx", dx) : TensorView{},
-        need_dtheta ? view_of(kCosine, "dtheta", dtheta) : TensorView{}, options, call.context);
-    return std::make_tuple(dx, dtheta);
+    TensorView dx = gradient(kCosine, like, token_major, need_dx);
+    TensorView dtheta = theta_gradient(kCosine, vtheta, need_dtheta);
+    auto result = std::make_tuple(allocate(kCosine, "dx", dx), allocate(kCosine, "dtheta", dtheta));
+    annulus::lrpe_cosine_backward(vdy, vx, vtheta, dx, dtheta, options, call.context);
+    return result;
   });
 }
 
@@ -155,13 +152,10 @@ std::tuple<Tensor, Tensor> lrpe_cosine_qk(const Tensor& q, const Tensor& k, cons
     const TensorView vq = view_of(kCosineQk, "q", q), vk = view_of(kCosineQk, "k", k),
                      vtheta = view_of(kCosineQk, "theta", theta);
     Call call(kCosineQk, vq.device, lrpe_cosine_qk_forward_workspace(vq, vk, vtheta, options));
-    Tensor yq =
-        new_like(kCosineQk, "yq", vq, checked_mul(2, vq.shape[3], kCosineQk), is_token_major(vq));
-    Tensor yk =
-        new_like(kCosineQk, "yk", vk, checked_mul(2, vk.shape[3], kCosineQk), is_token_major(vk));
-    lrpe_cosine_qk_forward(vq, vk, vtheta, view_of(kCosineQk, "yq", yq),
-                           view_of(kCosineQk, "yk", yk), options, call.context);
-    return std::make_tuple(yq, yk);
+    TensorView yq = doubled(kCosineQk, vq), yk = doubled(kCosineQk, vk);
+    auto result = std::make_tuple(allocate(kCosineQk, "yq", yq), allocate(kCosineQk, "yk", yk));
+    lrpe_cosine_qk_forward(vq, vk, vtheta, yq, yk, options, call.context);
+    return result;
   });
 }
 
@@ -176,21 +170,18 @@ std::tuple<Tensor, Tensor, Tensor> lrpe_cosine_qk_backward(
     const TensorView vdyq = view_of(kCosineQk, "dyq", dyq), vdyk = view_of(kCosineQk, "dyk", dyk),
                      vq = view_of(kCosineQk, "q", q), vk = view_of(kCosineQk, "k", k),
                      vtheta = view_of(kCosineQk, "theta", theta);
-    const TensorView like_q = shaped_like_x(vq, vdyq, /*doubled=*/true),
-                     like_k = shaped_like_x(vk, vdyk, /*doubled=*/true);
+    const TensorView like_q = shaped_like_x(vq, vdyq, /*twice=*/true),
+                     like_k = shaped_like_x(vk, vdyk, /*twice=*/true);
     Call call(kCosineQk, vdyq.device,
               lrpe_cosine_qk_backward_workspace(like_q, like_k, vtheta, need_dtheta, options));
-    Tensor dq = need_dq ? new_like(kCosineQk, "dq", like_q, like_q.shape[3], q_token_major)
-                        : nothing(kCosineQk, "dq", vdyq.dtype, vdyq.device);
-    Tensor dk = need_dk ? new_like(kCosineQk, "dk", like_k, like_k.shape[3], k_token_major)
-                        : nothing(kCosineQk, "dk", vdyk.dtype, vdyk.device);
-    Tensor dtheta = need_dtheta ? new_like_theta(kCosineQk, vtheta)
-                                : nothing(kCosineQk, "dtheta", vtheta.dtype, vtheta.device);
-    annulus::lrpe_cosine_qk_backward(
-        vdyq, vdyk, vq, vk, vtheta, need_dq ? view_of(kCosineQk, "dq", dq) : TensorView{},
-        need_dk ? view_of(kCosineQk, "dk", dk) : TensorView{},
-        need_dtheta ? view_of(kCosineQk, "dtheta", dtheta) : TensorView{}, options, call.context);
-    return std::make_tuple(dq, dk, dtheta);
+    TensorView dq = gradient(kCosineQk, like_q, q_token_major, need_dq),
+               dk = gradient(kCosineQk, like_k, k_token_major, need_dk),
+               dtheta = theta_gradient(kCosineQk, vtheta, need_dtheta);
+    auto result = std::make_tuple(allocate(kCosineQk, "dq", dq), allocate(kCosineQk, "dk", dk),
+                                  allocate(kCosineQk, "dtheta", dtheta));
+    annulus::lrpe_cosine_qk_backward(vdyq, vdyk, vq, vk, vtheta, dq, dk, dtheta, options,
+                                     call.context);
+    return result;
   });
 }
 
@@ -201,9 +192,10 @@ Tensor rotate(const Tensor& x, const Tensor& theta, const Sizes& shape, std::int
     const auto options = rotate_options(kRotate, shape, prefix, interleaved, offset, offsets);
     const TensorView vx = view_of(kRotate, "x", x), vtheta = view_of(kRotate, "theta", theta);
     Call call(kRotate, vx.device, lrpe_rotate_forward_workspace(vx, vtheta, options));
-    Tensor y = in_place ? x : new_like(kRotate, "y", vx, vx.shape[3], is_token_major(vx));
-    lrpe_rotate_forward(vx, vtheta, view_of(kRotate, "y", y), options, call.context);
-    return y;
+    TensorView y = in_place ? vx : encoded(kRotate, vx, vx.shape[3], is_token_major(vx));
+    Tensor result = in_place ? x : allocate(kRotate, "y", y);
+    lrpe_rotate_forward(vx, vtheta, y, options, call.context);
+    return result;
   });
 }
 
@@ -227,17 +219,14 @@ std::tuple<Tensor, Tensor> lrpe_rotate_backward(const Tensor& dy, const Optional
     const auto options = rotate_options(kRotate, shape, prefix, interleaved, offset, offsets);
     const TensorView vdy = view_of(kRotate, "dy", dy), vx = view_of(kRotate, "x", x),
                      vtheta = view_of(kRotate, "theta", theta);
-    const TensorView like = shaped_like_x(vx, vdy, /*doubled=*/false);
+    const TensorView like = shaped_like_x(vx, vdy, /*twice=*/false);
     Call call(kRotate, vdy.device,
               lrpe_rotate_backward_workspace(like, vtheta, need_dtheta, options));
-    Tensor dx = need_dx ? new_like(kRotate, "dx", like, like.shape[3], token_major)
-                        : nothing(kRotate, "dx", vdy.dtype, vdy.device);
-    Tensor dtheta = need_dtheta ? new_like_theta(kRotate, vtheta)
-                                : nothing(kRotate, "dtheta", vtheta.dtype, vtheta.device);
-    annulus::lrpe_rotate_backward(
-        vdy, vx, vtheta, need_dx ? view_of(kRotate, "dx", dx) : TensorView{},
-        need_dtheta ? view_of(kRotate, "dtheta", dtheta) : TensorView{}, options, call.context);
-    return std::make_tuple(dx, dtheta);
+    TensorView dx = gradient(kRotate, like, token_major, need_dx);
+    TensorView dtheta = theta_gradient(kRotate, vtheta, need_dtheta);
+    auto result = std::make_tuple(allocate(kRotate, "dx", dx), allocate(kRotate, "dtheta", dtheta));
+    annulus::lrpe_rotate_backward(vdy, vx, vtheta, dx, dtheta, options, call.context);
+    return result;
   });
 }
 
@@ -254,24 +243,37 @@ Tensor lrpe_dx(const Tensor& dy, const Tensor& theta, const Sizes& call) {
           shape_string(call));
     }
     const Sizes shape(call.begin() + kHead, call.end());
-    const auto run = [&](const char* op, const auto& options, bool doubled, auto workspace,
+    const auto run = [&](const char* op, const auto& options, bool twice, auto workspace,
                          auto backward) {
       const TensorView vdy = view_of(op, "dy", dy), vtheta = view_of(op, "theta", theta);
-      const TensorView like = shaped_like_x({}, vdy, doubled);
+      const TensorView like = shaped_like_x({}, vdy, twice);
       Call scope(op, vdy.device, workspace(like, vtheta, false, options));
-      Tensor dx = new_like(op, "dx", like, like.shape[3], call[1] != 0);
-      backward(vdy, {}, vtheta, view_of(op, "dx", dx), {}, options, scope.context);
-      return dx;
+      TensorView dx = encoded(op, like, like.shape[3], call[1] != 0);
+      Tensor result = allocate(op, "dx", dx);
+      backward(vdy, {}, vtheta, dx, {}, options, scope.context);
+      return result;
     };
     if (call[0] == 0) {
       return run(kCosine,
                  positions_of<LrpeCosineOptions>(kCosine, shape, call[2], call[3], std::nullopt),
-                 /*doubled=*/true, lrpe_cosine_backward_workspace, annulus::lrpe_cosine_backward);
+                 /*twice=*/true, lrpe_cosine_backward_workspace, annulus::lrpe_cosine_backward);
     }
     return run(kRotate,
                rotate_options(kRotate, shape, call[2], call[0] == 2, call[3], std::nullopt),
-               /*doubled=*/false, lrpe_rotate_backward_workspace, annulus::lrpe_rotate_backward);
+               /*twice=*/false, lrpe_rotate_backward_workspace, annulus::lrpe_rotate_backward);
   });
+}
+
+template <class Library>
+void lrpe_kernels(Library& m) {
+  m.impl("lrpe_cosine", TORCH_BOX(&lrpe_cosine));
+  m.impl("lrpe_cosine_backward", TORCH_BOX(&lrpe_cosine_backward));
+  m.impl("lrpe_cosine_qk", TORCH_BOX(&lrpe_cosine_qk));
+  m.impl("lrpe_cosine_qk_backward", TORCH_BOX(&lrpe_cosine_qk_backward));
+  m.impl("lrpe_rotate", TORCH_BOX(&lrpe_rotate));
+  m.impl("lrpe_rotate_", TORCH_BOX(&lrpe_rotate_in_place));
+  m.impl("lrpe_rotate_backward", TORCH_BOX(&lrpe_rotate_backward));
+  m.impl("_lrpe_dx", TORCH_BOX(&lrpe_dx));
 }
 
 }  // namespace
@@ -301,15 +303,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(annulus, m) {
   m.def("_lrpe_dx(Tensor dy, Tensor theta, int[] call) -> Tensor");
 }
 
-#define ANNULUS_LRPE_IMPLEMENTATIONS(m)                                                        \
-  m.impl("lrpe_cosine", TORCH_BOX(&annulus::torch_glue::lrpe_cosine));                         \
-  m.impl("lrpe_cosine_backward", TORCH_BOX(&annulus::torch_glue::lrpe_cosine_backward));       \
-  m.impl("lrpe_cosine_qk", TORCH_BOX(&annulus::torch_glue::lrpe_cosine_qk));                   \
-  m.impl("lrpe_cosine_qk_backward", TORCH_BOX(&annulus::torch_glue::lrpe_cosine_qk_backward)); \
-  m.impl("lrpe_rotate", TORCH_BOX(&annulus::torch_glue::lrpe_rotate));                         \
-  m.impl("lrpe_rotate_", TORCH_BOX(&annulus::torch_glue::lrpe_rotate_in_place));               \
-  m.impl("lrpe_rotate_backward", TORCH_BOX(&annulus::torch_glue::lrpe_rotate_backward));       \
-  m.impl("_lrpe_dx", TORCH_BOX(&annulus::torch_glue::lrpe_dx))
-
-STABLE_TORCH_LIBRARY_IMPL(annulus, CPU, m) { ANNULUS_LRPE_IMPLEMENTATIONS(m); }
-STABLE_TORCH_LIBRARY_IMPL(annulus, CUDA, m) { ANNULUS_LRPE_IMPLEMENTATIONS(m); }
+ANNULUS_TORCH_KERNELS(annulus::torch_glue::lrpe_kernels)
