@@ -1,11 +1,14 @@
 #include "bench/ceilings.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <vector>
 
 #include "annulus/core/buffer.h"
+#include "bench/cpu_peak.h"
 #include "bench/gpu.h"
 #include "bench/movers.h"
 #if ANNULUS_HAVE_BLAS
@@ -38,7 +41,8 @@ double cpu_copy_gbs() {
   return 2e-6 * static_cast<double>(bytes) / ms;
 }
 
-double cpu_gemm_gflops() {
+// 0 in a build without BLAS.
+double sgemm_gflops() {
 #if ANNULUS_HAVE_BLAS
   constexpr int n = 1024;
   std::vector<float> a(n * n, 0.5f), b(n * n, 0.25f), c(n * n);
@@ -56,18 +60,54 @@ double cpu_gemm_gflops() {
 }  // namespace
 
 Ceilings measure_ceilings(DeviceType device) {
+  Ceilings c;
+  const auto rate = [&](Products p) -> double& { return c.gemm[static_cast<std::size_t>(p)]; };
   if (device == DeviceType::kCUDA) {
-    return {{gpu::copy_gbs(), gpu::gemm_gflops()}, gpu::launch_ms()};
+    c.copy_gbs = gpu::copy_gbs();
+    for (const Products p : kAllProducts) rate(p) = gpu::gemm_gflops(p);
+    c.launch_ms = gpu::launch_ms();
+    c.barrier_ms = gpu::grid_barrier_ms();
+    c.small_barrier_ms = gpu::cluster_barrier_ms();
+    c.small_bytes = gpu::cluster_bytes();
+    c.on_chip_bytes = gpu::on_chip_bytes();
+  } else {
+    c.copy_gbs = cpu_copy_gbs();
+    for (const Products p : kAllProducts) rate(p) = cpu_peak_gflops(p);
+    rate(Products::kFp32) = std::max(rate(Products::kFp32), sgemm_gflops());
+    c.on_chip_bytes = static_cast<double>(last_level_cache_bytes());
   }
-  return {{cpu_copy_gbs(), cpu_gemm_gflops()}, 0};
+  return c;
 }
 
-Floor floor_of(double bytes, double flops, const Ceilings& c) {
+std::string to_string(const Ceilings& c) {
+  std::string rates;
+  for (const Products p : kAllProducts) {
+    if (!(c.gemm_gflops(p) > 0)) continue;
+    rates += fmt::format("{}{} {:.0f}", rates.empty() ? "" : ", ", name_of(p), c.gemm_gflops(p));
+  }
+  std::string s = fmt::format("copy {:.1f} GB/s", c.copy_gbs);
+  s += rates.empty() ? ", GEMM not measured" : ", GEMM " + rates + " GFLOP/s";
+  if (c.launch_ms > 0) s += fmt::format(", empty launch {:.1f} us", 1e3 * c.launch_ms);
+  if (c.barrier_ms > 0) s += fmt::format(", grid barrier {:.2f} us", 1e3 * c.barrier_ms);
+  if (c.small_barrier_ms > 0) {
+    s += fmt::format(", cluster barrier {:.2f} us", 1e3 * c.small_barrier_ms);
+  }
+  return s;
+}
+
+Floor floor_of(double bytes, double flops, const Work& work, const Ceilings& c) {
+  const double again = work.steps > 1 ? static_cast<double>(work.steps - 1) : 0;
+  const double moved = bytes + again * std::max(work.step_bytes - c.on_chip_bytes, 0.0);
+  const double rate = c.gemm_gflops(work.products);
+  const double bandwidth = c.copy_gbs > 0 ? 1e-6 * moved / c.copy_gbs : 0;
+  const double compute = rate > 0 ? 1e-6 * work.passes * flops / rate : 0;
+  const double barriers = static_cast<double>(work.steps) * c.step_ms(work.step_bytes);
+  const double latency = std::max(barriers, c.launch_ms);
   Floor floor;
-  if (c.figures.copy_gbs > 0) floor.ms = 1e-6 * bytes / c.figures.copy_gbs;
-  const double compute = c.figures.gemm_gflops > 0 ? 1e-6 * flops / c.figures.gemm_gflops : 0;
-  if (compute > floor.ms) floor = {compute, FloorKind::kCompute};
-  if (c.latency_ms > floor.ms) floor = {c.latency_ms, FloorKind::kLatency};
+  floor.ms = std::max(std::max(compute, bandwidth) + barriers, c.launch_ms);
+  floor.kind = latency > std::max(compute, bandwidth) ? FloorKind::kLatency
+               : compute > bandwidth                  ? FloorKind::kCompute
+                                                      : FloorKind::kBandwidth;
   return floor;
 }
 

@@ -1,18 +1,12 @@
-// Kernels that only move bytes, event timing, and the ceilings of a CUDA device.
+// Kernels that only move bytes, and event timing.
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <string>
 
 #include "annulus/core/buffer.h"
 #include "annulus/core/errors.h"
-#include "annulus/cuda/memory.h"
 #include "bench/gpu.h"
-#include "bench/statistics.h"
-#if ANNULUS_BENCH_CUBLAS
-#include <cublas_v2.h>
-#endif
 
 namespace annulus::bench::gpu {
 namespace {
@@ -53,8 +47,6 @@ __global__ void __launch_bounds__(kThreads) move_kernel(Streams<In, Out> s, std:
 #pragma unroll
   for (int k = 0; k < Out; ++k) s.out[k][i] = r;
 }
-
-__global__ void empty_kernel() {}
 
 template <int In, int Out>
 void launch(const std::vector<const void*>& in, const std::vector<void*>& out,
@@ -132,59 +124,5 @@ void move(const std::vector<const void*>& in, const std::vector<void*>& out, std
   launch_streams(in, out, vectors);
   check(cudaGetLastError(), "move_kernel");
 }
-
-double copy_gbs() {
-  const std::size_t bytes = std::min(std::size_t{1} << 30, cuda::free_bytes(0) / 4) / 256 * 256;
-  const Buffer from(cuda_device(), bytes), to(cuda_device(), bytes);
-  check(cudaMemset(from.data(), 1, bytes), "cudaMemset");
-  ColdTimer timer;
-  const std::function<void()> run = [&] { move({from.data()}, {to.data()}, bytes); };
-  timer.time({run}, 3);
-  const TimeMs t = summarize(timer.time({run}, 20)[0]);
-  return 2e-6 * static_cast<double>(bytes) / t.median;
-}
-
-double launch_ms() {
-  ColdTimer timer;
-  const std::function<void()> run = [] { empty_kernel<<<1, 32>>>(); };
-  timer.time({run}, 10);
-  return summarize(timer.time({run}, 50)[0]).median;
-}
-
-#if ANNULUS_BENCH_CUBLAS
-double gemm_gflops() {
-  // 8192^3 fills any GPU; a small one gets less so that three matrices fit easily.
-  int n = 8192;
-  while (n > 1024 &&
-         static_cast<std::size_t>(n) * static_cast<std::size_t>(n) * 6 > cuda::free_bytes(0) / 4) {
-    n /= 2;
-  }
-  const std::size_t bytes = static_cast<std::size_t>(n) * static_cast<std::size_t>(n) * 2;
-  const Buffer a(cuda_device(), bytes), b(cuda_device(), bytes), c(cuda_device(), bytes);
-  // Small normal numbers: zeros would let the chip clock higher than real data does.
-  check(cudaMemset(a.data(), 0x3d, bytes), "cudaMemset");
-  check(cudaMemset(b.data(), 0x3c, bytes), "cudaMemset");
-  cublasHandle_t handle;
-  if (cublasCreate(&handle) != CUBLAS_STATUS_SUCCESS) {
-    throw DeviceError("[bench] cublasCreate failed");
-  }
-  const float one = 1, zero = 0;
-  bool ok = true;
-  const std::function<void()> run = [&] {
-    ok = ok && cublasGemmEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, n, n, n, &one, a.data(), CUDA_R_16BF,
-                            n, b.data(), CUDA_R_16BF, n, &zero, c.data(), CUDA_R_16BF, n,
-                            CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_SUCCESS;
-  };
-  ColdTimer timer;
-  timer.time({run}, 3);
-  const TimeMs t = summarize(timer.time({run}, 10)[0]);
-  cublasDestroy(handle);
-  if (!ok) throw DeviceError("[bench] cublasGemmEx failed");
-  const double size = n;
-  return 2e-6 * size * size * size / t.median;
-}
-#else
-double gemm_gflops() { return 0; }
-#endif
 
 }  // namespace annulus::bench::gpu

@@ -31,11 +31,7 @@ class Markdown final : public Output {
   void begin(const OutputContext& c) override {
     out_ << fmt::format("{} ({}), annulus {} ({}), {}\n", c.hardware, c.device, c.version, c.commit,
                         c.compiler);
-    out_ << fmt::format("measured ceilings: copy {:.1f} GB/s, GEMM {}\n\n",
-                        c.ceilings.figures.copy_gbs,
-                        c.ceilings.figures.gemm_gflops > 0
-                            ? fmt::format("{:.0f} GFLOP/s", c.ceilings.figures.gemm_gflops)
-                            : std::string("not measured (no BLAS)"));
+    out_ << "measured ceilings: " << to_string(c.ceilings) << "\n\n";
     line({"row", "dtype", "impl", "median ms", "p95", "floor", "x floor", "x move", "error",
           "peak MiB", "seed"});
     out_ << "|" << std::string(static_cast<std::size_t>(kWidths[0]) + 2, '-');
@@ -80,7 +76,7 @@ class Markdown final : public Output {
 
  private:
   static constexpr std::size_t kColumns = 11;
-  static constexpr int kWidths[kColumns] = {36, 5, 7, 9, 8, 8, 7, 6, 7, 8, 11};
+  static constexpr int kWidths[kColumns] = {36, 5, 14, 9, 8, 8, 7, 6, 7, 8, 11};
 
   void line(const std::vector<std::string>& cells) {
     for (std::size_t i = 0; i < kColumns; ++i) {
@@ -164,8 +160,10 @@ class Json final : public Output {
                             {"commit", c.commit},
                             {"compiler", c.compiler},
                             {"device", c.device},
-                            {"copy_gbs", c.ceilings.figures.copy_gbs},
-                            {"gemm_gflops", c.ceilings.figures.gemm_gflops}};
+                            {"copy_gbs", c.ceilings.copy_gbs}};
+    for (const Products p : kAllProducts) {
+      document_["context"]["gemm_gflops"][name_of(p)] = c.ceilings.gemm_gflops(p);
+    }
     document_["benchmarks"] = nlohmann::ordered_json::array();
   }
   void rows(const std::vector<Record>& records) override {

@@ -8,7 +8,6 @@
 
 #include "bench/statistics.h"
 #include "testing/limits.h"
-#include "testing/reference.h"
 #include "testing/tensors.h"
 
 namespace annulus::bench {
@@ -18,16 +17,18 @@ using testing::Call;
 using testing::Case;
 using testing::TensorSpec;
 
-constexpr std::int64_t kDrawn = 1 << 20;  // values drawn for a large tensor before they repeat
+// Values drawn for a large tensor before they repeat. A prime: with a power of two the matrices of a
+// stack would be equal, and a sum over them no longer a sum of independent numbers.
+constexpr std::int64_t kDrawn = 1'048'573;
 
-// Timing does not depend on the values, so a large tensor repeats its first million: drawing half a
-// billion normal numbers would take longer than measuring with them.
+// Timing does not depend on the values beyond their distribution, so a large tensor repeats its
+// first million: drawing half a billion normal numbers would take longer than measuring with them.
 void fill_input(const Case& c, const TensorSpec& spec, std::uint64_t seed, Buffer& buffer) {
   const std::int64_t count = std::min(testing::numel_of(spec), kDrawn);
   if (count == 0) return;
   testing::Rng rng(seed);
   std::vector<double> values(static_cast<std::size_t>(count));
-  if (c.draw && count == testing::numel_of(spec)) {
+  if (c.draw) {
     c.draw(rng, spec, values);
   } else {
     const bool floating = is_floating(spec.dtype);
@@ -143,6 +144,29 @@ std::size_t Problem::peak_bytes() const {
   return total;
 }
 
+std::vector<double> Problem::values(const std::string& name, std::int64_t count) const {
+  synchronize(device_);
+  for (const Bound& b : bound_) {
+    for (const auto* pair : {&b.call->inputs, &b.call->outputs}) {
+      for (const TensorSpec& spec : *pair) {
+        if (spec.name != name) continue;
+        const auto n = static_cast<std::size_t>(std::min(count, testing::numel_of(spec)));
+        const auto size = static_cast<std::size_t>(size_of(spec.dtype));
+        std::vector<std::byte> bytes(n * size);
+        copy_bytes(bytes.data(), kCPU, tensors_.at(name).data(), device_, bytes.size());
+        std::vector<double> values(n);
+        for (std::size_t i = 0; i < n; ++i) {
+          std::uint64_t bits = 0;
+          std::memcpy(&bits, bytes.data() + i * size, size);
+          values[i] = testing::decode(bits, spec.dtype);
+        }
+        return values;
+      }
+    }
+  }
+  throw std::logic_error("case " + case_.op + " has no tensor \"" + name + "\"");
+}
+
 std::vector<Problem::Pieces> Problem::pieces() const {
   std::vector<Pieces> result;
   for (const Bound& b : bound_) {
@@ -177,14 +201,25 @@ std::vector<Problem::Pieces> Problem::pieces() const {
   return result;
 }
 
-Accuracy measure_accuracy(const Case& problem, const std::vector<std::string>& calls,
-                          Device device) {
-  Accuracy a;
-  std::int64_t zero = 0, rows = 0;
+Expected expected_of(const Case& problem, const std::vector<std::string>& calls) {
+  Expected e;
   for (const std::string& name : calls) {
     const Call& call = find_call(problem, name);
-    const testing::Values inputs = testing::draw_inputs(problem, call);
-    const testing::Values reference = testing::run_reference(call, inputs);
+    e.inputs.push_back(testing::draw_inputs(problem, call));
+    e.outputs.push_back(testing::run_reference(call, e.inputs.back()));
+  }
+  return e;
+}
+
+Accuracy measure_accuracy(const Case& problem, const std::vector<std::string>& calls, Device device,
+                          const Expected& expected) {
+  Accuracy a;
+  std::int64_t zero = 0, rows = 0;
+  for (std::size_t index = 0; index < calls.size(); ++index) {
+    const std::string& name = calls[index];
+    const Call& call = find_call(problem, name);
+    const testing::Values& inputs = expected.inputs[index];
+    const testing::Values& reference = expected.outputs[index];
     std::vector<testing::TestTensor> in, out;
     std::vector<TensorView> in_views, out_views;
     for (std::size_t i = 0; i < call.inputs.size(); ++i) {
@@ -196,13 +231,20 @@ Accuracy measure_accuracy(const Case& problem, const std::vector<std::string>& c
       out_views.push_back(out.back().view());
     }
     Context context;
+    if (call.prepare) call.prepare(in_views, context);
     call.run(in_views, out_views, context);
     synchronize(device);
+    const testing::Arithmetic arithmetic =
+        call.arithmetic ? call.arithmetic(device) : testing::Arithmetic::kOwn;
     for (std::size_t i = 0; i < out.size(); ++i) {
       std::vector<std::uint64_t> bits;
       if (const std::string fault = out[i].collect(&bits); !fault.empty()) {
         throw std::runtime_error(name + ": " + fault);
       }
+      if (call.outputs[i].opaque) continue;  // only the backward reads it
+      // The gradient of a number is one sum over everything, which may come out near zero: its
+      // relative error says nothing. The tests judge it by the size of its terms.
+      if (call.outputs[i].shape.empty()) continue;
       std::vector<double> ours(bits.size());
       for (std::size_t k = 0; k < bits.size(); ++k) {
         ours[k] = testing::decode(bits[k], call.outputs[i].dtype);
@@ -214,7 +256,7 @@ Accuracy measure_accuracy(const Case& problem, const std::vector<std::string>& c
         a.worst_output = name + " " + call.outputs[i].name;
       }
       const bool forward = name == problem.calls.front().name;
-      const double guard = testing::guard_of(call.outputs[i].dtype) *
+      const double guard = testing::guard_of(call.outputs[i].dtype, arithmetic) *
                            (forward ? 1 : testing::kPolicy.guard_backward_factor);
       const double ratio = relative_rms(ours, reference[i]) / guard;
       if (!(ratio <= a.guard_ratio)) a.guard_ratio = ratio;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -11,6 +12,7 @@
 #include "annulus/core/buffer.h"
 #include "annulus/core/context.h"
 #include "testing/case.h"
+#include "testing/reference.h"
 
 namespace annulus::bench {
 
@@ -31,6 +33,9 @@ class Problem {
   double flops() const;
   std::size_t workspace_bytes() const { return workspace_.bytes(); }
   std::size_t peak_bytes() const;
+
+  // The first elements of a tensor, at most `count`; waits for what is still running.
+  std::vector<double> values(const std::string& name, std::int64_t count) const;
 
   // For a mover: the large tensors of a call, cut in pieces of equal size, as (reads, writes).
   // `unit` is the size of a piece. Empty reads when the tensors do not divide.
@@ -62,7 +67,12 @@ struct Accuracy {
   std::string worst_output;  // "forward y"
   double zero_rows = 0;      // share of output rows that are all zeros
 };
+// Inputs and, in double, the outputs that they should give: one entry a call.
+struct Expected {
+  std::vector<testing::Values> inputs, outputs;
+};
+Expected expected_of(const testing::Case& problem, const std::vector<std::string>& calls);
 Accuracy measure_accuracy(const testing::Case& problem, const std::vector<std::string>& calls,
-                          Device device);
+                          Device device, const Expected& expected);
 
 }  // namespace annulus::bench

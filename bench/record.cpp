@@ -214,9 +214,14 @@ Record from_json(const json& j) {
         o.one_of("floor_kind", {FloorKind::kBandwidth, FloorKind::kCompute, FloorKind::kLatency});
   }
   if (o.has("ceiling")) {
-    const Object c(o.at("ceiling"), "ceiling", {"copy_gbs", "gemm_gflops"});
-    r.ceiling =
-        Ceiling{c.maybe_real("copy_gbs").value_or(0), c.maybe_real("gemm_gflops").value_or(0)};
+    const Object c(o.at("ceiling"), "ceiling", {"copy_gbs", "gemm_gflops", "gemm", "step_us"});
+    r.ceiling = Ceiling{c.maybe_real("copy_gbs").value_or(0),
+                        c.maybe_real("gemm_gflops").value_or(0),
+                        {},
+                        c.maybe_real("step_us").value_or(0)};
+    if (c.has("gemm")) {
+      r.ceiling->gemm = c.one_of("gemm", {Products::kFp32, Products::kTf32, Products::kBf16});
+    }
   }
   if (o.has("seed")) {
     const Object s(o.at("seed"), "seed", {"value", "unit", "hardware", "columns"});
@@ -256,6 +261,9 @@ std::string name_of(FloorKind k) {
   return k == FloorKind::kBandwidth ? "bandwidth"
          : k == FloorKind::kCompute ? "compute"
                                     : "latency";
+}
+std::string name_of(Products p) {
+  return p == Products::kFp32 ? "fp32" : p == Products::kTf32 ? "tf32" : "bf16";
 }
 std::string name_of(Measures m) { return m == Measures::kTime ? "time" : "memory"; }
 
@@ -301,6 +309,8 @@ std::string to_json_line(const Record& r) {
   if (r.ceiling) {
     j["ceiling"] = {{"copy_gbs", number(r.ceiling->copy_gbs)},
                     {"gemm_gflops", number(r.ceiling->gemm_gflops)}};
+    if (r.ceiling->gemm) j["ceiling"]["gemm"] = name_of(*r.ceiling->gemm);
+    if (r.ceiling->step_us > 0) j["ceiling"]["step_us"] = number(r.ceiling->step_us);
   }
   if (r.seed) {
     j["seed"] = {

@@ -129,10 +129,15 @@ std::vector<Record> Runner::measure_or_throw(const Row& row, const Record& blank
 
   // Accuracy first: its buffers are gone before the large ones come.
   const testing::Case error_case = row.error_problem();
-  const Accuracy accuracy = measure_accuracy(error_case, row.calls, options_.device);
+  if (row.same_expected.empty() || row.same_expected != expected_for_) {
+    expected_for_.clear();
+    expected_ = expected_of(error_case, row.calls);
+    expected_for_ = row.same_expected;
+  }
+  const Accuracy accuracy = measure_accuracy(error_case, row.calls, options_.device, expected_);
 
   Problem problem(problem_case, row.calls, options_.device);
-  std::vector<Implementation> impls{{"annulus", [&] { problem.run(); }}};
+  std::vector<Implementation> impls{{row.impl, [&] { problem.run(); }}};
   std::unique_ptr<Mover> mover;
   std::string no_mover;
   if (row.with_move) {
@@ -145,14 +150,17 @@ std::vector<Record> Runner::measure_or_throw(const Row& row, const Record& blank
   r.params["error_on"] = error_case.params;
   r.bytes = problem.bytes();
   r.flops_needed = problem.flops();
-  const Floor floor = floor_of(problem.bytes(), problem.flops(), ceilings_);
+  if (row.work.passes > 1) r.flops_executed = row.work.passes * problem.flops();
+  const Floor floor = floor_of(problem.bytes(), problem.flops(), row.work, ceilings_);
   r.floor_ms = floor.ms;
   r.floor_kind = floor.kind;
-  r.ceiling = ceilings_.figures;
+  const double step_ms = row.work.steps > 0 ? ceilings_.step_ms(row.work.step_bytes) : 0;
+  r.ceiling = Ceiling{ceilings_.copy_gbs, ceilings_.gemm_gflops(row.work.products),
+                      row.work.products, 1e3 * step_ms};
 
   std::vector<Record> records;
   Record ours = r;
-  ours.impl = "annulus";
+  if (row.observe) ours.params.merge(row.observe(problem));
   ours.time_ms = summarize(times[0]);
   ours.error = ErrorFigure{kErrorMetric, accuracy.max_relative};
   ours.zero_rows = accuracy.zero_rows;
@@ -201,7 +209,7 @@ std::vector<Record> Runner::measure(const std::string& suite, const Row& row) {
   blank.suite = suite;
   blank.row = row.name;
   blank.op = row.op;
-  blank.impl = "annulus";
+  blank.impl = row.impl;
   blank.device = on_cuda(options_.device) ? "cuda" : "cpu";
   blank.dtype = annulus::name_of(row.dtype);
   blank.params = row.params;

@@ -11,6 +11,7 @@
 #include "annulus/core/device.h"
 #include "bench/ceilings.h"
 #include "bench/gpu.h"
+#include "bench/problem.h"
 #include "bench/record.h"
 #include "bench/suite.h"
 
@@ -50,6 +51,8 @@ class Runner {
 
   RunnerOptions options_;
   Ceilings ceilings_;
+  Expected expected_;                     // of the last row, and
+  std::string expected_for_;              // which rows share it
   Buffer sweep_;                          // CPU: read between repetitions
   std::unique_ptr<gpu::ColdTimer> cuda_;  // CUDA
 };

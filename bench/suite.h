@@ -10,23 +10,36 @@
 
 #include "annulus/core/device.h"
 #include "annulus/core/dtype.h"
+#include "bench/ceilings.h"
 #include "bench/record.h"
 #include "testing/case.h"
 
 namespace annulus::bench {
 
+class Problem;
+
 enum class Size { kQuick, kMachine, kFull };
 
 // One row: which problem, which of its calls, what to compare with.
 struct Row {
-  std::string name;  // unique in the suite together with the dtype, and the same on every machine
+  // Unique in the suite together with the dtype and `impl`, and the same on every machine.
+  std::string name;
   std::string op;
+  // "annulus" is what a user gets who sets nothing; "annulus-tf32" is the same problem solved with
+  // an option, which stands beside it.
+  std::string impl = "annulus";
   DType dtype = DType::kF32;
   Params params;
+  Work work;  // the floor: which multiply units, how many steps
   std::function<testing::Case()> problem;
   // The same problem with fewer batch elements and heads, small enough for the fp64 reference. It
   // keeps length, positions, width and dtype, so it meets the same arithmetic.
   std::function<testing::Case()> error_problem;
+  // Rows in a row that have the same text here (not empty) have the same error problem but for how
+  // it is solved, so the reference is computed once.
+  std::string same_expected;
+  // What the timed problem itself shows after it ran, for the record's params; may be empty.
+  std::function<Params(const Problem&)> observe;
   std::vector<std::string> calls;  // timed together: {"forward"}, {"backward"} or both
   bool with_move = true;           // a `move` row beside it
   std::optional<SeedFigure> seed;

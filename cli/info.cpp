@@ -35,13 +35,13 @@ std::vector<std::string> dtype_names(const OperatorInfo& op) {
 
 ordered_json ceilings_json(DeviceType device) {
   const bench::Ceilings c = bench::measure_ceilings(device);
-  ordered_json j{{"copy_gbs", c.figures.copy_gbs}};
-  if (c.figures.gemm_gflops > 0) {
-    j["gemm_gflops"] = c.figures.gemm_gflops;
-  } else {
-    j["gemm_gflops"] = nullptr;  // no BLAS in this build
+  ordered_json j{{"copy_gbs", c.copy_gbs}, {"gemm_gflops", ordered_json::object()}};
+  for (const bench::Products p : bench::kAllProducts) {
+    if (c.gemm_gflops(p) > 0) j["gemm_gflops"][bench::name_of(p)] = c.gemm_gflops(p);
   }
-  if (c.latency_ms > 0) j["launch_ms"] = c.latency_ms;
+  if (c.launch_ms > 0) j["launch_ms"] = c.launch_ms;
+  if (c.barrier_ms > 0) j["barrier_ms"] = c.barrier_ms;
+  j["summary"] = bench::to_string(c);
   return j;
 }
 
@@ -98,17 +98,6 @@ ordered_json collect(bool measure) {
   return j;
 }
 
-std::string ceilings_line(const ordered_json& c) {
-  std::string s = fmt::format("copy {:.1f} GB/s", c["copy_gbs"].get<double>());
-  s += c["gemm_gflops"].is_null()
-           ? ", GEMM not measured (no BLAS in this build)"
-           : fmt::format(", GEMM {:.0f} GFLOP/s", c["gemm_gflops"].get<double>());
-  if (c.contains("launch_ms")) {
-    s += fmt::format(", empty launch {:.1f} us", 1e3 * c["launch_ms"].get<double>());
-  }
-  return s;
-}
-
 void print_text(const ordered_json& j) {
   const auto text = [](const ordered_json& v) { return v.get<std::string>(); };
   constexpr double kGiB = 1 << 30;
@@ -120,7 +109,7 @@ void print_text(const ordered_json& j) {
                            cpu["threads"].get<int>(), text(cpu["simd"]),
                            cpu["memory_available_bytes"].get<double>() / kGiB);
   if (cpu.contains("ceilings"))
-    std::cout << "            " << ceilings_line(cpu["ceilings"]) << "\n";
+    std::cout << "            " << text(cpu["ceilings"]["summary"]) << "\n";
   if (j["hardware"].contains("cuda")) {
     for (const auto& g : j["hardware"]["cuda"]) {
       std::cout << fmt::format(
@@ -128,7 +117,7 @@ void print_text(const ordered_json& j) {
           text(g["compute_capability"]), g["multiprocessors"].get<int>(),
           g["memory_bytes"].get<double>() / kGiB, g["l2_bytes"].get<double>() / (1 << 20));
       if (g.contains("ceilings"))
-        std::cout << "            " << ceilings_line(g["ceilings"]) << "\n";
+        std::cout << "            " << text(g["ceilings"]["summary"]) << "\n";
     }
   }
   std::cout << "\nbuild\n";

@@ -1,0 +1,208 @@
+// Loops of one instruction each, over more accumulators than the units have latency to hide. The
+// empty asm statements hide the values from the compiler, which would else merge equal sums and
+// compute the loops away.
+#include "bench/cpu_peak.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+
+#include "annulus/cpu/features.h"
+#include "annulus/cpu/parallel.h"
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#elif defined(__x86_64__)
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace annulus::bench {
+namespace {
+
+constexpr std::int64_t kRounds = 100'000;
+
+struct Loop {
+  void (*run)(std::int64_t rounds) = nullptr;
+  double flops = 0;  // a round
+};
+
+// --- portable: the compiler's own vectors --------------------------------------------------------
+
+void plain_loop(std::int64_t rounds) {
+  float sum[32] = {};
+  float x = 1e-3f, y = 0.5f;
+  for (std::int64_t r = 0; r < rounds; ++r) {
+    asm volatile("" : "+g"(x), "+g"(y));
+    for (float& s : sum) s += x * y;
+  }
+  asm volatile("" ::"g"(&sum) : "memory");
+}
+
+// --- aarch64 -------------------------------------------------------------------------------------
+
+#if defined(__aarch64__)
+constexpr int kNeonSums = 24;  // of 32 registers
+
+void neon_loop(std::int64_t rounds) {
+  float32x4_t sum[kNeonSums] = {};
+#pragma GCC unroll 24
+  for (int i = 0; i < kNeonSums; ++i) asm volatile("" : "+w"(sum[i]));
+  float32x4_t x = vdupq_n_f32(1e-3f), y = vdupq_n_f32(0.5f);
+  for (std::int64_t r = 0; r < rounds; ++r) {
+    asm volatile("" : "+w"(x), "+w"(y));
+#pragma GCC unroll 24
+    for (int i = 0; i < kNeonSums; ++i) sum[i] = vfmaq_f32(sum[i], x, y);
+  }
+#pragma GCC unroll 24
+  for (int i = 0; i < kNeonSums; ++i) asm volatile("" ::"w"(sum[i]));
+}
+
+#pragma GCC push_options
+#pragma GCC target("arch=armv8.2-a+bf16")
+// bfmmla: (2 x 4) times (4 x 2), 32 flops.
+void bfmmla_loop(std::int64_t rounds) {
+  float32x4_t sum[kNeonSums] = {};
+#pragma GCC unroll 24
+  for (int i = 0; i < kNeonSums; ++i) asm volatile("" : "+w"(sum[i]));
+  bfloat16x8_t x = vreinterpretq_bf16_u16(vdupq_n_u16(0x3a81));
+  bfloat16x8_t y = vreinterpretq_bf16_u16(vdupq_n_u16(0x3f12));
+  for (std::int64_t r = 0; r < rounds; ++r) {
+    asm volatile("" : "+w"(x), "+w"(y));
+#pragma GCC unroll 24
+    for (int i = 0; i < kNeonSums; ++i) sum[i] = vbfmmlaq_f32(sum[i], x, y);
+  }
+#pragma GCC unroll 24
+  for (int i = 0; i < kNeonSums; ++i) asm volatile("" ::"w"(sum[i]));
+}
+#pragma GCC pop_options
+#endif
+
+// --- x86_64 --------------------------------------------------------------------------------------
+
+#if defined(__x86_64__)
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+constexpr int kAvx2Sums = 12;  // of 16 registers
+void avx2_loop(std::int64_t rounds) {
+  __m256 sum[kAvx2Sums] = {};
+#pragma GCC unroll 12
+  for (int i = 0; i < kAvx2Sums; ++i) asm volatile("" : "+x"(sum[i]));
+  __m256 x = _mm256_set1_ps(1e-3f), y = _mm256_set1_ps(0.5f);
+  for (std::int64_t r = 0; r < rounds; ++r) {
+    asm volatile("" : "+x"(x), "+x"(y));
+#pragma GCC unroll 12
+    for (int i = 0; i < kAvx2Sums; ++i) sum[i] = _mm256_fmadd_ps(x, y, sum[i]);
+  }
+#pragma GCC unroll 12
+  for (int i = 0; i < kAvx2Sums; ++i) asm volatile("" ::"x"(sum[i]));
+}
+#pragma GCC pop_options
+
+constexpr int kAvx512Sums = 24;  // of 32 registers
+#pragma GCC push_options
+#pragma GCC target("avx512f")
+void avx512_loop(std::int64_t rounds) {
+  __m512 sum[kAvx512Sums] = {};
+#pragma GCC unroll 24
+  for (int i = 0; i < kAvx512Sums; ++i) asm volatile("" : "+v"(sum[i]));
+  __m512 x = _mm512_set1_ps(1e-3f), y = _mm512_set1_ps(0.5f);
+  for (std::int64_t r = 0; r < rounds; ++r) {
+    asm volatile("" : "+v"(x), "+v"(y));
+#pragma GCC unroll 24
+    for (int i = 0; i < kAvx512Sums; ++i) sum[i] = _mm512_fmadd_ps(x, y, sum[i]);
+  }
+#pragma GCC unroll 24
+  for (int i = 0; i < kAvx512Sums; ++i) asm volatile("" ::"v"(sum[i]));
+}
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bf16")
+// dpbf16ps: two products for each of 16 sums, 64 flops.
+void dpbf16_loop(std::int64_t rounds) {
+  __m512 sum[kAvx512Sums] = {};
+#pragma GCC unroll 24
+  for (int i = 0; i < kAvx512Sums; ++i) asm volatile("" : "+v"(sum[i]));
+  __m512i x = _mm512_set1_epi16(0x3a80), y = _mm512_set1_epi16(0x3f00);
+  for (std::int64_t r = 0; r < rounds; ++r) {
+    asm volatile("" : "+v"(x), "+v"(y));
+#pragma GCC unroll 24
+    for (int i = 0; i < kAvx512Sums; ++i) {
+      sum[i] = _mm512_dpbf16_ps(sum[i], (__m512bh)x, (__m512bh)y);
+    }
+  }
+#pragma GCC unroll 24
+  for (int i = 0; i < kAvx512Sums; ++i) asm volatile("" ::"v"(sum[i]));
+}
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("amx-tile,amx-bf16")
+// tdpbf16ps: (16 x 32) times (32 x 16) into a tile, 16384 flops; four tiles in turn.
+void amx_loop(std::int64_t rounds) {
+  struct alignas(64) {
+    std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    std::uint16_t column_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  } config;
+  alignas(64) std::uint8_t operand[1024] = {};
+  _tile_loadconfig(&config);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_loadd(4, operand, 64);
+  _tile_loadd(5, operand, 64);
+  for (std::int64_t r = 0; r < rounds; ++r) {
+    _tile_dpbf16ps(0, 4, 5);
+    _tile_dpbf16ps(1, 4, 5);
+    _tile_dpbf16ps(2, 4, 5);
+    _tile_dpbf16ps(3, 4, 5);
+  }
+  _tile_release();
+}
+#pragma GCC pop_options
+
+// The tiles are large, so Linux hands them out on request only.
+bool may_use_amx() {
+  constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  unsigned a = 7, b = 0, c = 0, d = 0;
+  asm volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+  const bool has = (d >> 22 & 1) != 0 && (d >> 24 & 1) != 0;  // AMX-BF16, AMX-TILE
+  return has && syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+}
+#endif
+
+Loop loop_for(Products products) {
+#if defined(__aarch64__)
+  if (products == Products::kBf16 && cpu::has_arm_bf16()) return {bfmmla_loop, kNeonSums * 32.0};
+  return {neon_loop, kNeonSums * 8.0};
+#elif defined(__x86_64__)
+  if (products == Products::kBf16) {
+    if (may_use_amx()) return {amx_loop, 4 * 16384.0};
+    if (__builtin_cpu_supports("avx512bf16")) return {dpbf16_loop, kAvx512Sums * 64.0};
+  }
+  if (__builtin_cpu_supports("avx512f")) return {avx512_loop, kAvx512Sums * 32.0};
+  if (__builtin_cpu_supports("fma")) return {avx2_loop, kAvx2Sums * 16.0};
+#endif
+  return {plain_loop, 64.0};
+}
+
+}  // namespace
+
+double cpu_peak_gflops(Products products) {
+  if (products == Products::kTf32) return 0;
+  const Loop loop = loop_for(products);
+  const int threads = cpu::resolve_threads(0);
+  double best_ms = 1e300;
+  for (int repetition = 0; repetition < 12; ++repetition) {
+    const auto start = std::chrono::steady_clock::now();
+    cpu::parallel_for(threads, threads, [&](std::int64_t) { loop.run(kRounds); });
+    const std::chrono::duration<double, std::milli> t = std::chrono::steady_clock::now() - start;
+    best_ms = std::min(best_ms, t.count());
+  }
+  return 1e-6 * loop.flops * static_cast<double>(kRounds) * threads / best_ms;
+}
+
+}  // namespace annulus::bench
