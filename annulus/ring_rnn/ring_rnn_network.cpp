@@ -103,30 +103,42 @@ void Network<Real>::pack_left(std::int64_t i, const Real* rows_of_tile) const {
 template <class Real>
 void Network<Real>::multiply(const Member& m, std::int64_t t, const std::byte* all_weights,
                              Real* y) const {
+  const auto share = m.share(panels * batch_tiles);
+  for (std::int64_t unit = share.begin; unit < share.end;) {
+    const std::int64_t panel = unit / batch_tiles;
+    const std::int64_t first = unit % batch_tiles;
+    const std::int64_t last = std::min(batch_tiles, first + share.end - unit);
+    // All tiles of samples use the same weights in turn.
+    for (std::int64_t d0 = 0; d0 < N; d0 += kDepth) {
+      for (std::int64_t i = first; i < last; ++i) multiply_tile(t, panel, d0, i, all_weights, y);
+    }
+    unit += last - first;
+  }
+}
+
+template <class Real>
+void Network<Real>::multiply_tile(std::int64_t t, std::int64_t panel, std::int64_t d0,
+                                  std::int64_t i, const std::byte* all_weights, Real* y) const {
   constexpr int kFactors = 64;  // at a time
   annulus::cpu::Factor<Real> factors[kFactors];
-  const auto share = m.share(panels * batch_tiles);
-  for (std::int64_t unit = share.begin; unit < share.end; ++unit) {
-    const std::int64_t panel = unit / batch_tiles;
-    const std::int64_t i = unit % batch_tiles;
-    Real* to = y + i * tile.rows * ld + panel * tile.cols;
-    bool started = false;
-    for (std::int64_t d0 = 0; d0 < N; d0 += kDepth) {
-      const std::byte* a = left + i * left_bytes + tile.panel_bytes(tile.rows, d0);
-      for (std::int64_t k = 0; k <= K;) {
-        int n = 0;
-        for (; k <= K && n < kFactors; ++k) {
-          if (used[channels(t, i) + k] == 0) continue;
-          factors[n++] = {all_weights + weights_at(panel, d0, k),
-                          coefficient + (channels(t, i) + k) * tile.rows};
-        }
-        if (n == 0) continue;
-        tile.multiply(a, factors, n, std::min(kDepth, N - d0), count(i), to, ld, started);
-        started = true;
-      }
+  const std::int64_t depth = std::min(kDepth, N - d0);
+  const std::byte* w = all_weights + weights_at(panel, d0, 0);
+  const std::int64_t step = tile.panel_bytes(tile.cols, depth);
+  const unsigned char* use = used + channels(t, i);
+  const Real* c = coefficient + channels(t, i) * tile.rows;
+  Real* to = y + i * tile.rows * ld + panel * tile.cols;
+  bool started = d0 > 0;
+  for (std::int64_t k = 0; k <= K;) {
+    int n = 0;
+    for (; k <= K && n < kFactors; ++k) {
+      if (use[k] != 0) factors[n++] = {w + k * step, c + k * tile.rows};
     }
-    for (int r = 0; !started && r < tile.rows; ++r) std::fill_n(to + r * ld, tile.cols, Real(0));
+    if (n == 0) break;
+    tile.multiply(left + i * left_bytes + tile.panel_bytes(tile.rows, d0), factors, n, depth,
+                  count(i), to, ld, started);
+    started = true;
   }
+  for (int r = 0; !started && r < tile.rows; ++r) std::fill_n(to + r * ld, tile.cols, Real(0));
 }
 
 template struct Network<float>;

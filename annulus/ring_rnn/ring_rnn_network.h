@@ -57,7 +57,7 @@ class Carver {
 template <class Real>
 struct Network {
   // A product is cut along its depth, so that panels of both operands stay in the first cache.
-  static constexpr std::int64_t kDepth = 512;
+  static constexpr std::int64_t kDepth = 256;
   static constexpr int kMaxRows = 8;   // of a tile
   static constexpr int kMaxCols = 32;  // of a tile
 
@@ -137,6 +137,10 @@ struct Network {
     row.load(row_at2(v, b), N, to);
     std::fill(to + N, to + ld, Real(0));
   }
+
+ private:
+  void multiply_tile(std::int64_t t, std::int64_t panel, std::int64_t d0, std::int64_t i,
+                     const std::byte* all_weights, Real* y) const;
 };
 
 extern template struct Network<float>;
