@@ -95,7 +95,8 @@ class Session:
         y = formula(x64, theta[:2], shape, prefix, torch.float64)
         self._exact = {"y": y.detach(), "dx": torch.autograd.grad(y, x64, dy[:1, :2].double())[0]}
 
-    def errors(self, results):
+    def errors(self, implementation, directions):
+        results = implementation.results(directions)
         return {
             part: relative_error(results[part][: want.shape[0], : want.shape[1]], want)
             for part, want in self._exact.items()

@@ -69,7 +69,7 @@ def measure(suite, problem, directions, clock, reps, hardware, commit, output):
                 raise implementation
             if name == "torch-compile":
                 check_compiler(clock.device)
-            errors[name] = session.errors(implementation.results(directions))
+            errors[name] = session.errors(implementation, directions)
             for direction in directions:
                 prepare, call = implementation.timed(direction)
                 prepare()

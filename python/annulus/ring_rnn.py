@@ -80,7 +80,7 @@ def ring_rnn_pack(Wa, Wo, precision="auto"):
     """The weights in the form the kernels read, for `ring_rnn(..., packed=...)`: many calls, packed once.
 
     Good for every B and T with the same dtype, device and precision, as long as Wa and Wo keep their values. Opaque, and
-    aligned: pass it on as it is (a clone may be refused).
+    aligned: pass it on as it is (a clone may be refused). To be called outside torch.compile; its result may go in.
     """
     try:
         with torch.no_grad():

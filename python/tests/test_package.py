@@ -144,13 +144,14 @@ def command():
     return path
 
 
+@pytest.mark.parametrize("suite", peers.SUITES)
 @pytest.mark.parametrize("size", ["quick", "full"])
-def test_rows_are_those_of_the_command(size, command):
+def test_rows_are_those_of_the_command(size, suite, command):
     """The report merges by row name, so every peer row must be one of the C++ suite's."""
-    listed = subprocess.run([command, "bench", "lrpe-cosine", "--size", size, "--list"], capture_output=True, text=True)
+    listed = subprocess.run([command, "bench", suite, "--size", size, "--list"], capture_output=True, text=True)
     assert listed.returncode == 0, listed.stderr
     names = set(listed.stdout.split())
-    ours = {f"lrpe-cosine/{p.row(d)}/{p.dtype}" for p in peers.SUITES["lrpe-cosine"].problems(size) for d in p.directions}
+    ours = {f"{suite}/{p.row(d)}/{p.dtype}" for p in peers.SUITES[suite].problems(size) for d in p.directions}
     assert ours <= names, sorted(ours - names)
 
 
@@ -179,3 +180,23 @@ def test_peers_cannot_run(capsys):
 def test_full_size_is_the_table():
     rows = [p.row(d) for p in peers.SUITES["lrpe-cosine"].problems("full") for d in p.directions]
     assert len(rows) == len(set(rows)) == 64 and "bwd-3d-n32-l10-b12" in rows
+    rows = [(p.row(d), p.dtype) for p in peers.SUITES["ring-rnn"].problems("full") for d in p.directions]
+    assert len(rows) == len(set(rows)) and ("fwd-b256-n2048-k64-t20", "bf16") in rows
+    assert len({r for r, dtype in rows if dtype == "f32" and r.startswith("fwd-") and not r.endswith("dead")}) == 12
+
+
+def test_peers_of_the_ring_rnn():
+    """A small problem through every implementation: forward and all gradients against double precision."""
+    from annulus._peers_ring_rnn import Problem
+
+    for directions in (("fwd",), ("fwdbwd",)):
+        for variant in ("", "live2", "actions", "dead"):
+            problem = Problem(4, 12, 3, "f32", directions, variant=variant, matrices=True)
+            session = problem.open("cpu", directions)
+            wanted = {"torch-gemm", "torch-gemm2", "torch-sum", "torch-matmul", "annulus-torch"}
+            assert set(session.implementations) == wanted
+            for name, implementation in session.implementations.items():
+                errors = session.errors(implementation, directions)
+                assert set(errors) == set(session.parts(directions[0])) and max(errors.values()) <= 1e-5, (name, errors)
+    active = (problem.tensors("cpu")["A"] > 0).float().mean()
+    assert 0.1 < active < 0.35
