@@ -4,8 +4,10 @@
 // 32 at a time, and 32 rows whose c are all zero are passed over. c is multiplied onto g in f32 on
 // the way into shared memory, then split into terms.
 #include "annulus/core/checked.h"
+#include "annulus/cuda/check.h"
+#include "annulus/cuda/launch.h"
 #include "annulus/cuda/mma.cuh"
-#include "annulus/ring_rnn/ring_rnn_cuda_launch.cuh"
+#include "annulus/ring_rnn/ring_rnn_cuda_tensor.cuh"
 
 namespace annulus::ring::cuda::tensor {
 

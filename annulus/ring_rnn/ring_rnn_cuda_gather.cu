@@ -2,8 +2,10 @@
 // and amplitude. Backward: dA, dJ0, dJ1, dalpha, and the weights' gradients where their depth was
 // split.
 #include "annulus/core/checked.h"
+#include "annulus/cuda/check.h"
+#include "annulus/cuda/launch.h"
 #include "annulus/cuda/reduce.cuh"
-#include "annulus/ring_rnn/ring_rnn_cuda_launch.cuh"
+#include "annulus/ring_rnn/ring_rnn_cuda_tensor.cuh"
 
 namespace annulus::ring::cuda::tensor {
 
@@ -32,14 +34,16 @@ __global__ void __launch_bounds__(kThreads) readout_kernel(const __grid_constant
 __device__ __forceinline__ float dot(const Loop& loop, std::int64_t t, int channel,
                                      std::int64_t b) {
   const Shape& s = loop.shape;
-  const std::int64_t slots = static_cast<std::int64_t>(s.tiles) * s.splits() * 2;
+  const std::int64_t slots = static_cast<std::int64_t>(s.tiles) * s.splits() * s.dot_parts;
   const float* from = loop.dots + (t * slots * s.channels + channel) * s.padded_b + b;
   float sum = 0;
   for (int tile = 0; tile < s.tiles; ++tile) {
     for (int split = channel % s.channel_splits; split < s.splits(); split += s.channel_splits) {
-      const std::int64_t slot = (static_cast<std::int64_t>(tile) * s.splits() + split) * 2;
-      sum += from[slot * s.channels * s.padded_b];
-      sum += from[(slot + 1) * s.channels * s.padded_b];
+      const std::int64_t slot =
+          (static_cast<std::int64_t>(tile) * s.splits() + split) * s.dot_parts;
+      for (int i = 0; i < s.dot_parts; ++i) {
+        sum += from[(slot + i) * s.channels * s.padded_b];
+      }
     }
   }
   return sum;

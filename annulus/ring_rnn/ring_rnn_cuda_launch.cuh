@@ -6,46 +6,10 @@
 #include "annulus/cuda/check.h"
 #include "annulus/cuda/grid_barrier.cuh"
 #include "annulus/cuda/launch.h"
-#include "annulus/ring_rnn/ring_rnn_cuda_tensor.cuh"
+#include "annulus/ring_rnn/ring_rnn_cuda_hopper.cuh"
+#include "annulus/ring_rnn/ring_rnn_cuda_loop.cuh"
 
 namespace annulus::ring::cuda::tensor {
-
-template <class F>
-auto with_terms(int terms, F&& f) {
-  switch (terms) {
-    case 1:
-      return f.template operator()<1>();
-    case 2:
-      return f.template operator()<2>();
-    default:
-      return f.template operator()<3>();
-  }
-}
-
-// The narrow types of A, known at run time: f64 never comes here.
-template <class F>
-__device__ __forceinline__ void visit_narrow(DType dtype, F&& f) {
-  switch (dtype) {
-    case DType::kF16:
-      f.template operator()<float16>();
-      break;
-    case DType::kBF16:
-      f.template operator()<bfloat16>();
-      break;
-    default:
-      f.template operator()<float>();
-  }
-}
-
-// Blocks that are on the GPU at once; 0 where a cooperative launch cannot be had.
-template <class Kernel>
-int capacity(Kernel* kernel, int threads, std::size_t shared_bytes, const char* op) {
-  annulus::cuda::throw_on_error(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(shared_bytes)),
-      op, "shared memory of the ring loop");
-  return annulus::cuda::co_resident_blocks(kernel, threads, shared_bytes);
-}
 
 // All steps in one launch, or two launches a step to the same bits.
 template <class Kernel>
@@ -85,7 +49,22 @@ void launch_loop(Kernel* kernel, Loop loop, const char* op, cudaStream_t stream)
   }
 }
 
-int forward_capacity(int terms, int threads, std::size_t shared_bytes, const char* op);
-int backward_capacity(int terms, bool dots, int threads, std::size_t shared_bytes, const char* op);
+template <class Direction>
+void launch_direction(const Loop& loop, const char* op, cudaStream_t stream) {
+  with_terms(loop.shape.terms, [&]<int Terms>() {
+    if (!loop.shape.hopper) {
+      launch_loop(loop_kernel<Terms, Direction>, loop, op, stream);
+    } else if constexpr (Terms == 1) {
+      if (loop.shape.rows > 128) {
+        launch_loop(hopper_kernel<Terms, 4, Direction>, loop, op, stream);
+      } else {
+        launch_loop(hopper_kernel<Terms, 2, Direction>, loop, op, stream);
+      }
+    } else {
+      launch_loop(hopper_kernel<Terms, 2, Direction>, loop, op, stream);
+    }
+    return 0;
+  });
+}
 
 }  // namespace annulus::ring::cuda::tensor

@@ -4,48 +4,22 @@
 // before the first step and after each product, which a Direction supplies:
 //
 //   kBackward    do steps run from the last to the first?
-//   kDots        does the product also give s . u_k?   load_tile() puts s into shared memory for it
+//   kDots        does the product also give s . u_k?
 //   parity       which of the two buffers holds X of a step
 //   begin        X of the first step, four columns of a row
 //   finish       from the product of a step, X of the step after it
 #pragma once
 
-#include "annulus/cuda/grid_barrier.cuh"
 #include "annulus/cuda/mma.cuh"
-#include "annulus/cuda/reduce.cuh"
-#include "annulus/ring_rnn/ring_rnn_cuda_tensor.cuh"
+#include "annulus/ring_rnn/ring_rnn_cuda_parts.cuh"
 
 namespace annulus::ring::cuda::tensor {
 
 using annulus::cuda::copy_async_16;
 using annulus::cuda::copy_async_commit;
 using annulus::cuda::copy_async_wait;
-using annulus::cuda::GroupBarrier;
 using annulus::cuda::mma_bf16;
 using annulus::cuda::mma_bf16_first;
-
-// Where a block of threads works: which samples, columns and part of the sum.
-struct Place {
-  int batch_tile, tile, split;
-  int first_chunk, last_chunk;
-  std::uint32_t channel_pattern;  // bits of its channels in every mask word
-};
-
-__device__ __forceinline__ Place place_of(const Shape& s, std::int64_t item) {
-  Place p;
-  p.split = static_cast<int>(item % s.splits());
-  const std::int64_t rest = item / s.splits();
-  p.tile = static_cast<int>(rest % s.tiles);
-  p.batch_tile = static_cast<int>(rest / s.tiles);
-  const int part = p.split / s.channel_splits;
-  p.first_chunk = static_cast<int>(static_cast<std::int64_t>(part) * s.chunks / s.chunk_splits);
-  p.last_chunk = static_cast<int>(static_cast<std::int64_t>(part + 1) * s.chunks / s.chunk_splits);
-  p.channel_pattern = 0;
-  for (int k = p.split % s.channel_splits; k < 32; k += s.channel_splits) {
-    p.channel_pattern |= 1u << k;
-  }
-  return p;
-}
 
 // Walks over the blocks of weights a block of threads multiplies by: steps, its items, chunks, its
 // active channels. The loader walks ahead of the multiplier on the same way.
@@ -221,13 +195,9 @@ __device__ __forceinline__ void load_scales(const Loop& loop, const Warp& w, std
 __device__ __forceinline__ void add_dots(const Loop& loop, const Warp& w, std::int64_t time,
                                          const Place& place, int channel, bool first,
                                          const float4* s_tile, const float (&part)[4][4][4]) {
-  const Shape& s = loop.shape;
-  const std::int64_t slot =
-      ((static_cast<std::int64_t>(place.tile) * s.splits() + place.split) * 2 + w.column_group);
-  const std::int64_t slots = static_cast<std::int64_t>(s.tiles) * s.splits() * 2;
-  float* to = loop.dots + ((time * slots + slot) * s.channels + channel) * s.padded_b +
-              static_cast<std::int64_t>(place.batch_tile) * s.rows + w.row_group * kWarpRows +
-              (w.lane >> 2);
+  float* to = dots_of(loop, time, place, w.column_group, channel) +
+              static_cast<std::int64_t>(place.batch_tile) * loop.shape.rows +
+              w.row_group * kWarpRows + (w.lane >> 2);
 #pragma unroll
   for (int m = 0; m < 4; ++m) {
     float low = 0, high = 0;
@@ -254,7 +224,18 @@ __device__ __forceinline__ void add_dots(const Loop& loop, const Warp& w, std::i
   }
 }
 
-// ---- the two halves of a step
+// s of the tile, as the lanes hold the product.
+template <int Terms>
+__device__ __forceinline__ void load_tile(const Loop& loop, std::int64_t time, const Place& p,
+                                          const Warp& w, float4* s_tile) {
+  const std::int64_t row = static_cast<std::int64_t>(p.batch_tile) * loop.shape.rows +
+                           w.row_group * kWarpRows + (w.lane >> 2);
+  const int col = p.tile * kTile + w.column_group * 32 + (w.lane & 3) * 2;
+  for (int i = 0; i < 16; ++i) {
+    s_tile[i * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)] =
+        state_quad<Terms>(loop, time, row + (i >> 2) * 16, col + (i & 3) * 8);
+  }
+}
 
 // The sum of a split, as one item of `partial`.
 __device__ __forceinline__ void store_partial(const Loop& loop, const Warp& w, std::int64_t item,
@@ -270,58 +251,6 @@ __device__ __forceinline__ void store_partial(const Loop& loop, const Warp& w, s
       *reinterpret_cast<float2*>(at) = make_float2(acc[m][n][0], acc[m][n][1]);
       *reinterpret_cast<float2*>(at + 8 * kTile) = make_float2(acc[m][n][2], acc[m][n][3]);
     }
-  }
-}
-
-// Sixteen lanes hold a row, four columns each.
-__device__ __forceinline__ float sum_row(float v) { return annulus::cuda::warp_sum<16>(v); }
-
-// The sum over all columns of row `row` of X of this parity: parts of the tiles in fixed order.
-__device__ __forceinline__ float whole_row(const Loop& loop, std::int64_t row, int parity) {
-  const Shape& s = loop.shape;
-  const float* part =
-      loop.row_sums + static_cast<std::int64_t>(parity) * s.tiles * s.padded_b + row;
-  float sum = 0;
-  for (int tile = static_cast<int>(threadIdx.x) & 15; tile < s.tiles; tile += 16) {
-    sum += part[tile * s.padded_b];
-  }
-  return sum_row(sum);
-}
-
-// X of the next step: its terms as fragments, and the part of the row's sum.
-template <int Terms>
-__device__ __forceinline__ void publish(const Loop& loop, std::int64_t row, int tile, int col,
-                                        const float (&v)[4], int parity) {
-  const Shape& s = loop.shape;
-  const std::int64_t plane = s.padded_b * s.padded_n / 2;  // words
-  std::uint32_t* base = loop.operand + parity * Terms * plane;
-#pragma unroll
-  for (int pair = 0; pair < 2; ++pair) {
-    std::uint32_t word[Terms];
-    annulus::cuda::split_pair<Terms>(v[2 * pair], v[2 * pair + 1], word);
-    const std::int64_t at = operand_word(row, col + 2 * pair, s.padded_n);
-#pragma unroll
-    for (int term = 0; term < Terms; ++term) base[term * plane + at] = word[term];
-  }
-  const float sum = sum_row((v[0] + v[1]) + (v[2] + v[3]));
-  if ((threadIdx.x & 15) == 0) {
-    loop.row_sums[(static_cast<std::int64_t>(parity) * s.tiles + tile) * s.padded_b + row] = sum;
-  }
-}
-
-// Calls f(row of the padded batch, first of four columns) for the rows of the item's tile that its
-// split finishes: every lane of a warp at once, two rows a warp.
-template <class F>
-__device__ __forceinline__ void for_each_row(const Shape& s, const Place& p, F&& f) {
-  const int each = (s.rows + s.splits() - 1) / s.splits();
-  const int even = (each + 1) / 2 * 2;  // whole warps
-  const int first = p.split * even;
-  const int last = min(first + even, s.rows);
-  const int lane = static_cast<int>(threadIdx.x) & 31;
-  for (int row = first + static_cast<int>(threadIdx.x >> 5) * 2 + (lane >> 4); row < last;
-       row += static_cast<int>(blockDim.x >> 5) * 2) {
-    f(static_cast<std::int64_t>(p.batch_tile) * s.rows + row, row,
-      p.tile * kTile + (lane & 15) * 4);
   }
 }
 
@@ -364,29 +293,11 @@ __global__ void __launch_bounds__(256, 1) loop_kernel(const __grid_constant__ Lo
     }
   }
 
-  if (loop.phases & kBegin) {
-    for (std::int64_t item = first_item; item < s.items(); item += gridDim.x) {
-      const Place p = place_of(s, item);
-      for_each_row(s, p, [&](std::int64_t row, int, int col) {
-        float v[4];
-        Direction::begin(loop, row, col, v);
-        publish<Terms>(loop, row, p.tile, col, v,
-                       Direction::parity(loop, Direction::kBackward ? loop.last - 1 : loop.first));
-      });
-    }
-  }
-  // One item a block: only the blocks of the same samples wait for each other. Several: they may be
-  // of any samples, and the first counter serves all.
-  const Place home = place_of(s, first_item);
-  const bool one_each = s.items() <= gridDim.x;
-  unsigned* const mine = loop.counters + static_cast<std::int64_t>(home.batch_tile) *
-                                             (s.tiles + 1) * GroupBarrier::kStride;
-  GroupBarrier samples(
-      one_each ? mine : loop.counters,
-      one_each ? static_cast<unsigned>(s.tiles * s.splits()) : static_cast<unsigned>(gridDim.x));
-  GroupBarrier tile(mine + (home.tile + 1) * GroupBarrier::kStride,
-                    static_cast<unsigned>(s.splits()));
-  if (loop.together) samples.wait();
+  const int warps = static_cast<int>(blockDim.x >> 5);
+  const auto sync = [] { __syncthreads(); };
+  Meeting<decltype(sync)> meeting(loop, sync);
+  if (loop.phases & kBegin) begin_items<Terms, Direction>(loop, warps);
+  if (loop.together) meeting.samples();
   if (s.resident && (loop.phases & kMultiply)) {
     copy_async_wait<0>();
     __syncthreads();
@@ -404,7 +315,7 @@ __global__ void __launch_bounds__(256, 1) loop_kernel(const __grid_constant__ Lo
         const Place p = place_of(s, item);
         if constexpr (Direction::kDots) {
           __syncthreads();  // the tile of the item before has been used
-          Direction::template load_tile<Terms>(loop, time, p, w, s_tile);
+          load_tile<Terms>(loop, time, p, w, s_tile);
           __syncthreads();
         }
         float acc[4][4][4] = {};
@@ -464,38 +375,9 @@ __global__ void __launch_bounds__(256, 1) loop_kernel(const __grid_constant__ Lo
         store_partial(loop, w, item, acc);
       }
     }
-    if (loop.together) {
-      if (s.splits() > 1) {
-        tile.wait();
-      } else {
-        __syncthreads();
-      }
-    }
-    if (loop.phases & kFinish) {
-      for (std::int64_t item = first_item; item < s.items(); item += gridDim.x) {
-        const Place p = place_of(s, item);
-        const std::int64_t parts = item - p.split;  // the tile's first item
-        for_each_row(s, p, [&](std::int64_t row, int local, int col) {
-          const float* from = loop.partial + parts * s.rows * kTile +
-                              static_cast<std::int64_t>(local) * kTile + (col - p.tile * kTile);
-          float4 sum = make_float4(0, 0, 0, 0);
-          for (int i = 0; i < s.splits(); ++i) {
-            const float4 v = *reinterpret_cast<const float4*>(from + static_cast<std::int64_t>(i) *
-                                                                         s.rows * kTile);
-            sum.x += v.x;
-            sum.y += v.y;
-            sum.z += v.z;
-            sum.w += v.w;
-          }
-          const float row_sum = whole_row(loop, row, parity);
-          const float total[4] = {sum.x, sum.y, sum.z, sum.w};
-          float v[4];
-          Direction::finish(loop, time, row, p.tile, col, total, row_sum, v);
-          publish<Terms>(loop, row, p.tile, col, v, parity ^ 1);
-        });
-      }
-    }
-    if (loop.together && step + 1 < loop.last) samples.wait();
+    if (loop.together) meeting.tile();
+    if (loop.phases & kFinish) finish_items<Terms, Direction>(loop, time, parity, warps);
+    if (loop.together && step + 1 < loop.last) meeting.samples();
   }
 }
 

@@ -1,7 +1,6 @@
 // The backward loop on tensor cores: X is g = alpha F'(y) l, and the memory of the state holds
 // l = dL/dr, the incoming gradient of the step included.
 #include "annulus/ring_rnn/ring_rnn_cuda_launch.cuh"
-#include "annulus/ring_rnn/ring_rnn_cuda_loop.cuh"
 
 namespace annulus::ring::cuda::tensor {
 
@@ -79,6 +78,14 @@ struct Backward {
     const Args& a = loop.args;
     const std::int64_t t = loop.last - 1;
     float l[4];
+    if (loop.last < a.T) {  // the launch before left it
+      const float4 held = *reinterpret_cast<const float4*>(loop.state + at(loop, row, col));
+      l[0] = held.x;
+      l[1] = held.y;
+      l[2] = held.z;
+      l[3] = held.w;
+      return make_g(loop, t, row, col / kTile, col, l, v);
+    }
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       l[e] = 0;
@@ -127,63 +134,22 @@ struct Backward {
         }
       });
     }
-    if (t > 0) {
-      make_g(loop, t - 1, row, tile, col, l, v);
-    } else {
+    if (t > loop.leave_at) return make_g(loop, t - 1, row, tile, col, l, v);
+    *reinterpret_cast<float4*>(loop.state + at(loop, row, col)) =
+        make_float4(l[0], l[1], l[2], l[3]);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) v[e] = 0;
-    }
-  }
-
-  // s of the tile, as the lanes hold the product: the sum of its terms.
-  template <int Terms>
-  static __device__ __forceinline__ void load_tile(const Loop& loop, std::int64_t t, const Place& p,
-                                                   const Warp& w, float4* s_tile) {
-    const Shape& s = loop.shape;
-    const std::int64_t plane = s.T * s.padded_b * s.padded_n;
-    const std::int64_t row =
-        static_cast<std::int64_t>(p.batch_tile) * s.rows + w.row_group * kWarpRows + (w.lane >> 2);
-    const int col = p.tile * kTile + w.column_group * 32 + (w.lane & 3) * 2;
-    const std::uint16_t* from = loop.states + (t * s.padded_b + row) * s.padded_n + col;
-#pragma unroll
-    for (int m = 0; m < 4; ++m) {
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        float v[4] = {};
-#pragma unroll
-        for (int term = Terms - 1; term >= 0; --term) {
-          const std::uint16_t* at = from + term * plane + m * 16 * s.padded_n + n * 8;
-          const auto low = __ldg(reinterpret_cast<const std::uint32_t*>(at));
-          const auto high = __ldg(reinterpret_cast<const std::uint32_t*>(at + 8 * s.padded_n));
-          v[0] += __uint_as_float(low << 16);
-          v[1] += __uint_as_float(low & 0xffff0000u);
-          v[2] += __uint_as_float(high << 16);
-          v[3] += __uint_as_float(high & 0xffff0000u);
-        }
-        s_tile[(m * 4 + n) * blockDim.x + threadIdx.x] = make_float4(v[0], v[1], v[2], v[3]);
-      }
-    }
+    for (int e = 0; e < 4; ++e) v[e] = 0;
   }
 };
 
 }  // namespace
 
-int backward_capacity(int terms, bool dots, int threads, std::size_t shared_bytes, const char* op) {
-  return with_terms(terms, [&]<int Terms>() {
-    return dots ? capacity(loop_kernel<Terms, Backward<true>>, threads, shared_bytes, op)
-                : capacity(loop_kernel<Terms, Backward<false>>, threads, shared_bytes, op);
-  });
-}
-
 void run_backward(const Loop& loop, bool dots, const char* op, cudaStream_t stream) {
-  with_terms(loop.shape.terms, [&]<int Terms>() {
-    if (dots) {
-      launch_loop(loop_kernel<Terms, Backward<true>>, loop, op, stream);
-    } else {
-      launch_loop(loop_kernel<Terms, Backward<false>>, loop, op, stream);
-    }
-    return 0;
-  });
+  if (dots) {
+    launch_direction<Backward<true>>(loop, op, stream);
+  } else {
+    launch_direction<Backward<false>>(loop, op, stream);
+  }
 }
 
 }  // namespace annulus::ring::cuda::tensor

@@ -1,6 +1,5 @@
 // The forward loop on tensor cores: X is the state s.
 #include "annulus/ring_rnn/ring_rnn_cuda_launch.cuh"
-#include "annulus/ring_rnn/ring_rnn_cuda_loop.cuh"
 
 namespace annulus::ring::cuda::tensor {
 
@@ -77,17 +76,8 @@ struct Forward {
 
 }  // namespace
 
-int forward_capacity(int terms, int threads, std::size_t shared_bytes, const char* op) {
-  return with_terms(terms, [&]<int Terms>() {
-    return capacity(loop_kernel<Terms, Forward>, threads, shared_bytes, op);
-  });
-}
-
 void run_forward(const Loop& loop, const char* op, cudaStream_t stream) {
-  with_terms(loop.shape.terms, [&]<int Terms>() {
-    launch_loop(loop_kernel<Terms, Forward>, loop, op, stream);
-    return 0;
-  });
+  launch_direction<Forward>(loop, op, stream);
 }
 
 }  // namespace annulus::ring::cuda::tensor

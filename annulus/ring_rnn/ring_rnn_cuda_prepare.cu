@@ -1,6 +1,8 @@
 // Before the loop, in one launch: the weights as fragments, the coefficients c with the masks of
 // channels that are not zero, the states before each step as terms (backward), the barriers' counters.
-#include "annulus/ring_rnn/ring_rnn_cuda_launch.cuh"
+#include "annulus/cuda/check.h"
+#include "annulus/cuda/launch.h"
+#include "annulus/ring_rnn/ring_rnn_cuda_tensor.cuh"
 
 #include "annulus/core/checked.h"
 #include "annulus/cuda/mma.cuh"
@@ -48,6 +50,33 @@ __device__ __forceinline__ void pack_lane(const Prepare& p, std::int64_t index) 
 #pragma unroll
   for (int term = 0; term < Terms; ++term) {
     to[term * kDeep * 128] = make_uint4(word[0][term], word[1][term], word[2][term], word[3][term]);
+  }
+}
+
+// The same for Hopper: one thread makes 16 bytes, eight rows m of a column, of every term. Threads
+// that are neighbours read neighbours: along m forward, along n backward.
+template <int Terms, class T, bool Backward>
+__device__ __forceinline__ void pack_piece(const Prepare& p, std::int64_t index) {
+  const Shape& s = p.shape;
+  const int within = static_cast<int>(index & 511);
+  const int piece = Backward ? within >> 6 : within & 7;
+  const int n = Backward ? within & 63 : within >> 3;
+  const std::int64_t block = index >> 9;
+  const int channel = static_cast<int>(block % s.channels);
+  const std::int64_t where = block / s.channels;
+  const std::int64_t m = where % s.chunks * kHopperDepth + piece * 8;
+  const std::int64_t column = where / s.chunks * kTile + n;
+  std::uint32_t word[4][Terms];
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    annulus::cuda::split_pair<Terms>(weight<T, Backward>(p.args, channel, m + 2 * w, column),
+                                     weight<T, Backward>(p.args, channel, m + 2 * w + 1, column),
+                                     word[w]);
+  }
+  uint4* to = p.weights + (block * Terms * kTile + n) * 8 + (piece ^ (n & 7));
+#pragma unroll
+  for (int term = 0; term < Terms; ++term) {
+    to[term * kTile * 8] = make_uint4(word[0][term], word[1][term], word[2][term], word[3][term]);
   }
 }
 
@@ -111,7 +140,13 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
   if (block < p.weight_blocks) {
     const std::int64_t index = block * kThreads + threadIdx.x;
     if (index >= p.weight_lanes) return;
-    if (p.backward) {
+    if (p.shape.hopper) {
+      if (p.backward) {
+        pack_piece<Terms, T, true>(p, index);
+      } else {
+        pack_piece<Terms, T, false>(p, index);
+      }
+    } else if (p.backward) {
       pack_lane<Terms, T, true>(p, index);
     } else {
       pack_lane<Terms, T, false>(p, index);

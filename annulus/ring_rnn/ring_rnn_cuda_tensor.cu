@@ -2,6 +2,7 @@
 #include "annulus/ring_rnn/ring_rnn_cuda_tensor.cuh"
 
 #include <algorithm>
+#include <string>
 
 #include "annulus/core/checked.h"
 #include "annulus/cuda/check.h"
@@ -19,22 +20,23 @@ int attribute(cudaDeviceAttr which, const Plan& plan) {
 }
 
 // Samples a block: the most that pad the batch little.
-int rows_for(std::int64_t B) {
+int rows_for(std::int64_t B, int most) {
   const std::int64_t least = round_up(B, 64);
   for (const int rows : {256, 128}) {
-    if (round_up(B, rows) * 4 <= least * 5) return rows;
+    if (rows <= most && round_up(B, rows) * 4 <= least * 5) return rows;
   }
   return 64;
 }
 
 Shape weights_shape(const Plan& plan) {
   Shape s;
+  s.hopper = attribute(cudaDevAttrComputeCapabilityMajor, plan) == 9 && !plan.portable;
   s.N = plan.N;
   s.channels = static_cast<int>(plan.K) + 1;
   s.terms = terms_of(plan.precision);
   s.padded_n = static_cast<int>(round_up(plan.N, kTile));
   s.tiles = s.padded_n / kTile;
-  s.chunks = s.padded_n / depth_of(s.terms);
+  s.chunks = s.padded_n / (s.hopper ? kHopperDepth : depth_of(s.terms));
   s.mask_words = static_cast<int>(ceil_div(s.channels, 32));
   return s;
 }
@@ -45,11 +47,14 @@ Shape cut(const Plan& plan, bool dots) {
   Shape s = weights_shape(plan);
   s.B = plan.B;
   s.T = plan.T;
-  s.rows = rows_for(plan.B);
+  // Fragments of more terms need more registers, which 128 samples a block leave.
+  s.rows = rows_for(plan.B, s.hopper && s.terms > 1 ? 128 : 256);
   s.batch_tiles = static_cast<int>(ceil_div(plan.B, s.rows));
   s.padded_b = static_cast<std::int64_t>(s.batch_tiles) * s.rows;
-  s.threads = s.rows;  // a warp has 64 rows and half the columns
-  const int per_multiprocessor = s.rows == 256 ? 1 : 2;
+  // Portable: a warp has 64 rows and half the columns. Hopper: 16 rows; four warps more fetch.
+  s.threads = s.hopper ? s.rows * 2 + 128 : s.rows;
+  s.dot_parts = s.hopper ? 1 : 2;
+  const int per_multiprocessor = s.hopper || s.rows == 256 ? 1 : 2;
   const std::int64_t room =
       static_cast<std::int64_t>(attribute(cudaDevAttrMultiProcessorCount, plan)) *
       per_multiprocessor;
@@ -63,18 +68,29 @@ Shape cut(const Plan& plan, bool dots) {
   while (s.channel_splits * 2 <= groups) s.channel_splits *= 2;
   s.grid = static_cast<int>(std::min(s.items(), room));
 
-  const std::size_t tile_bytes =
-      dots ? static_cast<std::size_t>(s.rows) * kTile * sizeof(float) : 0;
+  if (s.items() > INT32_MAX) {
+    throw NotSupported("[" + std::string(plan.op) +
+                       "] B and N must leave fewer than 2^31 tiles "
+                       "of 64 neurons but leave " +
+                       std::to_string(s.items()));
+  }
+
+  std::size_t beside = dots ? static_cast<std::size_t>(s.rows) * kTile * sizeof(float) : 0;
+  if (s.hopper) {  // alignment, rings and their barriers
+    beside += 1024 + kRing * (static_cast<std::size_t>(s.rows) * sizeof(float) + 16 + 16) + 16;
+  }
   const std::size_t shared =
       static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, plan)) /
           static_cast<std::size_t>(per_multiprocessor) -
       1024;
-  const auto block = static_cast<std::size_t>(block_bytes(s.terms));
+  const auto block =
+      static_cast<std::size_t>(s.hopper ? hopper_block_bytes(s.terms) : block_bytes(s.terms));
   const std::int64_t blocks = each * ceil_div(s.channels, s.channel_splits);
-  const auto fit = static_cast<std::int64_t>((shared - tile_bytes) / block);
+  const auto fit = static_cast<std::int64_t>((shared - beside) / block);
+  const int stages = s.hopper ? kRing : kStages;
   s.resident = s.items() <= s.grid && blocks <= fit;
-  s.slots = s.resident ? static_cast<int>(blocks) : kStages;
-  s.shared_bytes = static_cast<std::size_t>(s.slots) * block + tile_bytes;
+  s.slots = s.resident ? static_cast<int>(blocks) : stages;
+  s.shared_bytes = static_cast<std::size_t>(s.slots) * block + beside;
   return s;
 }
 
@@ -165,7 +181,8 @@ BackwardScratch take_backward(Carver& scratch, const Plan& plan, const Shape& s,
   b.coefficients = take_coefficients(scratch, s);
   b.loop = take_loop(scratch, s);
   if (needs_dots(plan)) {
-    b.loop.dots = scratch.take<float>(s.T * s.tiles * s.splits() * 2 * s.channels * s.padded_b);
+    b.loop.dots =
+        scratch.take<float>(s.T * s.tiles * s.splits() * s.dot_parts * s.channels * s.padded_b);
   }
   if (needs_dots(plan) || plan.needs_dweights()) {
     b.states = scratch.take<std::uint16_t>(s.terms * s.T * plane);
@@ -332,7 +349,7 @@ void backward(const Plan& plan, Context& context) {
       run_forward(again.loop, plan.op, stream);
       loop.first = first;
       loop.last = last;
-      loop.phases = (last == plan.T ? kBegin : 0u) | kMultiply | kFinish;
+      loop.leave_at = first;
       loop.y = b.y;
       loop.y_first = first;
       loop.y_stride[0] = step;

@@ -32,10 +32,14 @@ inline constexpr int kWarpRows = 64;  // a warp owns 64 rows x 32 columns
 inline constexpr int kStages = 8;     // blocks of weights in shared memory while streaming
 inline constexpr int kMaxSplits = 32;
 
-// Rows m of a block of weights: as many as leave room in registers for the fragments of X.
+// Rows m of a block of weights. Portable: as many as leave room in registers for the fragments of X.
 constexpr int depth_of(int terms) { return terms == 1 ? 64 : terms == 2 ? 32 : 16; }
+inline constexpr int kHopperDepth = 64;
+inline constexpr int kHopperPlane = kHopperDepth * kTile * 2;  // bytes of one term
 // A block of weights, all terms: what one stage holds.
 constexpr int block_bytes(int terms) { return depth_of(terms) * kTile * 2 * terms; }
+__host__ __device__ constexpr int hopper_block_bytes(int terms) { return kHopperPlane * terms; }
+inline constexpr int kRing = 8;  // blocks announced ahead of the multiplying warps (Hopper)
 
 // How a call is cut.
 struct Shape {
@@ -53,6 +57,8 @@ struct Shape {
   int mask_words = 1;      // of 32 channels each
   int slots = kStages;     // blocks of weights in shared memory
   bool resident = false;   // they are all that a block of threads ever needs
+  bool hopper = false;     // wgmma and bulk copies
+  int dot_parts = 1;       // warps that share rows of a tile
   int grid = 0;            // blocks of threads
   int threads = 0;
   std::size_t shared_bytes = 0;
@@ -63,10 +69,12 @@ struct Shape {
   }
 };
 
-// The weights as fragments: block (tile, chunk, channel) of `terms` planes, each
-// [depth / 16][n / 16][lane][b0, b1 of columns 0-7, b0, b1 of columns 8-15].
+// The weights: block (tile, chunk, channel) of `terms` planes. Portable: as fragments,
+// [depth / 16][n / 16][lane][b0, b1 of columns 0-7, b0, b1 of columns 8-15]. Hopper: as wgmma reads
+// them, see swizzled_operand() in hopper.cuh.
 inline std::int64_t weight_bytes(const Shape& s) {
-  return static_cast<std::int64_t>(s.tiles) * s.chunks * s.channels * block_bytes(s.terms);
+  return static_cast<std::int64_t>(s.tiles) * s.chunks * s.channels *
+         (s.hopper ? hopper_block_bytes(s.terms) : block_bytes(s.terms));
 }
 
 // Parts of a step. kBegin makes the X of the first.
@@ -89,8 +97,8 @@ struct Loop {
   float* vectors = nullptr;  // [T][tile][padded_b][2]: parts of the population vector, or not
 
   // Backward.
-  float* g = nullptr;           // [T][padded_b][padded_n]
-  float* dots = nullptr;        // [T][tile * splits * 2][channel][padded_b]: parts of s . u_k
+  float* g = nullptr;     // [T][padded_b][padded_n]
+  float* dots = nullptr;  // [T][tile * splits * dot_parts][channel][padded_b]: parts of s . u_k
   float* alpha_sums = nullptr;  // [padded_b][padded_n]: l (F(y) - s), summed over steps
   float* reset_sums = nullptr;  // [padded_b][padded_n]: l of the steps that began with a reset
   float* g_sums = nullptr;      // [T][tile][padded_b]
@@ -108,6 +116,8 @@ struct Loop {
   bool backward = false;  // steps run from last - 1 down to first
   bool together = true;   // in one launch, with barriers in between
   Ref<2> restart;         // forward: the state to begin with, where that is not the call's own
+  // Backward: this launch leaves l of the step before this one to the next launch, which makes g.
+  std::int64_t leave_at = 0;
 };
 
 // One counter for the blocks of the same samples, and one a tile for its splits.
@@ -168,7 +178,34 @@ void run_dweights(const WeightGradients& gradients, const char* op, cudaStream_t
 void run_gather(const Loop& loop, const WeightGradients& gradients, DType dtype, const char* op,
                 cudaStream_t stream);
 
-// ---- device pieces
+// ---- pieces
+
+template <class F>
+auto with_terms(int terms, F&& f) {
+  switch (terms) {
+    case 1:
+      return f.template operator()<1>();
+    case 2:
+      return f.template operator()<2>();
+    default:
+      return f.template operator()<3>();
+  }
+}
+
+// The narrow types of A, known at run time: f64 never comes here.
+template <class F>
+__device__ __forceinline__ void visit_narrow(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::kF16:
+      f.template operator()<float16>();
+      break;
+    case DType::kBF16:
+      f.template operator()<bfloat16>();
+      break;
+    default:
+      f.template operator()<float>();
+  }
+}
 
 // Where a pair of columns (col even) of a row of X lies, in words.
 __device__ __forceinline__ std::int64_t operand_word(std::int64_t row, int col, int padded_n) {

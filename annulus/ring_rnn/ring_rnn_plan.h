@@ -24,6 +24,8 @@ struct Plan {
   // CUDA: a launch a part of a step instead of one for all steps. The bits are the same; it is what
   // runs where the GPU refuses a cooperative launch, and tests ask for it.
   bool stepwise = false;
+  // CUDA: the kernels of compute capability 8.0 also where the GPU has better; for tests.
+  bool portable = false;
 
   RingRnnInputs in;  // optional tensors that were left out are not defined()
   bool alpha_per_neuron() const { return in.alpha.tensor.defined() && in.alpha.tensor.rank == 1; }

@@ -1,0 +1,127 @@
+// What compute capability 9.0 adds and the kernels here use: barriers in shared memory that count
+// arriving bytes, bulk copies that need one thread, and products of a warpgroup (wgmma) whose right
+// operand lies in shared memory. Device code of this header exists only when compiling for sm_90a.
+#pragma once
+
+#include <cstdint>
+
+#include "annulus/cuda/mma.cuh"
+
+namespace annulus::cuda {
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define ANNULUS_DEVICE_HOPPER 1
+#else
+#define ANNULUS_DEVICE_HOPPER 0
+#endif
+
+#if ANNULUS_DEVICE_HOPPER
+
+// A barrier of `arrivals` a phase. Phases are told apart by parity: 0, 1, 0, ...
+struct SharedBarrier {
+  std::uint64_t word;
+
+  __device__ void init(unsigned arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&word)),
+                 "r"(arrivals)
+                 : "memory");
+  }
+  __device__ void arrive() {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&word))
+                 : "memory");
+  }
+  // Arrives, and lets the phase wait for that many bytes of bulk copies, too.
+  __device__ void arrive_expecting(unsigned bytes) {
+    asm volatile(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&word)),
+        "r"(bytes)
+        : "memory");
+  }
+  __device__ void wait(unsigned parity) {
+    unsigned done;
+    do {
+      asm volatile(
+          "{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, "
+          "p;}"
+          : "=r"(done)
+          : "r"(shared_address(&word)), "r"(parity)
+          : "memory");
+    } while (done == 0);
+  }
+};
+
+// Makes freshly made barriers known to the copy engine.
+__device__ __forceinline__ void fence_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Multiples of 16 bytes, aligned to 16; the barrier's phase ends when they have arrived.
+__device__ __forceinline__ void copy_bulk(void* shared, const void* global, unsigned bytes,
+                                          SharedBarrier* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(&barrier->word))
+      : "memory");
+}
+
+// A group of four warps leaves registers to the block's others, or takes what was left.
+template <int Registers>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));
+}
+template <int Registers>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
+}
+
+// Some of a block's warps wait for each other; barrier 0 is __syncthreads.
+__device__ __forceinline__ void sync_threads(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// The right operand of wgmma: 64 columns n of 64 rows k, bf16, in 128-byte rows of one column each,
+// whose 16-byte pieces are swapped by the row's number modulo 8 (the 128-byte swizzle):
+// element (k, n) at byte 128 n + 16 ((k / 8) xor (n mod 8)) + 2 (k mod 8). Aligned to 1024 bytes.
+// `step` counts 16 rows k.
+__device__ __forceinline__ std::uint64_t swizzled_operand(const void* shared, int step) {
+  const std::uint64_t address = (shared_address(shared) + static_cast<unsigned>(step) * 32) >> 4;
+  constexpr std::uint64_t kGroupStride = 1024 >> 4;  // eight columns
+  constexpr std::uint64_t kSwizzle128 = 1;
+  return (address & 0x3fff) | (std::uint64_t{1} << 16) | (kGroupStride << 32) | (kSwizzle128 << 62);
+}
+
+// Before the first wgmma that uses registers written otherwise.
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int Pending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+}
+
+// d (64 x 64) = or += a (64 x 16) b (16 x 64). A warp of the four holds 16 rows: a as mma.cuh says,
+// d[4 n + i] as mma.cuh says of d_i in columns 8 n ...
+__device__ __forceinline__ void wgmma_64x64(float (&d)[32], const uint4& a, std::uint64_t b,
+                                            bool add) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %37, 0;"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
+      "{%32,%33,%34,%35}, %36, p, 1, 1, 0;}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(static_cast<int>(add)));
+}
+
+#endif  // ANNULUS_DEVICE_HOPPER
+
+}  // namespace annulus::cuda
