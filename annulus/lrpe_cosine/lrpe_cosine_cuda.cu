@@ -16,13 +16,11 @@
 #include "annulus/cuda/launch.h"
 #include "annulus/cuda/memory.h"
 #include "annulus/lrpe_cosine/lrpe_cosine_cuda.cuh"
+#include "annulus/lrpe_cosine/lrpe_cosine_short.cuh"
 
 namespace annulus::lrpe::cuda {
 
 namespace {
-
-// What a thread does with its columns: x -> (x cos, x sin); (dy1, dy2) -> g; or a rotation.
-enum class Mode { kSpread, kGather, kRotate };
 
 // Blocks of 128 threads, seven of them to a multiprocessor: 72 registers a thread, no spill.
 // Measured on an H200 in bf16, n = 4096 forward / backward, as a multiple of a kernel that only
@@ -227,6 +225,14 @@ bool empty(const Plan& plan) {
 template <class T, int V, Mode kMode, bool kActivated>
 void launch_turn(const Plan& plan, Args a, cudaStream_t stream) {
   const std::int64_t lanes = plan.C / V;
+  if constexpr (V > 1 && !kActivated) {
+    ShortArgs s;
+    if (plan.B * plan.heads() * plan.L * lanes <= kShortVectors &&
+        make_short_args(plan, a.backward, s)) {
+      launch_short<T, V, kMode>(s, plan.heads(), stream);
+      return annulus::cuda::check_launch(plan.op, "short_kernel");
+    }
+  }
   const auto lanes_x = static_cast<int>(std::min<std::int64_t>(lanes, kTurnThreads));
   const dim3 shape(static_cast<unsigned>(lanes_x), static_cast<unsigned>(kTurnThreads / lanes_x));
   const std::int64_t tiles = (plan.L + shape.y - 1) / shape.y;
