@@ -55,7 +55,7 @@ inline constexpr Pairs kPairs[] = {
 
 template <class T, int Terms, int M>
 HWY_NOINLINE void multiply_rows(const T* a, const Factor<T>* factors, int count, std::int64_t depth,
-                                T* y, std::int64_t ldy, bool add) {
+                                T* y, std::int64_t ldy, bool add, const Dots<T>* dots) {
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
   constexpr int kLanes = static_cast<int>(HWY_MAX_BYTES / sizeof(T));
@@ -115,24 +115,37 @@ HWY_NOINLINE void multiply_rows(const T* a, const Factor<T>* factors, int count,
         hn::StoreU(hn::MulAdd(sum[m][n], c, old), d, to);
       }
     }
+    if (dots != nullptr) {
+      ANNULUS_UNROLL
+      for (int m = 0; m < M; ++m) {
+        const T* s = dots->s + m * dots->ld;
+        V dot = hn::Mul(hn::LoadU(d, s), sum[m][0]);
+        ANNULUS_UNROLL
+        for (int n = 1; n < kTileVectors; ++n) {
+          dot = hn::MulAdd(hn::LoadU(d, s + n * kLanes), sum[m][n], dot);
+        }
+        dots->to[f * kTileRows + m] = hn::GetLane(hn::SumOfLanes(d, dot));
+      }
+    }
   }
 }
 
 template <class T, int Terms>
 void multiply(const void* a, const Factor<T>* factors, int count, std::int64_t depth, int rows,
-              T* y, std::int64_t ldy, bool add) {
+              T* y, std::int64_t ldy, bool add, const Dots<T>* dots) {
   const T* pa = static_cast<const T*>(a);
-  if (rows > 4) return multiply_rows<T, Terms, kTileRows>(pa, factors, count, depth, y, ldy, add);
-  if (rows > 2) return multiply_rows<T, Terms, 4>(pa, factors, count, depth, y, ldy, add);
-  if (rows > 1) return multiply_rows<T, Terms, 2>(pa, factors, count, depth, y, ldy, add);
-  return multiply_rows<T, Terms, 1>(pa, factors, count, depth, y, ldy, add);
+  if (rows > 4)
+    return multiply_rows<T, Terms, kTileRows>(pa, factors, count, depth, y, ldy, add, dots);
+  if (rows > 2) return multiply_rows<T, Terms, 4>(pa, factors, count, depth, y, ldy, add, dots);
+  if (rows > 1) return multiply_rows<T, Terms, 2>(pa, factors, count, depth, y, ldy, add, dots);
+  return multiply_rows<T, Terms, 1>(pa, factors, count, depth, y, ldy, add, dots);
 }
 
 #else  // no Highway
 
 template <class T, int Terms>
 void multiply(const void* a, const Factor<T>* factors, int count, std::int64_t depth, int rows,
-              T* y, std::int64_t ldy, bool add) {
+              T* y, std::int64_t ldy, bool add, const Dots<T>* dots) {
   constexpr int kCols = kTileCols<T>;
   for (int f = 0; f < count; ++f, add = true) {
     T sum[kTileRows][kCols] = {};
@@ -149,11 +162,14 @@ void multiply(const void* a, const Factor<T>* factors, int count, std::int64_t d
     }
     const T* scale = factors[f].scale;
     for (int m = 0; m < rows; ++m) {
+      T dot = 0;
       for (int n = 0; n < kCols; ++n) {
         T* to = y + m * ldy + n;
         const T v = scale != nullptr ? scale[m] * sum[m][n] : sum[m][n];
         *to = add ? *to + v : v;
+        if (dots != nullptr) dot += dots->s[m * dots->ld + n] * sum[m][n];
       }
+      if (dots != nullptr) dots->to[f * kTileRows + m] = dot;
     }
   }
 }

@@ -27,6 +27,15 @@ struct Factor {
   const Real* scale;
 };
 
+// Asks for to[f * rows + r] = sum_c s[r * ld + c] sum_d a[r][d] b_f[c][d] beside the product, `rows`
+// being those of a whole tile.
+template <class Real>
+struct Dots {
+  const Real* s;
+  std::int64_t ld;
+  Real* to;
+};
+
 template <class Real>
 struct Tiles {
   int rows, cols;       // of a tile of the result, R of its left and right panels
@@ -45,9 +54,10 @@ struct Tiles {
   void (*pack_columns)(const Real* x, std::int64_t ld, const std::int32_t* index, const Real* scale,
                        int valid, std::int64_t depth, int R, void* to);
   // y[r * ldy + c] = (add ? y : 0) + sum_f scale_f[r] sum_d a[r][d] b_f[c][d] for r < rows, all
-  // columns. `rows` may be rounded up to what the kernel has: y and scale have all rows.
+  // columns. `rows` may be rounded up to what the kernel has: y, scale and s have all rows. `dots`
+  // may be nullptr.
   void (*multiply)(const void* a, const Factor<Real>* factors, int count, std::int64_t depth,
-                   int rows, Real* y, std::int64_t ldy, bool add);
+                   int rows, Real* y, std::int64_t ldy, bool add, const Dots<Real>* dots);
 };
 
 // The tiles for this machine; the same object for the life of the process.

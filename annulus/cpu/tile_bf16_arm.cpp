@@ -47,7 +47,7 @@ struct Pairs<3> {
 template <int Terms, int M>
 __attribute__((noinline)) void multiply_pairs(const bfloat16_t* a, const Factor<float>* factors,
                                               int count, std::int64_t units, float* y,
-                                              std::int64_t ldy, bool add) {
+                                              std::int64_t ldy, bool add, const Dots<float>* dots) {
   for (int f = 0; f < count; ++f, add = true) {
     float32x4_t sum[M][4];
     ANNULUS_UNROLL
@@ -76,6 +76,7 @@ __attribute__((noinline)) void multiply_pairs(const bfloat16_t* a, const Factor<
     const float* scale = factors[f].scale;
     ANNULUS_UNROLL
     for (int m = 0; m < M; ++m) {
+      float32x4_t dot0 = vdupq_n_f32(0), dot1 = dot0;
       const float32x4_t c0 = vdupq_n_f32(scale != nullptr ? scale[2 * m] : 1);
       const float32x4_t c1 = vdupq_n_f32(scale != nullptr ? scale[2 * m + 1] : 1);
       ANNULUS_UNROLL
@@ -83,12 +84,22 @@ __attribute__((noinline)) void multiply_pairs(const bfloat16_t* a, const Factor<
         // A sum is a 2 x 2 block: two of them side by side are four columns of two rows.
         const float64x2_t s0 = vreinterpretq_f64_f32(sum[m][n]);
         const float64x2_t s1 = vreinterpretq_f64_f32(sum[m][n + 1]);
+        const float32x4_t r0 = vreinterpretq_f32_f64(vzip1q_f64(s0, s1));
+        const float32x4_t r1 = vreinterpretq_f32_f64(vzip2q_f64(s0, s1));
         float* y0 = y + 2 * m * ldy + 2 * n;
         float* y1 = y0 + ldy;
-        const float32x4_t old0 = add ? vld1q_f32(y0) : vdupq_n_f32(0);
-        const float32x4_t old1 = add ? vld1q_f32(y1) : vdupq_n_f32(0);
-        vst1q_f32(y0, vfmaq_f32(old0, vreinterpretq_f32_f64(vzip1q_f64(s0, s1)), c0));
-        vst1q_f32(y1, vfmaq_f32(old1, vreinterpretq_f32_f64(vzip2q_f64(s0, s1)), c1));
+        vst1q_f32(y0, vfmaq_f32(add ? vld1q_f32(y0) : vdupq_n_f32(0), r0, c0));
+        vst1q_f32(y1, vfmaq_f32(add ? vld1q_f32(y1) : vdupq_n_f32(0), r1, c1));
+        if (dots != nullptr) {
+          const float* s = dots->s + 2 * m * dots->ld + 2 * n;
+          dot0 = vfmaq_f32(dot0, vld1q_f32(s), r0);
+          dot1 = vfmaq_f32(dot1, vld1q_f32(s + dots->ld), r1);
+        }
+      }
+      if (dots != nullptr) {
+        const float32x4_t both = vpaddq_f32(dot0, dot1);
+        const float32x4_t sums = vpaddq_f32(both, both);
+        vst1_f32(dots->to + f * kRows + 2 * m, vget_low_f32(sums));
       }
     }
   }
@@ -96,12 +107,12 @@ __attribute__((noinline)) void multiply_pairs(const bfloat16_t* a, const Factor<
 
 template <int Terms>
 void multiply(const void* a, const Factor<float>* factors, int count, std::int64_t depth, int rows,
-              float* y, std::int64_t ldy, bool add) {
+              float* y, std::int64_t ldy, bool add, const Dots<float>* dots) {
   const auto* pa = static_cast<const bfloat16_t*>(a);
   const std::int64_t units = (depth + kUnit - 1) / kUnit;
-  if (rows > 4) return multiply_pairs<Terms, 4>(pa, factors, count, units, y, ldy, add);
-  if (rows > 2) return multiply_pairs<Terms, 2>(pa, factors, count, units, y, ldy, add);
-  return multiply_pairs<Terms, 1>(pa, factors, count, units, y, ldy, add);
+  if (rows > 4) return multiply_pairs<Terms, 4>(pa, factors, count, units, y, ldy, add, dots);
+  if (rows > 2) return multiply_pairs<Terms, 2>(pa, factors, count, units, y, ldy, add, dots);
+  return multiply_pairs<Terms, 1>(pa, factors, count, units, y, ldy, add, dots);
 }
 
 // Eight numbers to bfloat16: of each term what it holds, and the rest goes to the next.
@@ -151,48 +162,57 @@ void pack_rows(const float* x, std::int64_t ld, int valid, std::int64_t depth, i
   }
 }
 
-// Four along the depth by four rows.
-inline void transpose(float32x4_t v[4]) {
-  const float32x4_t a = vtrn1q_f32(v[0], v[1]), b = vtrn2q_f32(v[0], v[1]);
-  const float32x4_t c = vtrn1q_f32(v[2], v[3]), d = vtrn2q_f32(v[2], v[3]);
-  const auto low = [](float32x4_t s, float32x4_t t) {
-    return vreinterpretq_f32_f64(vzip1q_f64(vreinterpretq_f64_f32(s), vreinterpretq_f64_f32(t)));
-  };
-  const auto high = [](float32x4_t s, float32x4_t t) {
-    return vreinterpretq_f32_f64(vzip2q_f64(vreinterpretq_f64_f32(s), vreinterpretq_f64_f32(t)));
-  };
-  v[0] = low(a, c);
-  v[1] = low(b, d);
-  v[2] = high(a, c);
-  v[3] = high(b, d);
+// Eight rows by four along the depth, of which v has one each: rounded, then turned.
+template <int Terms>
+inline void store_turned(float32x4_t (&v)[4][2], bfloat16_t* to, std::int64_t step) {
+  ANNULUS_UNROLL
+  for (int t = 0; t < Terms; ++t) {
+    uint16x8_t h[4];
+    ANNULUS_UNROLL
+    for (int k = 0; k < 4; ++k) {
+      const bfloat16x8_t part = vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(v[k][0]), v[k][1]);
+      h[k] = vreinterpretq_u16_bf16(part);
+      if (t + 1 < Terms) {
+        v[k][0] = vsubq_f32(v[k][0], vcvtq_low_f32_bf16(part));
+        v[k][1] = vsubq_f32(v[k][1], vcvtq_high_f32_bf16(part));
+      }
+    }
+    auto* p = reinterpret_cast<std::uint32_t*>(to + t * step);
+    const uint32x4_t a = vreinterpretq_u32_u16(vzip1q_u16(h[0], h[1]));
+    const uint32x4_t b = vreinterpretq_u32_u16(vzip1q_u16(h[2], h[3]));
+    const uint32x4_t c = vreinterpretq_u32_u16(vzip2q_u16(h[0], h[1]));
+    const uint32x4_t d = vreinterpretq_u32_u16(vzip2q_u16(h[2], h[3]));
+    vst1q_u32(p, vzip1q_u32(a, b));
+    vst1q_u32(p + 4, vzip2q_u32(a, b));
+    vst1q_u32(p + 8, vzip1q_u32(c, d));
+    vst1q_u32(p + 12, vzip2q_u32(c, d));
+  }
 }
 
 template <int Terms>
 void pack_columns(const float* x, std::int64_t ld, const std::int32_t* index, const float* scale,
                   int valid, std::int64_t depth, int R, void* to) {
+  static_assert(kRows == 8 && kCols == 8);
   auto* p = static_cast<bfloat16_t*>(to);
   const std::int64_t units = (depth + kUnit - 1) / kUnit;
   const std::int64_t step = units * R * kUnit;
   for (std::int64_t u = 0; u < units; ++u) {
-    const std::int64_t rest = depth - u * kUnit < kUnit ? depth - u * kUnit : kUnit;
-    for (int r = 0; r < R; r += 4) {
-      const int some = valid - r < 0 ? 0 : valid - r < 4 ? valid - r : 4;
-      float32x4_t v[4];
-      ANNULUS_UNROLL
-      for (int k = 0; k < 4; ++k) {
-        v[k] = vdupq_n_f32(0);
-        if (k < rest) {
-          const std::int64_t d = u * kUnit + k;
-          const float* row = x + (index != nullptr ? index[d] : d) * ld + r;
-          v[k] = some == 4 ? vld1q_f32(row) : load_some(row, some);
-          if (scale != nullptr) v[k] = vmulq_f32(v[k], vdupq_n_f32(scale[d]));
-        }
+    const std::int64_t some = depth - u * kUnit < kUnit ? depth - u * kUnit : kUnit;
+    float32x4_t v[4][2];
+    ANNULUS_UNROLL
+    for (int k = 0; k < 4; ++k) {
+      v[k][0] = v[k][1] = vdupq_n_f32(0);
+      if (k >= some) continue;
+      const std::int64_t d = u * kUnit + k;
+      const float* row = x + (index != nullptr ? index[d] : d) * ld;
+      v[k][0] = valid >= 4 ? vld1q_f32(row) : load_some(row, valid);
+      v[k][1] = valid == 8 ? vld1q_f32(row + 4) : load_some(row + 4, valid - 4);
+      if (scale != nullptr) {
+        v[k][0] = vmulq_n_f32(v[k][0], scale[d]);
+        v[k][1] = vmulq_n_f32(v[k][1], scale[d]);
       }
-      transpose(v);
-      bfloat16_t* q = p + (u * R + r) * kUnit;
-      store_terms<Terms>(v[0], v[1], q, step);
-      store_terms<Terms>(v[2], v[3], q + 8, step);
     }
+    store_turned<Terms>(v, p + u * R * kUnit, step);
   }
 }
 

@@ -93,9 +93,6 @@ struct Rows {
   // g = alpha F'(y) l;  moment = l (F(y) - s), where asked for;  l = keep l.
   void (*back)(RingActivation f, std::int64_t n, const Real* alpha, const Real* keep, const Real* y,
                const Real* s, Real* l, Real* g, Real* moment);
-  // y[r] (+)= scale[r] z[r], dot[r] = s[r] . z[r] for `count` rows of n elements, z being dense.
-  void (*add_and_dot)(int count, std::int64_t n, const Real* z, const Real* scale, Real* y,
-                      std::int64_t ldy, bool add, const Real* s, std::int64_t lds, Real* dot);
 };
 
 template <class Real>

@@ -30,7 +30,7 @@ struct Backward : Network<Real> {
   Real* l = nullptr;                     // [padded_B][ld]
   Real* u = nullptr;                     // [padded_B][ld], sum_k c_k u_k
   Real* to_reset = nullptr;              // [padded_B][ld], gradient of the state of resets
-  Real* partial = nullptr;               // [panels][K + 1][padded_B], parts of s . u_k
+  Real* partial = nullptr;               // [padded_B][K + 1][panels], parts of s . u_k
   double* sum_J0 = nullptr;              // [padded_B]
   double* sum_J1 = nullptr;              // [padded_B]
   double* sum_alpha = nullptr;           // [batch_tiles][ld]
@@ -154,7 +154,7 @@ struct Backward : Network<Real> {
       for (std::int64_t k = 0; k <= K; ++k) {
         double dot = 0;
         for (std::int64_t p = 0; on && p < this->panels; ++p) {
-          dot += static_cast<double>(partial[(p * (K + 1) + k) * padded_B + b]);
+          dot += static_cast<double>(partial[(b * (K + 1) + k) * this->panels + p]);
         }
         const TensorView& dA = plan.grad.dA;
         if (k == 0) {
@@ -209,33 +209,6 @@ struct Backward : Network<Real> {
     }
   }
 
-  // u of the samples and neurons of one tile, and their parts of s . u_k.
-  void multiply_tile(std::int64_t t, std::int64_t t0, std::int64_t p, std::int64_t i) {
-    alignas(64) Real z[Base::kMaxRows * Base::kMaxCols];
-    alignas(64) Real dot[Base::kMaxRows];
-    const std::int64_t first = i * tile.rows;
-    const Real* s = all_s + ((t - t0) * padded_B + first) * ld + p * tile.cols;
-    Real* to = u + first * ld + p * tile.cols;
-    bool started = false;
-    for (std::int64_t d0 = 0; d0 < N; d0 += Base::kDepth) {
-      const std::int64_t depth = std::min(Base::kDepth, N - d0);
-      const std::byte* a = this->left + i * this->left_bytes + tile.panel_bytes(tile.rows, d0);
-      for (std::int64_t k = 0; k <= K; ++k) {
-        if (needed[k] == 0) continue;
-        const annulus::cpu::Factor<Real> w = {backward_panels + this->weights_at(p, d0, k),
-                                              nullptr};
-        tile.multiply(a, &w, 1, depth, this->count(i), z, tile.cols, false);
-        row.add_and_dot(this->count(i), tile.cols, z,
-                        this->coefficient + (this->channels(t, i) + k) * tile.rows, to, ld, started,
-                        s, ld, dot);
-        started = true;
-        Real* sums = partial + (p * (K + 1) + k) * padded_B + first;
-        for (int r = 0; r < this->count(i); ++r) sums[r] = d0 == 0 ? dot[r] : sums[r] + dot[r];
-      }
-    }
-    for (int r = 0; !started && r < tile.rows; ++r) std::fill_n(to + r * ld, tile.cols, Real(0));
-  }
-
   void run_back(const Member& m, const Member::Range& share, std::int64_t t0, std::int64_t t1) {
     for (std::int64_t t = t1 - 1; t >= t0; --t) {
       for (std::int64_t i = share.begin; i < share.end; ++i) {
@@ -246,14 +219,8 @@ struct Backward : Network<Real> {
         this->pack_left(i, all_g + ((t - t0) * padded_B + i * tile.rows) * ld);
       }
       m.wait();
-      if (dots) {
-        const auto units = m.share(this->panels * this->batch_tiles);
-        for (std::int64_t unit = units.begin; unit < units.end; ++unit) {
-          multiply_tile(t, t0, unit / this->batch_tiles, unit % this->batch_tiles);
-        }
-      } else {
-        this->multiply(m, t, backward_panels, u);
-      }
+      const typename Base::ChannelDots asked = {needed, all_s + (t - t0) * padded_B * ld, partial};
+      this->multiply(m, t, backward_panels, u, dots ? &asked : nullptr);
       m.wait();
     }
     for (std::int64_t i = share.begin; i < share.end && t1 > t0; ++i) {

@@ -101,7 +101,8 @@ void WeightGradients<Real>::multiply(const Member& m, std::int64_t k0, std::int6
     const annulus::cpu::Factor<Real> right = {
         dense[k] != 0 ? b_all + p * b_bytes : b + ((k - k0) * net.panels + p) * b_bytes, nullptr};
     tile.multiply(a + ((k - k0) * tiles + i) * a_bytes, &right, 1, length[k], tile.rows,
-                  total + (k * tiles + i) * tile.rows * net.ld + p * tile.cols, net.ld, true);
+                  total + (k * tiles + i) * tile.rows * net.ld + p * tile.cols, net.ld, true,
+                  nullptr);
   }
 }
 

@@ -101,8 +101,8 @@ void Network<Real>::pack_left(std::int64_t i, const Real* rows_of_tile) const {
 }
 
 template <class Real>
-void Network<Real>::multiply(const Member& m, std::int64_t t, const std::byte* all_weights,
-                             Real* y) const {
+void Network<Real>::multiply(const Member& m, std::int64_t t, const std::byte* all_weights, Real* y,
+                             const ChannelDots* dots) const {
   const auto share = m.share(panels * batch_tiles);
   for (std::int64_t unit = share.begin; unit < share.end;) {
     const std::int64_t panel = unit / batch_tiles;
@@ -110,7 +110,9 @@ void Network<Real>::multiply(const Member& m, std::int64_t t, const std::byte* a
     const std::int64_t last = std::min(batch_tiles, first + share.end - unit);
     // All tiles of samples use the same weights in turn.
     for (std::int64_t d0 = 0; d0 < N; d0 += kDepth) {
-      for (std::int64_t i = first; i < last; ++i) multiply_tile(t, panel, d0, i, all_weights, y);
+      for (std::int64_t i = first; i < last; ++i) {
+        multiply_tile(t, panel, d0, i, all_weights, y, dots);
+      }
     }
     unit += last - first;
   }
@@ -118,27 +120,42 @@ void Network<Real>::multiply(const Member& m, std::int64_t t, const std::byte* a
 
 template <class Real>
 void Network<Real>::multiply_tile(std::int64_t t, std::int64_t panel, std::int64_t d0,
-                                  std::int64_t i, const std::byte* all_weights, Real* y) const {
+                                  std::int64_t i, const std::byte* all_weights, Real* y,
+                                  const ChannelDots* dots) const {
   constexpr int kFactors = 64;  // at a time
   annulus::cpu::Factor<Real> factors[kFactors];
+  std::int64_t channel[kFactors];
+  alignas(64) Real dot[kFactors * kMaxRows];
   const std::int64_t depth = std::min(kDepth, N - d0);
   const std::byte* w = all_weights + weights_at(panel, d0, 0);
   const std::int64_t step = tile.panel_bytes(tile.cols, depth);
   const unsigned char* use = used + channels(t, i);
   const Real* c = coefficient + channels(t, i) * tile.rows;
-  Real* to = y + i * tile.rows * ld + panel * tile.cols;
+  const std::int64_t corner = i * tile.rows * ld + panel * tile.cols;
   bool started = d0 > 0;
   for (std::int64_t k = 0; k <= K;) {
     int n = 0;
     for (; k <= K && n < kFactors; ++k) {
-      if (use[k] != 0) factors[n++] = {w + k * step, c + k * tile.rows};
+      if (use[k] == 0 && (dots == nullptr || dots->needed[k] == 0)) continue;
+      channel[n] = k;
+      factors[n++] = {w + k * step, c + k * tile.rows};
     }
     if (n == 0) break;
+    annulus::cpu::Dots<Real> tile_dots = {dots != nullptr ? dots->s + corner : nullptr, ld, dot};
     tile.multiply(left + i * left_bytes + tile.panel_bytes(tile.rows, d0), factors, n, depth,
-                  count(i), to, ld, started);
+                  count(i), y + corner, ld, started, dots != nullptr ? &tile_dots : nullptr);
     started = true;
+    for (int r = 0; dots != nullptr && r < count(i); ++r) {
+      Real* to = dots->partial + (i * tile.rows + r) * (K + 1) * panels + panel;
+      for (int f = 0; f < n; ++f) {
+        Real& sum = to[channel[f] * panels];
+        sum = dot[f * tile.rows + r] + (d0 > 0 ? sum : Real(0));
+      }
+    }
   }
-  for (int r = 0; !started && r < tile.rows; ++r) std::fill_n(to + r * ld, tile.cols, Real(0));
+  for (int r = 0; !started && r < tile.rows; ++r) {
+    std::fill_n(y + corner + r * ld, tile.cols, Real(0));
+  }
 }
 
 template struct Network<float>;

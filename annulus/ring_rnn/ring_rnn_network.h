@@ -131,8 +131,15 @@ struct Network {
   void pack_weights(const Member& m, bool transposed, const unsigned char* which,
                     std::byte* to) const;
   void pack_left(std::int64_t i, const Real* rows_of_tile) const;
-  // y[b] = sum_k c_k s W_k^T for all samples of step t, from `left`.
-  void multiply(const Member& m, std::int64_t t, const std::byte* all_weights, Real* y) const;
+  // Asks a product for s . z_k beside sum_k c_k z_k.
+  struct ChannelDots {
+    const unsigned char* needed;  // [K + 1]: also where all coefficients are zero
+    const Real* s;                // [padded_B][ld]
+    Real* partial;                // [padded_B][K + 1][panels], to be summed over panels
+  };
+  // y[b] = sum_k c_k z_k with z_k = s W_k^T for all samples of step t, from `left`.
+  void multiply(const Member& m, std::int64_t t, const std::byte* all_weights, Real* y,
+                const ChannelDots* dots = nullptr) const;
   void load_state(const TensorView& v, std::int64_t b, Real* to) const {
     row.load(row_at2(v, b), N, to);
     std::fill(to + N, to + ld, Real(0));
@@ -140,7 +147,7 @@ struct Network {
 
  private:
   void multiply_tile(std::int64_t t, std::int64_t panel, std::int64_t d0, std::int64_t i,
-                     const std::byte* all_weights, Real* y) const;
+                     const std::byte* all_weights, Real* y, const ChannelDots* dots) const;
 };
 
 extern template struct Network<float>;

@@ -91,20 +91,6 @@ void back_plain(RingActivation f, std::int64_t n, const Real* alpha, const Real*
     l[i] *= keep[i];
   }
 }
-template <class Real>
-void add_and_dot_plain(int count, std::int64_t n, const Real* z, const Real* scale, Real* y,
-                       std::int64_t ldy, bool add, const Real* s, std::int64_t lds, Real* dot) {
-  for (int r = 0; r < count; ++r) {
-    Real total = 0;
-    for (std::int64_t i = 0; i < n; ++i) {
-      const Real v = scale[r] * z[r * n + i];
-      y[r * ldy + i] = add ? y[r * ldy + i] + v : v;
-      total += s[r * lds + i] * z[r * n + i];
-    }
-    dot[r] = total;
-  }
-}
-
 #if ANNULUS_HAVE_HWY
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -287,41 +273,20 @@ void back_float(RingActivation f, std::int64_t n, const float* alpha, const floa
   });
 }
 
-void add_and_dot_float(int count, std::int64_t n, const float* z, const float* scale, float* y,
-                       std::int64_t ldy, bool add, const float* s, std::int64_t lds, float* dot) {
-  const F32 d;
-  const auto lanes = static_cast<std::int64_t>(simd::lanes());
-  for (int r = 0; r < count; ++r) {
-    VF total = hn::Zero(d);
-    const VF c = hn::Set(d, scale[r]);
-    for (std::int64_t i = 0; i < n; i += lanes) {
-      const VF vz = hn::LoadU(d, z + r * n + i);
-      float* to = y + r * ldy + i;
-      VF v = hn::Mul(c, vz);
-      if (add) v = hn::Add(v, hn::LoadU(d, to));
-      hn::StoreU(v, d, to);
-      total = hn::MulAdd(hn::LoadU(d, s + r * lds + i), vz, total);
-    }
-    dot[r] = hn::GetLane(hn::SumOfLanes(d, total));
-  }
-}
-
 #endif
 
 const Rows<float>* float_rows() {
 #if ANNULUS_HAVE_HWY
-  static const Rows<float> rows = {load_float, store_float, sum_float,
-                                   step_float, back_float,  add_and_dot_float};
+  static const Rows<float> rows = {load_float, store_float, sum_float, step_float, back_float};
 #else
   static const Rows<float> rows = {load_plain<float>, store_plain<float>, sum_plain<float>,
-                                   step_plain<float>, back_plain<float>,  add_and_dot_plain<float>};
+                                   step_plain<float>, back_plain<float>};
 #endif
   return &rows;
 }
 const Rows<double>* double_rows() {
-  static const Rows<double> rows = {load_plain<double>, store_plain<double>,
-                                    sum_plain<double>,  step_plain<double>,
-                                    back_plain<double>, add_and_dot_plain<double>};
+  static const Rows<double> rows = {load_plain<double>, store_plain<double>, sum_plain<double>,
+                                    step_plain<double>, back_plain<double>};
   return &rows;
 }
 
