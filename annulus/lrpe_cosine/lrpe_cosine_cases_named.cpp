@@ -74,6 +74,12 @@ void add_axes(Builder& b) {
   // Defect 1: E = 64 for D = 128 left axis 3 without a column. These give every axis some.
   b.add("3-D, E = 43: axis 3 owns 42 columns",
         {.B = 2, .H = 2, .D = 128, .E = 43, .shape = {4, 3, 5}, .prefix = 10});
+  for (const DType dtype : kAllDTypes) {
+    LrpeProblem p{.B = 3, .H = 2, .D = 128, .E = 43, .shape = {4, 3, 5}, .prefix = 1};
+    p.dtype = dtype;
+    p.need_dtheta = false;
+    b.add("3-D, vectors with columns of two axes", p);
+  }
   b.add("4-D, E not dividing D", {.B = 2, .H = 2, .D = 30, .E = 8, .shape = {2, 3, 2, 3}});
   b.add("m * E far above D", {.H = 2, .D = 5, .E = 40, .shape = {9, 1}, .prefix = 1});
   b.add("axes of length 1 that own no column", {.H = 1, .D = 8, .E = 8, .shape = {6, 1, 1}});

@@ -21,6 +21,7 @@
 #include "annulus/cpu/parallel.h"
 #include "annulus/cpu/simd-inl.h"
 #include "annulus/lrpe_cosine/lrpe_cosine_apply-inl.h"
+#include "annulus/lrpe_cosine/lrpe_cosine_direct-inl.h"
 #include "annulus/lrpe_cosine/lrpe_cosine_plan.h"
 #include "annulus/lrpe_cosine/lrpe_cosine_rows-inl.h"
 #include "annulus/lrpe_cosine/lrpe_cosine_scratch-inl.h"

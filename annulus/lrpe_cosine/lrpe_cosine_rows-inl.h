@@ -67,6 +67,12 @@ HWY_INLINE Far still_far(Far far, simd::VF v, float limit) {
   return hn::And(far, hn::Ge(hn::Abs(v), hn::Set(simd::F32(), limit)));
 }
 HWY_INLINE bool some_near(Far far) { return !hn::AllTrue(simd::F32(), far); }
+// The first n lanes of a (none where n <= 0), the others of b.
+HWY_INLINE simd::VF splice(std::int64_t n, simd::VF a, simd::VF b) {
+  const auto first =
+      hn::FirstN(simd::F32(), static_cast<std::size_t>(std::max<std::int64_t>(n, 0)));
+  return hn::IfThenElse(first, a, b);
+}
 template <class Real>
 HWY_INLINE Real one_mul_add(Real a, Real b, Real c) {
   const hn::CappedTag<Real, 1> d;
@@ -78,6 +84,7 @@ using Far = bool;
 inline Far all_far() { return true; }
 inline Far still_far(Far far, float v, float limit) { return far && std::abs(v) >= limit; }
 inline bool some_near(Far far) { return !far; }
+inline float splice(std::int64_t n, float a, float b) { return n > 0 ? a : b; }
 template <class Real>
 inline Real one_mul_add(Real a, Real b, Real c) {
 #if defined(__FP_FAST_FMA)
@@ -125,7 +132,7 @@ struct ThetaTables<float> {
   std::uint64_t* step = nullptr;  // [rows][width]
   // [rows][kFine][2][width], cosines then sines. One head's 16 rows lie together (16 KiB at E =
   // 128): as two tables a power of two apart they fight for the same sets of a 4-way first-level
-  // cache.
+  // cache. kRowPad entries before and after them may be read.
   float* fine = nullptr;
 
   float* fine_cos(std::int64_t row, std::int64_t f) const {
@@ -242,6 +249,8 @@ class Phases<T, float> {
     zero_sin_ = zero_cos_ + segments.width;
     std::fill_n(zero_cos_, segments.width, 1.0f);
     std::fill_n(zero_sin_, segments.width, 0.0f);
+    // Where two segments share a vector, what lies beside a segment is read, and must not look like a zero.
+    if (segments.count > 1) std::fill_n(ring_, 2 * kRing * segments.width, 0.7f);
   }
 
   void start_head(std::int64_t theta_row) {
@@ -403,9 +412,13 @@ inline void fill_tables(const ThetaTables<float>& t, std::int64_t row, const dou
     step[k] = k < E && std::isfinite(theta[k]) ? turn_step64(theta[k]) : 0;
   }
   for (std::int64_t f = 0; f < kFine; ++f) {
-    if (!(fine_rows >> f & 1u)) continue;
     float* c = t.fine_cos(row, f);
     float* s = t.fine_sin(row, f);
+    if (!(fine_rows >> f & 1u)) {  // no token's, but beside one that is
+      std::fill_n(c, kRowPad, 0.7f);
+      std::fill_n(s + t.width - kRowPad, kRowPad, 0.7f);
+      continue;
+    }
     for (std::int64_t k = 0; k < t.width; ++k) turn[k] = turn_at(step[k], f);
     sincos_row(turn, t.width, s, c);
     for (std::int64_t k = 0; k < E; ++k) {

@@ -61,7 +61,8 @@ struct Scratch {
   void pieces(P&& p) {
     const std::int64_t step_bytes = std::is_same_v<Real, double> ? 2 : 1;
     p(steps, rows * tables.width * step_bytes);
-    p(tables_real, rows * tables.width * (std::is_same_v<Real, double> ? 1 : 2 * kFine));
+    p(tables_real, rows * tables.width * (std::is_same_v<Real, double> ? 1 : 2 * kFine) +
+                       (std::is_same_v<Real, double> ? 0 : 2 * kRowPad));
     p(theta, rows * tables.width);
     p(table_turns, rows * tables.width);
     // Dense column strides are known only at run time, so the row buffers are always counted.
@@ -89,7 +90,9 @@ struct Scratch {
       tables.poison = tables_real;
     } else {
       tables.step = steps;
-      tables.fine = tables_real;
+      tables.fine = tables_real + kRowPad;
+      std::fill_n(tables_real, kRowPad, 0.7f);
+      std::fill_n(tables.fine + rows * tables.width * 2 * kFine, kRowPad, 0.7f);
     }
   }
 
