@@ -11,15 +11,15 @@ constexpr std::int64_t kStretch = 100;
 
 std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
 
-Sequences test_sequences(std::int64_t B, std::int64_t T) {
-  return draw_sequences(B, T, kEvaluationLead,
+Sequences test_sequences(std::int64_t B, std::int64_t T, double lead = kLead) {
+  return draw_sequences(B, T, lead,
                         Rng(kEvaluationSeed, kEvaluationStream, static_cast<std::uint64_t>(T)));
 }
 
 }  // namespace
 
-Evaluation evaluate(RingModel& model, std::int64_t sequences, std::int64_t T) {
-  const Sequences s = test_sequences(sequences, T);
+Evaluation evaluate(RingModel& model, std::int64_t sequences, std::int64_t T, double lead) {
+  const Sequences s = test_sequences(sequences, T, lead);
   const std::vector<float> decoded = model.decode(s, kStretch);
   Evaluation e;
   e.sequences = sequences;

@@ -17,7 +17,7 @@ struct Evaluation {
   double final = 0;           // mean over the sequences at the last step
   std::vector<double> curve;  // mean over the sequences at every step, (T,)
 };
-Evaluation evaluate(RingModel& model, std::int64_t sequences, std::int64_t T);
+Evaluation evaluate(RingModel& model, std::int64_t sequences, std::int64_t T, double lead = kLead);
 
 // The mean error, on the same sequences, of an integrator that makes no mistake but turns at once:
 // the target is a step behind the input (task.h).

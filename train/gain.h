@@ -1,7 +1,7 @@
 // The gain network: actions that are learned instead of given. For every step a small network looks
-// at this velocity and the one before, and says how much of each turns the ring:
+// at the velocity the ring is told and at the one before, and says how much of each turns it:
 //
-//   f      = (v_t, v_{t-1}) / (0.1 pi)                        v_{-1} = 0
+//   f      = (u_t, u_{t-1}) / (0.1 pi)                        u_{-1} = 0
 //   h      = tanh(W1 f + b1)                                  W1 (H, 2), b1 (H,)
 //   g      = W2 h + b2                                        W2 (2K, H), b2 (2K,)
 //   A_tk   = g_k a_tk + g_{K+k} a_{t-1,k}                     a: the plain actions of task.h

@@ -83,11 +83,16 @@ std::span<const Parameter> RingModel::gain_parameters() const {
   return std::span(parameters_).subspan(2);
 }
 
+std::vector<float> RingModel::heard(const Sequences& s) const {
+  return delayed(s.velocity, s.B, s.T, recipe_.delay);
+}
+
 std::vector<float> RingModel::actions(const Sequences& s) const {
-  std::vector<float> plain = encode(s.velocity, recipe_.actions, recipe_.encoding);
+  const std::vector<float> velocity = heard(s);
+  std::vector<float> plain = encode(velocity, recipe_.actions, recipe_.encoding);
   if (!gain_) return plain;
   std::vector<float> A(plain.size());
-  gain_->forward(gain_parameters(), s.velocity, plain, s.B, s.T, A, context_.threads);
+  gain_->forward(gain_parameters(), velocity, plain, s.B, s.T, A, context_.threads);
   return A;
 }
 
@@ -143,8 +148,9 @@ LossFigures RingModel::run(const Sequences& batch, bool backward) {
   if (gain_) {
     std::vector<float> dA(size(B * T * K));
     dA_.download(dA);
-    gain_->backward(std::span(parameters_).subspan(2), batch.velocity,
-                    encode(batch.velocity, K, recipe_.encoding), B, T, dA, context_.threads);
+    const std::vector<float> velocity = heard(batch);
+    gain_->backward(std::span(parameters_).subspan(2), velocity,
+                    encode(velocity, K, recipe_.encoding), B, T, dA, context_.threads);
   }
   return figures;
 }

@@ -46,7 +46,9 @@ class RingModel {
   // Only the loss.
   LossFigures loss(const Sequences& batch);
 
-  // The actions of these sequences, gain network included: (B, T, K).
+  // What the ring is told of these sequences, (B, T), and its actions, gain network included,
+  // (B, T, K).
+  std::vector<float> heard(const Sequences& s) const;
   std::vector<float> actions(const Sequences& s) const;
   const std::optional<GainNetwork>& gain() const { return gain_; }
   std::span<const Parameter> gain_parameters() const;

@@ -44,6 +44,7 @@ void check(const Recipe& r) {
   range("steps", r.steps, 1, 10'000'000);
   range("length", r.length, 1, 100'000);
   range("first_length", r.first_length, 1, 100'000);
+  range("delay", r.delay, 0, 1000);
   range("gain_hidden", r.gain_hidden, 0, 4096);
   range("warm_up", r.schedule.warm_up, 0, 10'000'000);
   const auto real = [](const char* name, double value, double low, double high) {
@@ -55,6 +56,7 @@ void check(const Recipe& r) {
   real("rate", r.schedule.rate, 0, 10);
   real("final", r.schedule.final, 0, 1);
   real("growth", r.growth, 0, 1);
+  real("lead", r.lead, 0, 1);
   real("clip", r.clip, 0, 1e30);
   real("amplitude_weight", r.amplitude_weight, 0, 1e6);
 }

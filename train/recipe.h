@@ -21,8 +21,10 @@ struct Recipe {
   std::int64_t first_length = 100;  // at the start; it grows evenly to `length` over `growth`
   double growth = 0;                // of all steps, as a share
   Schedule schedule;
+  double lead = kLead;  // share of a training sequence that is still at first
   double clip = 1.0;
   double amplitude_weight = 0.2;
+  std::int64_t delay = 0;        // steps by which the ring hears of a velocity later
   std::int64_t gain_hidden = 0;  // neurons of the gain network; 0: there is none
   std::uint64_t seed = 0;
 };

@@ -112,8 +112,10 @@ void visit(Recipe& r, Visitor& v) {
   v.real("rate", r.schedule.rate);
   v.whole("warm_up", r.schedule.warm_up);
   v.real("final", r.schedule.final);
+  v.real("lead", r.lead);
   v.real("clip", r.clip);
   v.real("amplitude_weight", r.amplitude_weight);
+  v.whole("delay", r.delay);
   v.whole("gain_hidden", r.gain_hidden);
   v.bits("seed", r.seed);
 }

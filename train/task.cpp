@@ -53,6 +53,18 @@ std::vector<float> encode(std::span<const float> velocity, std::int64_t K, Encod
   return actions;
 }
 
+std::vector<float> delayed(std::span<const float> velocity, std::int64_t B, std::int64_t T,
+                           std::int64_t delay) {
+  std::vector<float> later(velocity.size(), 0.0f);
+  for (std::int64_t b = 0; b < B; ++b) {
+    for (std::int64_t t = delay; t < T; ++t) {
+      later[static_cast<std::size_t>(b * T + t)] =
+          velocity[static_cast<std::size_t>(b * T + t - delay)];
+    }
+  }
+  return later;
+}
+
 std::vector<float> initial_bumps(std::span<const double> start, std::int64_t N) {
   const auto n = static_cast<std::size_t>(N);
   const double neurons = static_cast<double>(N), width = neurons / 10;

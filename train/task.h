@@ -21,8 +21,7 @@
 namespace annulus::train {
 
 inline constexpr double kFastest = 0.1 * std::numbers::pi;  // radians a step
-inline constexpr double kTrainingLead = 0.1;
-inline constexpr double kEvaluationLead = 0.01;
+inline constexpr double kLead = 0.1;                        // the task's
 
 struct Sequences {
   std::int64_t B = 0, T = 0;
@@ -39,6 +38,11 @@ enum class Encoding : std::uint8_t {
 };
 // velocity (n,) -> actions (n, K)
 std::vector<float> encode(std::span<const float> velocity, std::int64_t K, Encoding encoding);
+
+// Every sequence `delay` steps later, zeros first: what a ring is told whose target is behind its
+// input. (B, T) -> (B, T)
+std::vector<float> delayed(std::span<const float> velocity, std::int64_t B, std::int64_t T,
+                           std::int64_t delay);
 
 // (B,) -> (B, N)
 std::vector<float> initial_bumps(std::span<const double> start, std::int64_t N);

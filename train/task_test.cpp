@@ -39,7 +39,7 @@ TEST(TrainRng, NormalHasTheMomentsOfOne) {
 }
 
 TEST(TrainTask, TargetIsTheSumOfWhatCameBefore) {
-  const Sequences s = draw_sequences(5, 73, kTrainingLead, Rng(3));
+  const Sequences s = draw_sequences(5, 73, kLead, Rng(3));
   for (std::int64_t b = 0; b < s.B; ++b) {
     double sum = s.start[size(b)];
     for (std::int64_t t = 0; t < s.T; ++t) {

@@ -18,7 +18,7 @@ LossFigures Trainer::step() {
   const Recipe& r = recipe();
   const std::int64_t step = steps_done();
   const Sequences batch =
-      draw_sequences(r.batch, length_at(r, step), kTrainingLead,
+      draw_sequences(r.batch, length_at(r, step), r.lead,
                      Rng(r.seed, kBatchStream, static_cast<std::uint64_t>(step)));
   const LossFigures figures = model_.gradients(batch);
   const double norm = clip_gradients(model_.parameters(), r.clip);

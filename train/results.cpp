@@ -1,0 +1,135 @@
+#include "train/results.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "annulus/core/info.h"
+#include "train/recipe_json.h"
+
+namespace annulus::train {
+namespace {
+
+using json = nlohmann::ordered_json;
+
+constexpr int kSchema = 1;
+constexpr int kGainPoints = 41;
+
+// Six digits: more than the figures are good for, and the same text for the same bits.
+double rounded(double v) { return std::stod(fmt::format("{:.6g}", v)); }
+
+json to_json(const Evaluation& e, double lead) {
+  json j;
+  j["sequences"] = e.sequences;
+  j["T"] = e.T;
+  j["lead"] = lead;
+  j["mean"] = rounded(e.mean);
+  j["std"] = rounded(e.std);
+  j["max"] = rounded(e.max);
+  j["final"] = rounded(e.final);
+  return j;
+}
+
+}  // namespace
+
+RecipeResult collect(Trainer& trainer) {
+  RingModel& model = trainer.model();
+  RecipeResult r;
+  r.recipe = trainer.recipe();
+  r.history = trainer.history();
+  r.seconds = trainer.seconds();
+  r.parameters = model.parameter_count();
+  r.test = evaluate(model, kTestSequences, kTestLength);
+  r.long_test = evaluate(model, kTestSequences, kLongTestLength);
+  r.abrupt = evaluate(model, kTestSequences, kTestLength, kAbruptLead);
+  r.example = example(model, kTestSequences, kTestLength, 0);
+  r.Wa = model.parameters()[0].value;
+  r.Wo = model.parameters()[1].value;
+  if (model.gain()) {
+    const auto K = static_cast<std::size_t>(r.recipe.actions);
+    for (int i = 1; i <= kGainPoints; ++i) {
+      const double v = kFastest * i / kGainPoints;
+      // Channel 1 is the one that turns to the right in both encodings of two channels; of more, the
+      // last is.
+      const std::size_t right = r.recipe.encoding == Encoding::kTurns ? 1 : K - 1;
+      r.gains.velocity.push_back(v);
+      r.gains.now.push_back(model.gain()->gains(model.gain_parameters(), v, 0)[right]);
+      r.gains.before.push_back(model.gain()->gains(model.gain_parameters(), 0, v)[K + right]);
+    }
+  }
+  return r;
+}
+
+std::string results_json(const Results& results) {
+  json j;
+  j["schema"] = kSchema;
+  j["kind"] = "annulus ring-attractor results";
+  j["version"] = build_info().version;
+  j["commit"] = build_info().commit;
+  j["device"] = results.device;
+  j["error"] = "circular |decoded - target|, radians";
+  j["turning_at_once"] = rounded(results.turning_at_once);
+  for (const RecipeResult& r : results.recipes) {
+    json one;
+    one["recipe"] = to_json(r.recipe);
+    one["parameters"] = r.parameters;
+    one["seconds"] = rounded(r.seconds);
+    one["test"] = {to_json(r.test, kLead), to_json(r.long_test, kLead),
+                   to_json(r.abrupt, kAbruptLead)};
+    one["growth"] = rounded(r.growth());
+    for (const double v : r.long_test.curve) one["curve"].push_back(rounded(v));
+    j["recipes"].push_back(one);
+  }
+  for (const Peer& p : results.peers) {
+    j["peers"].push_back({{"name", p.name},
+                          {"T", p.T},
+                          {"mean", p.mean},
+                          {"std", p.std},
+                          {"max", p.max},
+                          {"final", p.final}});
+  }
+  return j.dump(1, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+std::string curve_csv(const RecipeResult& r) {
+  std::string csv = "step,length,rate,loss,error\n";
+  for (std::size_t i = 0; i < r.history.loss.size(); ++i) {
+    const auto step = static_cast<std::int64_t>(i);
+    csv += fmt::format("{},{},{:.9g},{:.9g},{:.9g}\n", step, length_at(r.recipe, step),
+                       rate_at(r.recipe.schedule, step, r.recipe.steps), r.history.loss[i],
+                       r.history.error[i]);
+  }
+  return csv;
+}
+
+std::string results_table(const Results& results) {
+  std::string s =
+      "| model | steps | seconds | parameters | T | mean rad | std | max | final |\n"
+      "|---|--:|--:|--:|--:|--:|--:|--:|--:|\n";
+  const auto line = [&](const std::string& name, std::int64_t steps, double seconds,
+                        std::int64_t parameters, std::int64_t T, double mean, double std,
+                        double max, double final) {
+    s += fmt::format("| {} | {} | {} | {} | {} | {:.4f} | {:.4f} | {:.3f} | {:.4f} |\n", name,
+                     steps > 0 ? fmt::format("{}", steps) : "",
+                     seconds > 0 ? fmt::format("{:.1f}", seconds) : "",
+                     parameters > 0 ? fmt::format("{}", parameters) : "", T, mean, std, max, final);
+  };
+  for (const RecipeResult& r : results.recipes) {
+    for (const auto& [note, e] : {std::pair<const char*, const Evaluation*>{"", &r.test},
+                                  {"", &r.long_test},
+                                  {", moving at once", &r.abrupt}}) {
+      line(r.recipe.name + note, r.recipe.steps, r.seconds, r.parameters, e->T, e->mean, e->std,
+           e->max, e->final);
+    }
+  }
+  for (const Peer& p : results.peers) {
+    std::string name = p.name;
+    for (char& c : name) {
+      if (c == '|' || static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+    }
+    line(name, p.steps, p.seconds, p.parameters, p.T, p.mean, p.std, p.max, p.final);
+  }
+  return s;
+}
+
+}  // namespace annulus::train

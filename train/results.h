@@ -1,0 +1,48 @@
+// What a run found out: in memory for the page, and as results.json and curve.csv for other programs.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "train/evaluate.h"
+#include "train/peer.h"
+#include "train/trainer.h"
+
+namespace annulus::train {
+
+inline constexpr std::int64_t kTestSequences = 200;
+inline constexpr std::int64_t kTestLength = 500, kLongTestLength = 1000;
+inline constexpr double kAbruptLead = 0.01;  // the original's own evaluation starts like this
+
+struct RecipeResult {
+  Recipe recipe;
+  History history;
+  double seconds = 0;
+  std::int64_t parameters = 0;
+  Evaluation test, long_test;  // of 500 and of 1000 steps
+  Evaluation abrupt;           // of 500 steps, moving almost at once
+  Example example;             // one sequence of `test`
+  std::vector<float> Wa, Wo;   // (K, N, N), (N, N)
+  // What the gain network makes of a turn to the right of this speed in the step it comes and in the
+  // step after, the other velocity being zero: A_1 over v. Empty without a network.
+  struct Gains {
+    std::vector<double> velocity, now, before;
+  } gains;
+
+  double growth() const { return long_test.mean / test.mean; }
+};
+
+struct Results {
+  std::vector<RecipeResult> recipes;
+  std::vector<Peer> peers;
+  double turning_at_once = 0;  // error_of_turning_at_once
+  std::string device;
+};
+
+RecipeResult collect(Trainer& trainer);
+
+std::string results_json(const Results& results);
+std::string curve_csv(const RecipeResult& result);  // step, length, rate, loss, error
+std::string results_table(const Results& results);  // Markdown, for a terminal
+
+}  // namespace annulus::train

@@ -1,0 +1,110 @@
+#include "train/run.h"
+
+#include <fmt/format.h>
+
+#include "annulus/core/errors.h"
+#include "train/checkpoint.h"
+#include "train/files.h"
+#include "train/page.h"
+#include "train/recipe_json.h"
+
+namespace annulus::train {
+namespace {
+
+std::string folder_of(const RunOptions& o, const Recipe& r) { return o.out + "/" + r.name; }
+
+// The first field in which two recipes differ, as "steps 1000, not 500"; empty when none does.
+std::string difference(const Recipe& saved, const Recipe& asked) {
+  const auto a = to_json(saved), b = to_json(asked);
+  for (const auto& [key, value] : a.items()) {
+    if (b.at(key) != value) {
+      return fmt::format("{} {}, not {}", key, value.dump(), b.at(key).dump());
+    }
+  }
+  return "";
+}
+
+// Where every recipe stands before anything is written.
+void look_before(const RunOptions& o) {
+  if (o.checkpoint_every < 1) {
+    throw InvalidArgument("[train] checkpoint_every must be at least 1 but is " +
+                          std::to_string(o.checkpoint_every));
+  }
+  bool any = false;
+  for (const Recipe& r : o.recipes) {
+    check(r);
+    const std::string folder = folder_of(o, r);
+    if (!has_checkpoint(folder)) continue;
+    any = true;
+    if (o.overwrite) continue;
+    const Manifest m = read_manifest(folder);
+    if (!o.resume) {
+      throw InvalidArgument(fmt::format(
+          "{} already holds a run (step {} of {}): continue it with --resume, start anew with "
+          "--overwrite, or give another --out",
+          folder, m.step, m.recipe.steps));
+    }
+    if (const std::string d = difference(m.recipe, r); !d.empty()) {
+      throw InvalidArgument(
+          fmt::format("{} was started with {}: a run is continued as it was started", folder, d));
+    }
+  }
+  if (o.resume && !any) throw InvalidArgument("--resume: " + o.out + " holds no run");
+}
+
+// Trains to the end, or until the watcher says stop; false then.
+bool train(const RunOptions& o, const RunWatcher& watcher, Trainer& trainer) {
+  const std::string folder = folder_of(o, trainer.recipe());
+  while (!trainer.finished()) {
+    const LossFigures figures = trainer.step();
+    watcher.step(trainer, figures);
+    const bool stop = watcher.stop() && !trainer.finished();
+    if (stop || trainer.finished() || trainer.steps_done() % o.checkpoint_every == 0) {
+      save_checkpoint(folder, trainer);
+    }
+    if (stop) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+RunOutcome run(const RunOptions& o, const RunWatcher& watcher) {
+  look_before(o);
+  // A first checkpoint of every recipe, so that a run that is stopped in one of them knows the others.
+  for (const Recipe& r : o.recipes) {
+    const std::string folder = folder_of(o, r);
+    if (o.resume && has_checkpoint(folder)) continue;
+    make_folders(folder);
+    save_checkpoint(folder, Trainer(r, o.device, o.threads));
+  }
+  RunOutcome outcome;
+  outcome.results.peers = o.peers;
+  outcome.results.device = to_string(o.device);
+  for (const Recipe& r : o.recipes) {
+    const std::string folder = folder_of(o, r);
+    const Manifest manifest = read_manifest(folder);
+    Trainer trainer(r, o.device, o.threads);
+    load_checkpoint(folder, manifest, trainer);
+    if (manifest.device != outcome.results.device) {
+      watcher.note(fmt::format("{} was begun on {}; going on on {} gives other bits", r.name,
+                               manifest.device, outcome.results.device));
+    }
+    watcher.begin(trainer);
+    if (!train(o, watcher, trainer)) {
+      outcome.stopped = Stopped{r.name, trainer.steps_done(), r.steps};
+      return outcome;
+    }
+    watcher.evaluating(trainer);
+    outcome.results.recipes.push_back(collect(trainer));
+    save_model(folder + "/model.safetensors", trainer);
+    write_file(folder + "/curve.csv", curve_csv(outcome.results.recipes.back()));
+  }
+  outcome.results.turning_at_once = error_of_turning_at_once(kTestSequences, kTestLength);
+  write_file(o.out + "/results.json", results_json(outcome.results));
+  outcome.page = o.out + "/ring-attractor.html";
+  write_file(outcome.page, render_page(outcome.results));
+  return outcome;
+}
+
+}  // namespace annulus::train
