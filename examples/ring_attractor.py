@@ -20,7 +20,7 @@ import torch
 import annulus
 
 FASTEST = 0.1 * math.pi  # radians a step
-BATCHES, EVALUATION = 3, 4  # streams of random numbers
+WEIGHTS, BATCHES, EVALUATION = 1, 3, 4  # streams of random numbers
 
 
 class Rng:
@@ -87,9 +87,15 @@ def turns(velocity):
 class Ring(torch.nn.Module):
     """angle (B, T) and activity (B, T), the sum of |r|, from velocities (B, T) and start angles (B,)."""
 
-    def __init__(self, neurons, gain):
+    def __init__(self, neurons, gain, seed):
         super().__init__()
         self.ring = annulus.nn.RingRNN(neurons, 2)
+        # As annulus.nn.RingRNN starts, but with the numbers of the C++ training.
+        u = Rng.uniform(Rng(seed, WEIGHTS, 0).next(3, neurons, neurons, 2))
+        weights = torch.sqrt(-2 * torch.log(1 - u[..., 0])) * torch.cos(2 * math.pi * u[..., 1]) / math.sqrt(neurons)
+        with torch.no_grad():
+            self.ring.Wa.copy_(weights[:2])
+            self.ring.Wo.copy_(weights[2])
         if gain:
             self.gain = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
             with torch.no_grad():  # at first every action is the one just seen
@@ -185,7 +191,7 @@ def parse(arguments):
 def main(arguments):
     options = parse(arguments)
     torch.manual_seed(options.seed)
-    model = (Gru(options.neurons) if options.gru else Ring(options.neurons, options.gain)).to(options.device)
+    model = (Gru(options.neurons) if options.gru else Ring(options.neurons, options.gain, options.seed)).to(options.device)
     parameters = sum(p.numel() for p in model.parameters())
     name = "GRU" if options.gru else "ring RNN in torch" + (", gain network" if options.gain else "")
     print(f"{name}: {parameters} parameters, {options.steps} steps of {options.batch} sequences")
