@@ -196,7 +196,6 @@ void run_dweights(const WeightGradients& a, const char* op, cudaStream_t stream)
     const dim3 grid(static_cast<unsigned>(a.sides * a.sides), static_cast<unsigned>(channels),
                     static_cast<unsigned>(a.depth_splits));
     dweights_kernel<Terms><<<grid, kThreads, bytes, stream>>>(a);
-    return 0;
   });
   annulus::cuda::check_launch(op, "gradient of the ring's weights");
 }

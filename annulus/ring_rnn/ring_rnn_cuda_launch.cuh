@@ -6,8 +6,7 @@
 #include "annulus/cuda/check.h"
 #include "annulus/cuda/grid_barrier.cuh"
 #include "annulus/cuda/launch.h"
-#include "annulus/ring_rnn/ring_rnn_cuda_hopper.cuh"
-#include "annulus/ring_rnn/ring_rnn_cuda_loop.cuh"
+#include "annulus/ring_rnn/ring_rnn_cuda_tensor.cuh"
 
 namespace annulus::ring::cuda::tensor {
 
@@ -47,24 +46,6 @@ void launch_loop(Kernel* kernel, Loop loop, const char* op, cudaStream_t stream)
     launch(t, t + 1, kMultiply);
     launch(t, t + 1, kFinish);
   }
-}
-
-template <class Direction>
-void launch_direction(const Loop& loop, const char* op, cudaStream_t stream) {
-  with_terms(loop.shape.terms, [&]<int Terms>() {
-    if (!loop.shape.hopper) {
-      launch_loop(loop_kernel<Terms, Direction>, loop, op, stream);
-    } else if constexpr (Terms == 1) {
-      if (loop.shape.rows > 128) {
-        launch_loop(hopper_kernel<Terms, 4, Direction>, loop, op, stream);
-      } else {
-        launch_loop(hopper_kernel<Terms, 2, Direction>, loop, op, stream);
-      }
-    } else {
-      launch_loop(hopper_kernel<Terms, 2, Direction>, loop, op, stream);
-    }
-    return 0;
-  });
 }
 
 }  // namespace annulus::ring::cuda::tensor

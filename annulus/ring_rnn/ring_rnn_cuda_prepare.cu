@@ -193,7 +193,6 @@ void run_prepare(Prepare p, DType dtype, const char* op, cudaStream_t stream) {
     } else {
       launch.template operator()<float>();
     }
-    return 0;
   });
   annulus::cuda::check_launch(op, "preparation of the ring loop");
 }

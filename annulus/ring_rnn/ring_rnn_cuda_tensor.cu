@@ -87,9 +87,11 @@ Shape cut(const Plan& plan, bool dots) {
       static_cast<std::size_t>(s.hopper ? hopper_block_bytes(s.terms) : block_bytes(s.terms));
   const std::int64_t blocks = each * ceil_div(s.channels, s.channel_splits);
   const auto fit = static_cast<std::int64_t>((shared - beside) / block);
-  const int stages = s.hopper ? kRing : kStages;
   s.resident = s.items() <= s.grid && blocks <= fit;
-  s.slots = s.resident ? static_cast<int>(blocks) : stages;
+  s.slots = s.resident  ? static_cast<int>(blocks)
+            : !s.hopper ? kStages
+                        : static_cast<int>(std::min<std::int64_t>(kRing, fit));
+  if (s.hopper && !s.resident) s.ring = s.slots;
   s.shared_bytes = static_cast<std::size_t>(s.slots) * block + beside;
   return s;
 }
@@ -233,6 +235,17 @@ void complete(Loop& loop, const Args& args, const Plan& plan, const uint4* weigh
   loop.together = !plan.stepwise;
 }
 
+void run_forward(const Loop& loop, const char* op, cudaStream_t stream) {
+  if (loop.shape.hopper) return run_hopper_forward(loop, op, stream);
+  run_portable_forward(loop, op, stream);
+}
+
+void run_backward(const Loop& loop, bool dots, const char* op, cudaStream_t stream) {
+  if (!loop.shape.hopper) return run_portable_backward(loop, dots, op, stream);
+  if (dots) return run_hopper_dots(loop, op, stream);
+  run_hopper_backward(loop, op, stream);
+}
+
 void clear_counters(const Loop& loop, const char* op, cudaStream_t stream) {
   ANNULUS_CUDA_CHECK(
       op, cudaMemsetAsync(loop.counters, 0,
@@ -325,10 +338,6 @@ void backward(const Plan& plan, Context& context) {
     ForwardScratch& again = b.again;
     run_prepare(preparation(args, forward_shape, again.weights, again.coefficients, again.loop),
                 plan.dtype, plan.op, stream);
-    Args only_y = args;
-    only_y.out = {};
-    only_y.h_n = {};
-    only_y.checkpoint = 0;
     const std::int64_t step = plan.B * plan.N;
     for (std::int64_t i = plan.saved_steps(); i-- > 0;) {
       const std::int64_t first = i * plan.checkpoint;
@@ -337,11 +346,9 @@ void backward(const Plan& plan, Context& context) {
       state.data = static_cast<float*>(args.saved.data) + i * args.saved.stride[0];
       state.stride[0] = args.saved.stride[1];
       state.stride[1] = args.saved.stride[2];
-      only_y.saved.data = b.y - first * step;
-      only_y.saved.stride[0] = step;
-      only_y.saved.stride[1] = plan.N;
-      only_y.saved.stride[2] = 1;
-      complete(again.loop, only_y, plan, again.weights, again.coefficients);
+      complete(again.loop, args, plan, again.weights, again.coefficients);
+      again.loop.y_again = b.y;
+      again.loop.y_first = first;
       again.loop.restart = state;
       again.loop.first = first;
       again.loop.last = last;

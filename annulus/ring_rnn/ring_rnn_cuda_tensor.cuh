@@ -39,7 +39,7 @@ inline constexpr int kHopperPlane = kHopperDepth * kTile * 2;  // bytes of one t
 // A block of weights, all terms: what one stage holds.
 constexpr int block_bytes(int terms) { return depth_of(terms) * kTile * 2 * terms; }
 __host__ __device__ constexpr int hopper_block_bytes(int terms) { return kHopperPlane * terms; }
-inline constexpr int kRing = 8;  // blocks announced ahead of the multiplying warps (Hopper)
+inline constexpr int kRing = 12;  // blocks announced ahead of the multiplying warps (Hopper)
 
 // How a call is cut.
 struct Shape {
@@ -58,6 +58,7 @@ struct Shape {
   int slots = kStages;     // blocks of weights in shared memory
   bool resident = false;   // they are all that a block of threads ever needs
   bool hopper = false;     // wgmma and bulk copies
+  int ring = kRing;        // of announcements (Hopper)
   int dot_parts = 1;       // warps that share rows of a tile
   int grid = 0;            // blocks of threads
   int threads = 0;
@@ -118,6 +119,7 @@ struct Loop {
   Ref<2> restart;         // forward: the state to begin with, where that is not the call's own
   // Backward: this launch leaves l of the step before this one to the next launch, which makes g.
   std::int64_t leave_at = 0;
+  float* y_again = nullptr;  // forward from `restart`: y at [t - y_first][B][N], and no more
 };
 
 // One counter for the blocks of the same samples, and one a tile for its splits.
@@ -171,9 +173,12 @@ void pack(const Plan& plan, Context& context);
 
 // The launches. Nothing is allocated, nothing waits.
 void run_prepare(Prepare prepare, DType dtype, const char* op, cudaStream_t stream);
-void run_forward(const Loop& loop, const char* op, cudaStream_t stream);
+void run_portable_forward(const Loop& loop, const char* op, cudaStream_t stream);
+void run_hopper_forward(const Loop& loop, const char* op, cudaStream_t stream);
 void run_readout(const Loop& loop, const char* op, cudaStream_t stream);
-void run_backward(const Loop& loop, bool dots, const char* op, cudaStream_t stream);
+void run_portable_backward(const Loop& loop, bool dots, const char* op, cudaStream_t stream);
+void run_hopper_backward(const Loop& loop, const char* op, cudaStream_t stream);
+void run_hopper_dots(const Loop& loop, const char* op, cudaStream_t stream);
 void run_dweights(const WeightGradients& gradients, const char* op, cudaStream_t stream);
 void run_gather(const Loop& loop, const WeightGradients& gradients, DType dtype, const char* op,
                 cudaStream_t stream);

@@ -1,9 +1,9 @@
-// The forward loop on tensor cores: X is the state s.
-#include "annulus/ring_rnn/ring_rnn_cuda_launch.cuh"
+// The ends of a forward step on tensor cores: X is the state s.
+#pragma once
+
+#include "annulus/ring_rnn/ring_rnn_cuda_parts.cuh"
 
 namespace annulus::ring::cuda::tensor {
-
-namespace {
 
 struct Forward {
   static constexpr bool kBackward = false;
@@ -24,11 +24,15 @@ struct Forward {
     for (int e = 0; e < 4; ++e) {
       v[e] = 0;
       if (row >= a.B || col + e >= a.N) continue;
-      if (loop.restart) {
-        v[e] = get<float>(loop.restart, row, col + e);
-      } else {
-        visit_narrow(loop.dtype, [&]<class T>() { v[e] = first_state<T>(a, row, col + e); });
-      }
+      visit_narrow(loop.dtype, [&]<class T>() {
+        if (!loop.restart) {
+          v[e] = first_state<T>(a, row, col + e);
+        } else if (resets(a, row, loop.first)) {
+          v[e] = get_either<T>(a.reset_state, row, col + e);
+        } else {
+          v[e] = get<float>(loop.restart, row, col + e);
+        }
+      });
     }
     held(loop, row, col) = make_float4(v[0], v[1], v[2], v[3]);
   }
@@ -73,11 +77,5 @@ struct Forward {
     }
   }
 };
-
-}  // namespace
-
-void run_forward(const Loop& loop, const char* op, cudaStream_t stream) {
-  launch_direction<Forward>(loop, op, stream);
-}
 
 }  // namespace annulus::ring::cuda::tensor

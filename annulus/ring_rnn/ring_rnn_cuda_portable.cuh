@@ -255,7 +255,7 @@ __device__ __forceinline__ void store_partial(const Loop& loop, const Warp& w, s
 }
 
 template <int Terms, class Direction>
-__global__ void __launch_bounds__(256, 1) loop_kernel(const __grid_constant__ Loop loop) {
+__global__ void __launch_bounds__(256, 1) portable_kernel(const __grid_constant__ Loop loop) {
   extern __shared__ uint4 shared_words[];
   std::byte* const stages = reinterpret_cast<std::byte*>(shared_words);
   constexpr int kBytes = block_bytes(Terms);

@@ -1,10 +1,10 @@
-// The backward loop on tensor cores: X is g = alpha F'(y) l, and the memory of the state holds
-// l = dL/dr, the incoming gradient of the step included.
-#include "annulus/ring_rnn/ring_rnn_cuda_launch.cuh"
+// The ends of a backward step on tensor cores: X is g = alpha F'(y) l, and the memory of the state
+// holds l = dL/dr, the incoming gradient of the step included.
+#pragma once
+
+#include "annulus/ring_rnn/ring_rnn_cuda_parts.cuh"
 
 namespace annulus::ring::cuda::tensor {
-
-namespace {
 
 template <bool Dots>
 struct Backward {
@@ -141,15 +141,5 @@ struct Backward {
     for (int e = 0; e < 4; ++e) v[e] = 0;
   }
 };
-
-}  // namespace
-
-void run_backward(const Loop& loop, bool dots, const char* op, cudaStream_t stream) {
-  if (dots) {
-    launch_direction<Backward<true>>(loop, op, stream);
-  } else {
-    launch_direction<Backward<false>>(loop, op, stream);
-  }
-}
 
 }  // namespace annulus::ring::cuda::tensor
