@@ -90,8 +90,8 @@ class Graph:
         for direction in directions:
             graph, tensors = self._capture(direction)
             graph.replay()
+            got |= {name: t.clone() for name, t in tensors.items()}  # its own memory goes with the graph
             torch.cuda.synchronize()
-            got |= tensors
         self._captured.clear()  # what is timed may differ
         return got
 

@@ -12,7 +12,7 @@ ACTIVATIONS = {
     "tanh": torch.tanh,
     "silu": torch.nn.functional.silu,
 }
-# Largest relative error (2-norm): what the numeric policy allows. float32 on CUDA is bf16x3 by default.
+# Largest relative error (2-norm) by the numeric policy. On CUDA float32 means bf16x3: see limit().
 OUTPUT = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 GRADIENT = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 5e-2, torch.bfloat16: 5e-2}
 # relu: a y that rounds to the other side of 0 takes a whole term of the gradient with it.
@@ -56,9 +56,14 @@ def error(got, want):
     return ((got.double() - want.double()).norm() / want.double().norm().clamp_min(1e-300)).item() if got.numel() else 0.0
 
 
+def limit(limits, dtype, device):
+    """One product of bf16x3, the default for float32 on CUDA, is right to 5e-6, one of fp32 to 2e-7."""
+    return limits[dtype] * (10 if dtype == torch.float32 and torch.device(device).type == "cuda" else 1)
+
+
 def assert_close(got, want, limits=OUTPUT):
-    e = error(got, want)
-    assert e <= limits[got.dtype], f"relative error {e:.3g}, limit {limits[got.dtype]:.3g}"
+    e, most = error(got, want), limit(limits, got.dtype, got.device)
+    assert e <= most, f"relative error {e:.3g}, limit {most:.3g}"
 
 
 def problem(B=3, T=7, K=4, N=10, *, dtype=torch.float64, device="cpu", grad=True, drive=False, reset=False, mask=False,
@@ -113,7 +118,7 @@ def check(p, options=None, **extra):
     dtype = p["A"].dtype
     assert out.dtype == dtype and h_n.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert_close(out, want)
-    assert error(h_n, want_h) <= OUTPUT[dtype]
+    assert error(h_n, want_h) <= limit(OUTPUT, dtype, out.device)
     inputs = leaves(p)
     dout, dh = torch.randn_like(out), torch.randn_like(h_n)
     got = torch.autograd.grad((out, h_n), inputs.values(), (dout, dh))
@@ -127,7 +132,8 @@ def check(p, options=None, **extra):
         if name in terms:
             e = e.sum((0, 1)) if x.dim() else e.sum()
         relative = ((g.double() - e).norm() / size.clamp_min(1e-300)).item()
-        assert relative <= max(limits[dtype], limits[x.dtype]), f"d{name}: relative error {relative:.3g}"
+        most = max(limit(limits, t, out.device) for t in (dtype, x.dtype))
+        assert relative <= most, f"d{name}: relative error {relative:.3g}, limit {most:.3g}"
     return out, h_n
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from ring_formula import ACTIVATIONS, GRADIENT, assert_close, check, error, leaves, problem, readout
+from ring_formula import ACTIVATIONS, GRADIENT, assert_close, check, error, leaves, limit, problem, readout
 from ring_formula import ring_rnn as formula
 
 import annulus
@@ -106,8 +106,10 @@ def test_precisions(precision, dtype, device):
     except annulus.NotSupported as e:
         assert device == "cpu" and precision == "tf32", e
         pytest.skip(str(e))
-    limit = {"auto": 1e-6, "fp32": 1e-6, "bf16x6": 1e-6, "bf16x3": 2e-6, "tf32": 5e-4, "bf16": 5e-3}[precision]
-    assert error(out, formula(**p, activation="tanh")[0]) <= max(limit, 0 if dtype == torch.float32 else 5e-3)
+    if precision == "auto" and device == "cuda":
+        precision = "bf16x3"
+    most = {"auto": 1e-6, "fp32": 1e-6, "bf16x6": 1e-6, "bf16x3": 5e-6, "tf32": 5e-4, "bf16": 5e-3}[precision]
+    assert error(out, formula(**p, activation="tanh")[0]) <= max(most, 0 if dtype == torch.float32 else 5e-3)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -201,18 +203,19 @@ def test_readout(N, dtype, device):
     want, want_amplitude = readout(states)
     assert angle.dtype == amplitude.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     apart = torch.remainder(angle.double() - want + math.pi, 2 * math.pi) - math.pi
-    limit = 1e-12 if dtype == torch.float64 else 1e-6
-    # What rounding leaves of a sum that nearly cancels turns the angle by limit / amplitude.
+    most = 1e-12 if dtype == torch.float64 else 1e-6
+    # What rounding leaves of a sum that nearly cancels turns the angle by so much over the amplitude.
     length = states.detach().double().norm(dim=-1)
-    assert (apart.abs() <= limit * length / want_amplitude + limit).all()
-    assert ((amplitude.double() - want_amplitude).abs() <= limit * length).all()
+    assert (apart.abs() <= most * length / want_amplitude + most).all()
+    assert ((amplitude.double() - want_amplitude).abs() <= most * length).all()
     dangle, damplitude = torch.randn_like(angle), torch.randn_like(angle)
     for used in ((0,), (1,), (0, 1)):
-        outputs, grads = [((angle, amplitude)[i], (dangle, damplitude)[i]) for i in used], None
-        (got,) = torch.autograd.grad([o for o, _ in outputs], states, [g for _, g in outputs], retain_graph=True)
-        grads = torch.autograd.grad([(want, want_amplitude)[i] for i in used], states, [g.double() for _, g in outputs],
-                                    retain_graph=True)
-        assert_close(got, grads[0], GRADIENT)
+        gradients = [(dangle, damplitude)[i] for i in used]
+        (got,) = torch.autograd.grad([(angle, amplitude)[i] for i in used], states, gradients, retain_graph=True)
+        (exact,) = torch.autograd.grad(
+            [(want, want_amplitude)[i] for i in used], states, [g.double() for g in gradients], retain_graph=True
+        )
+        assert_close(got, exact, GRADIENT)
 
 
 def test_readout_of_nothing(device):
@@ -242,9 +245,9 @@ def test_fused_readout(dtype, device):
     assert len(annulus.ring_rnn(**p, **options, return_readout=True)) == 3
     want, want_h = formula(**p, **options)
     want_angle, want_amplitude = readout(want)
-    limit = {torch.float64: 1e-11, torch.float32: 3e-6}.get(dtype, 1e-2)
-    assert (torch.remainder(angle.double() - want_angle + math.pi, 2 * math.pi) - math.pi).abs().max() <= 30 * limit
-    assert error(amplitude, want_amplitude) <= limit
+    most = {torch.float64: 1e-11, torch.float32: limit({torch.float32: 3e-6}, torch.float32, device)}.get(dtype, 1e-2)
+    assert (torch.remainder(angle.double() - want_angle + math.pi, 2 * math.pi) - math.pi).abs().max() <= 30 * most
+    assert error(amplitude, want_amplitude) <= most
     if dtype in (torch.float32, torch.float64):
         again = annulus.ring_readout(out)
         assert_close(angle, again[0]), assert_close(amplitude, again[1])
@@ -253,4 +256,4 @@ def test_fused_readout(dtype, device):
     got = torch.autograd.grad((out, h_n, angle, amplitude), inputs, grads)
     exact = torch.autograd.grad((want, want_h, want_angle, want_amplitude), inputs, [g.double() for g in grads])
     for g, e in zip(got, exact):
-        assert error(g, e) <= {torch.float64: 1e-10, torch.float32: 1e-4}.get(dtype, 0.2)
+        assert error(g, e) <= {torch.float64: 1e-10, torch.float32: 100 * most}.get(dtype, 0.2)
