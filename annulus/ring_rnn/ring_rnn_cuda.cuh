@@ -140,13 +140,36 @@ __device__ __forceinline__ compute_t<T> coefficient(const Args& a, std::int64_t 
   return k == 0 ? get<T>(a.J1) : get<T>(a.A, b, t, k - 1);
 }
 
-// s_t of sample b, neuron i, as the forward's tensors have it (the backward's view: from `out`,
-// which is rounded where A has 16 bits).
+// s_t of sample b as the forward's tensors have it (the backward's view: from `out`, which is rounded
+// where A has 16 bits).
+struct StateRow {
+  const void* data;
+  std::int64_t step;
+  bool wide;
+};
+template <class T>
+__device__ __forceinline__ StateRow state_row(const Args& a, std::int64_t b, std::int64_t t) {
+  const auto row = [&](const Ref<2>& r) -> StateRow {
+    const std::int64_t o = b * r.stride[0];
+    return {r.wide ? static_cast<const void*>(static_cast<const float*>(r.data) + o)
+                   : static_cast<const void*>(static_cast<const T*>(r.data) + o),
+            r.stride[1], r.wide};
+  };
+  if (resets(a, b, t)) return row(a.reset_state);
+  if (t == 0) return row(a.r0);
+  return {static_cast<const T*>(a.out.data) + b * a.out.stride[0] + (t - 1) * a.out.stride[1],
+          a.out.stride[2], false};
+}
+template <class T>
+__device__ __forceinline__ compute_t<T> get(const StateRow& r, std::int64_t i) {
+  using Real = compute_t<T>;
+  return r.wide ? static_cast<Real>(static_cast<const float*>(r.data)[i * r.step])
+                : static_cast<Real>(static_cast<const T*>(r.data)[i * r.step]);
+}
 template <class T>
 __device__ __forceinline__ compute_t<T> state_before(const Args& a, std::int64_t b, std::int64_t t,
                                                      std::int64_t i) {
-  if (resets(a, b, t)) return get_either<T>(a.reset_state, b, i);
-  return t == 0 ? get_either<T>(a.r0, b, i) : get<T>(a.out, b, t - 1, i);
+  return get<T>(state_row<T>(a, b, t), i);
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -181,10 +204,13 @@ __device__ __forceinline__ double fma_of(double a, double b, double c) { return 
 // A product that the compiler may not fuse into a following sum.
 __device__ __forceinline__ float mul_of(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double mul_of(double a, double b) { return __dmul_rn(a, b); }
+// A sum that takes up no product before it.
+__device__ __forceinline__ float add_of(float a, float b) { return __fadd_rn(a, b); }
+__device__ __forceinline__ double add_of(double a, double b) { return __dadd_rn(a, b); }
 
 template <class Real>
 __device__ __forceinline__ Real sigmoid(Real x) {
-  return Real(1) / (Real(1) + exp_of(-x));
+  return Real(1) / add_of(Real(1), exp_of(-x));
 }
 
 template <RingActivation F, class Real>
@@ -265,12 +291,12 @@ __device__ __forceinline__ Activated<Real> activate_and_slope(RingActivation f, 
 // checkpoint falls.
 template <class T, bool kRecompute = false>
 __device__ __forceinline__ compute_t<T> begin_step(const Args& a, std::int64_t b, std::int64_t i,
-                                                   std::int64_t t, compute_t<T> r) {
+                                                   std::int64_t t, compute_t<T> r, bool is_reset) {
   if (t >= a.T) return r;
   if (!kRecompute && a.checkpoint > 0 && a.saved && t % a.checkpoint == 0) {
     put<compute_t<T>>(a.saved, r, t / a.checkpoint, b, i);
   }
-  return resets(a, b, t) ? get_either<T>(a.reset_state, b, i) : r;
+  return is_reset ? get_either<T>(a.reset_state, b, i) : r;
 }
 
 // s_0. A call without steps ends here.
@@ -278,7 +304,7 @@ template <class T>
 __device__ __forceinline__ compute_t<T> first_state(const Args& a, std::int64_t b, std::int64_t i) {
   const compute_t<T> r = get_either<T>(a.r0, b, i);
   if (a.T == 0 && a.h_n) put<compute_t<T>>(a.h_n, r, b, i);
-  return begin_step<T>(a, b, i, 0, r);
+  return begin_step<T>(a, b, i, 0, r, a.T > 0 && resets(a, b, 0));
 }
 
 template <class Real>
@@ -288,28 +314,55 @@ struct Stepped {
   Real next;  // the state the next step begins with
 };
 
-// Element (b, i) of step t: `s` its state before, `acc` = sum_k c_k sum_j W_k[i,j] s_j, `sum` =
-// sum_j s_j. Writes out, saved and h_n.
+// What element (b, i) of step t is made of beside the product: loaded ahead, for several elements
+// at once, where a kernel would else wait for each.
+template <class Real>
+struct StepInputs {
+  Real s;  // s_t
+  Real drive = 0, alpha = 0;
+  bool live = false, resets_next = false;
+};
+template <class T>
+__device__ __forceinline__ StepInputs<compute_t<T>> load_step(const Args& a, std::int64_t b,
+                                                              std::int64_t i, std::int64_t t,
+                                                              compute_t<T> s) {
+  StepInputs<compute_t<T>> in{s};
+  in.live = live(a, b, t);
+  in.alpha = get<T>(a.alpha, i);
+  if (a.drive) in.drive = get<T>(a.drive, b, t, i);
+  if (t + 1 < a.T) in.resets_next = resets(a, b, t + 1);
+  return in;
+}
+
+// Element (b, i) of step t, with `acc` = sum_k c_k sum_j W_k[i,j] s_j and `sum` = sum_j s_j. Writes
+// out, saved and h_n.
 template <class T, bool kRecompute = false>
 __device__ __forceinline__ Stepped<compute_t<T>> finish_step(const Args& a, std::int64_t b,
                                                              std::int64_t i, std::int64_t t,
-                                                             compute_t<T> s, compute_t<T> acc,
-                                                             compute_t<T> sum, compute_t<T> J0) {
+                                                             const StepInputs<compute_t<T>>& in,
+                                                             compute_t<T> acc, compute_t<T> sum,
+                                                             compute_t<T> J0) {
   using Real = compute_t<T>;
-  Real r = s;
+  Real r = in.s;
   Real y = 0;
-  if (live(a, b, t)) {
+  if (in.live) {
     y = fma_of(J0, sum, acc);
-    if (a.drive) y += get<T>(a.drive, b, t, i);
-    const Real alpha = get<T>(a.alpha, i);
-    r = fma_of(alpha, activate(a.activation, y), mul_of(Real(1) - alpha, s));
+    if (a.drive) y += in.drive;
+    r = fma_of(in.alpha, activate(a.activation, y), mul_of(Real(1) - in.alpha, in.s));
   }
   if constexpr (!kRecompute) {
     put<T>(a.out, r, b, t, i);
     if (a.checkpoint == 0 && a.saved) put<Real>(a.saved, y, t, b, i);
     if (t == a.T - 1 && a.h_n) put<Real>(a.h_n, r, b, i);
   }
-  return {y, r, begin_step<T, kRecompute>(a, b, i, t + 1, r)};
+  return {y, r, begin_step<T, kRecompute>(a, b, i, t + 1, r, in.resets_next)};
+}
+template <class T, bool kRecompute = false>
+__device__ __forceinline__ Stepped<compute_t<T>> finish_step(const Args& a, std::int64_t b,
+                                                             std::int64_t i, std::int64_t t,
+                                                             compute_t<T> s, compute_t<T> acc,
+                                                             compute_t<T> sum, compute_t<T> J0) {
+  return finish_step<T, kRecompute>(a, b, i, t, load_step<T>(a, b, i, t, s), acc, sum, J0);
 }
 
 // ---------------------------------------------------------------------------------------------------

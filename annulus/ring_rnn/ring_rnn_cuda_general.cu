@@ -21,30 +21,24 @@ template <class T, class TileT>
 __device__ void readout_stage(const Args& a, const StepScratch<compute_t<T>>& w,
                               std::int64_t row_tile, std::int64_t t) {
   using Real = compute_t<T>;
-  const std::int64_t groups = sum_groups(a.N);
-  const Real* vectors = w.vectors + 2 * (t & 1) * a.B * groups;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (int r = static_cast<int>(threadIdx.x) / 32; r < TileT::kRows; r += kTileThreads / 32) {
-    const std::int64_t b = row_tile * TileT::kRows + r;
-    if (b >= a.B) continue;  // the whole warp
-    Real X = 0;
-    Real Y = 0;
-    for (std::int64_t g = lane; g < groups; g += 32) {
-      X += __ldcg(vectors + 2 * (b * groups + g));
-      Y += __ldcg(vectors + 2 * (b * groups + g) + 1);
-    }
-    X = annulus::cuda::warp_sum(X);
-    Y = annulus::cuda::warp_sum(Y);
-    if (lane == 0) {
-      put<Real>(a.angle, angle_of(X, Y), b, t);
-      put<Real>(a.amplitude, length_of(X, Y), b, t);
-    }
-  }
+  const std::int64_t half = a.B * sum_groups(a.N);
+  const Real* X = w.vectors + 2 * (t & 1) * half;
+  const std::int64_t b0 = row_tile * TileT::kRows;
+  // The thread that has the one sum of a sample has the other, too.
+  Real x = 0;
+  add_groups<TileT>(
+      a.B, a.N, b0, [&](std::int64_t g) { return __ldcg(X + g); }, [&](int, Real v) { x = v; });
+  add_groups<TileT>(
+      a.B, a.N, b0, [&](std::int64_t g) { return __ldcg(X + half + g); },
+      [&](int r, Real y) {
+        put<Real>(a.angle, angle_of(x, y), b0 + r, t);
+        put<Real>(a.amplitude, length_of(x, y), b0 + r, t);
+      });
 }
 
 // Stages first..last of -1 (the state before step 0), 0..T-1 (the steps) and T (the last readout).
 template <class T, class TileT>
-__global__ void __launch_bounds__(kTileThreads, sizeof(compute_t<T>) == 8 ? 1 : 2)
+__global__ void __launch_bounds__(kTileThreads, 1)
     forward_kernel(const __grid_constant__ Args a,
                    const __grid_constant__ StepScratch<compute_t<T>> w, unsigned* counters,
                    GroupedGrid grid, std::int64_t first, std::int64_t last) {
@@ -53,18 +47,24 @@ __global__ void __launch_bounds__(kTileThreads, sizeof(compute_t<T>) == 8 ? 1 : 
   const unsigned member = blockIdx.x % grid.members;
   const std::int64_t row_tiles = (a.B + TileT::kRows - 1) / TileT::kRows;
   const std::int64_t column_tiles = (a.N + TileT::kColumns - 1) / TileT::kColumns;
+  const bool prepares = can_prepare<TileT>(a, (column_tiles - member - 1) / grid.members + 1);
   GroupBarrier barrier(counters + group * GroupBarrier::kStride, grid.members);
   for (std::int64_t row = group; row < row_tiles; row += grid.groups) {
+    Prepared prepared;
     for (std::int64_t t = first; t <= last; ++t) {
       if (w.vectors != nullptr && t > 0 && member == 0) readout_stage<T, TileT>(a, w, row, t - 1);
       for (std::int64_t column = member; column < column_tiles && t < a.T; column += grid.members) {
         if (t < 0) {
           begin_stage<T, TileT, false>(a, w, row, column, 0);
         } else {
-          forward_stage<T, TileT, false>(a, w, shared, row, column, t, nullptr);
+          forward_stage<T, TileT, false>(a, w, shared, prepared, row, column, t, nullptr);
         }
       }
-      if (t < last) barrier.wait();
+      if (t == last) break;
+      if (prepares && t + 1 < a.T) {
+        prepared.active = load_channels<T>(a, shared, row * TileT::kRows, t + 1, 0, false, false);
+      }
+      barrier.wait();
     }
   }
 }
@@ -147,7 +147,7 @@ void run(const Plan& plan, Context& context) {
   const std::int64_t last = w.table != nullptr ? plan.T : plan.T - 1;
   visit_tile<Real>(large_tiles(plan.B, plan.N), [&]<class TileT>() {
     launch_stages<StepScratch<Real>>(
-        plan.op, "forward_kernel", forward_kernel<T, TileT>, ceil_div(plan.B, TileT::kRows),
+        plan, "forward_kernel", forward_kernel<T, TileT>, ceil_div(plan.B, TileT::kRows),
         ceil_div(plan.N, TileT::kColumns), a, w.step, w.counters, -1, last, stream);
   });
 }

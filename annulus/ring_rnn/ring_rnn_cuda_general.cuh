@@ -66,26 +66,27 @@ template <class Scratch>
 using StageKernel = void (*)(Args, Scratch, unsigned*, GroupedGrid, std::int64_t, std::int64_t);
 
 // Stages first..last over a grid of rows x columns tiles: one cooperative launch, or a launch a
-// stage where the device refuses that.
+// stage where the device refuses that or the plan asks for it.
 template <class Scratch>
-void launch_stages(const char* op, const char* name, StageKernel<Scratch> kernel, std::int64_t rows,
-                   std::int64_t columns, const Args& a, const Scratch& w, unsigned* counters,
-                   std::int64_t first, std::int64_t last, cudaStream_t stream) {
-  const int resident = annulus::cuda::co_resident_blocks(kernel, kTileThreads, 0);
+void launch_stages(const Plan& plan, const char* name, StageKernel<Scratch> kernel,
+                   std::int64_t rows, std::int64_t columns, const Args& a, const Scratch& w,
+                   unsigned* counters, std::int64_t first, std::int64_t last, cudaStream_t stream) {
+  const int resident =
+      plan.stepwise ? 0 : annulus::cuda::co_resident_blocks(kernel, kTileThreads, 0);
   if (resident > 0) {
     const GroupedGrid grid = annulus::cuda::grouped_grid(rows, columns, resident, kMostGroups);
     const cudaError_t error = annulus::cuda::launch_cooperative(
         kernel, grid.blocks(), kTileThreads, 0, stream, a, w, counters, grid, first, last);
     if (error == cudaSuccess) return;
     if (error != cudaErrorCooperativeLaunchTooLarge && error != cudaErrorNotSupported) {
-      annulus::cuda::throw_on_error(error, op, name);
+      annulus::cuda::throw_on_error(error, plan.op, name);
     }
     (void)cudaGetLastError();
   }
   const GroupedGrid grid = annulus::cuda::grouped_grid(rows, columns, 1 << 20, kMostGroups);
   for (std::int64_t stage = first; stage <= last; ++stage) {
     kernel<<<grid.blocks(), kTileThreads, 0, stream>>>(a, w, counters, grid, stage, stage);
-    annulus::cuda::check_launch(op, name);
+    annulus::cuda::check_launch(plan.op, name);
   }
 }
 

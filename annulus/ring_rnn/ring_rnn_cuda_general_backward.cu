@@ -22,6 +22,27 @@ namespace annulus::ring::cuda::general {
 
 namespace {
 
+// What opening step t at (b, i) needs beside what is carried to it.
+template <class Real>
+struct OpenInputs {
+  Real dout = 0, y = 0, alpha = 0, s = 0;
+  bool live = false;
+};
+template <class T>
+__device__ __forceinline__ OpenInputs<compute_t<T>> load_open(
+    const Args& a, const BackwardScratch<compute_t<T>>& w, std::int64_t b, std::int64_t i,
+    std::int64_t t) {
+  using Real = compute_t<T>;
+  OpenInputs<Real> in;
+  in.live = live(a, b, t);
+  if (a.dout) in.dout = get<T>(a.dout, b, t, i);
+  in.y =
+      w.ys != nullptr ? w.ys[(t % a.checkpoint * a.B + b) * a.N + i] : get<Real>(a.saved, t, b, i);
+  in.alpha = get<T>(a.alpha, i);
+  if (a.dalpha || w.s_sums != nullptr) in.s = state_before<T>(a, b, t, i);
+  return in;
+}
+
 template <class Real>
 struct Opened {
   Real g = 0, s = 0, dalpha = 0;
@@ -29,23 +50,18 @@ struct Opened {
 
 // l of step t at (b, i) is `carry` and what comes in at dout; g follows. Keeps both.
 template <class T>
-__device__ __forceinline__ Opened<compute_t<T>> open_element(const Args& a,
-                                                             const BackwardScratch<compute_t<T>>& w,
-                                                             std::int64_t b, std::int64_t i,
-                                                             std::int64_t t, compute_t<T> carry) {
+__device__ __forceinline__ Opened<compute_t<T>> open_element(
+    const Args& a, const BackwardScratch<compute_t<T>>& w, std::int64_t b, std::int64_t i,
+    std::int64_t t, const OpenInputs<compute_t<T>>& in, compute_t<T> carry) {
   using Real = compute_t<T>;
-  if (a.dout) carry += get<T>(a.dout, b, t, i);
+  if (a.dout) carry += in.dout;
   w.carry[b * a.N + i] = carry;
   Opened<Real> o;
-  if (live(a, b, t)) {
-    const Real y = w.ys != nullptr ? w.ys[(t % a.checkpoint * a.B + b) * a.N + i]
-                                   : get<Real>(a.saved, t, b, i);
-    const Activated<Real> f = activate_and_slope(a.activation, y);
-    o.g = mul_of(mul_of(get<T>(a.alpha, i), f.slope), carry);
-    if (a.dalpha || w.s_sums != nullptr) {
-      o.s = state_before<T>(a, b, t, i);
-      o.dalpha = mul_of(carry, f.value - o.s);
-    }
+  if (in.live) {
+    const Activated<Real> f = activate_and_slope(a.activation, in.y);
+    o.g = mul_of(mul_of(in.alpha, f.slope), carry);
+    o.s = in.s;
+    o.dalpha = mul_of(carry, f.value - in.s);
   }
   w.g[(t % w.g_steps * a.B + b) * a.N + i] = o.g;
   if (a.ddrive) put<T>(a.ddrive, o.g, b, t, i);
@@ -84,58 +100,100 @@ template <class T, class TileT>
 __device__ void open_stage(const Args& a, const BackwardScratch<compute_t<T>>& w,
                            std::int64_t row_tile, std::int64_t column_tile, std::int64_t t) {
   using Real = compute_t<T>;
-  for_each_element<TileT>([&](int row, int column) {
-    const std::int64_t b = row_tile * TileT::kRows + row;
-    const std::int64_t i = column_tile * TileT::kColumns + column;
-    Opened<Real> o;
-    if (b < a.B && i < a.N) {
-      Real carry = 0;
-      if (t < a.T - 1) {
-        carry = w.carry[b * a.N + i];
-      } else if (a.dh_n) {
-        carry = get<Real>(a.dh_n, b, i);
-      }
-      if (a.T > 0) {
-        o = open_element<T>(a, w, b, i, t, carry);
-      } else {  // h_n is r0
-        if (a.dr0) put_either<T>(a.dr0, carry, b, i);
-        if (a.dreset_state) put_either<T>(a.dreset_state, Real(0), b, i);
-      }
-    }
-    if (a.T > 0) record_opened<T>(a, w, b, i, t, o);
-  });
+  const std::int64_t b0 = row_tile * TileT::kRows;
+  const std::int64_t i0 = column_tile * TileT::kColumns;
+  for_each_element<TileT>(
+      [&](int row, int column) {
+        const std::int64_t b = b0 + row;
+        const std::int64_t i = i0 + column;
+        if (a.T == 0 || b >= a.B || i >= a.N) return OpenInputs<Real>{};
+        return load_open<T>(a, w, b, i, t);
+      },
+      [&](int row, int column, const OpenInputs<Real>& in) {
+        const std::int64_t b = b0 + row;
+        const std::int64_t i = i0 + column;
+        Opened<Real> o;
+        if (b < a.B && i < a.N) {
+          Real carry = 0;
+          if (t < a.T - 1) {
+            carry = w.carry[b * a.N + i];
+          } else if (a.dh_n) {
+            carry = get<Real>(a.dh_n, b, i);
+          }
+          if (a.T > 0) {
+            o = open_element<T>(a, w, b, i, t, in, carry);
+          } else {  // h_n is r0
+            if (a.dr0) put_either<T>(a.dr0, carry, b, i);
+            if (a.dreset_state) put_either<T>(a.dreset_state, Real(0), b, i);
+          }
+        }
+        if (a.T > 0) record_opened<T>(a, w, b, i, t, o);
+      });
 }
 
 // dJ0 += sum(g) sum(s) of step t, for a tile's samples.
 template <class TileT>
 __device__ __forceinline__ void add_dJ0(const Args& a,
                                         const BackwardScratch<typename TileT::Real>& w,
-                                        std::int64_t first_sample, std::int64_t t) {
+                                        std::int64_t b0, std::int64_t t) {
   using Real = typename TileT::Real;
-  const std::int64_t groups = sum_groups(a.N);
-  const std::int64_t half = (t & 1) * a.B * groups;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (int r = static_cast<int>(threadIdx.x) / 32; r < TileT::kRows; r += kTileThreads / 32) {
-    const std::int64_t b = first_sample + r;
-    if (b >= a.B) break;  // the whole warp
-    Real g = 0;
-    Real s = 0;
-    for (std::int64_t k = lane; k < groups; k += 32) {
-      g += __ldcg(w.g_sums + half + b * groups + k);
-      s += __ldcg(w.s_sums + half + b * groups + k);
+  const std::int64_t half = (t & 1) * a.B * sum_groups(a.N);
+  // The thread that has the one sum of a sample has the other, too.
+  Real g = 0;
+  add_groups<TileT>(
+      a.B, a.N, b0, [&](std::int64_t k) { return __ldcg(w.g_sums + half + k); },
+      [&](int, Real v) { g = v; });
+  add_groups<TileT>(
+      a.B, a.N, b0, [&](std::int64_t k) { return __ldcg(w.s_sums + half + k); },
+      [&](int r, Real s) {
+        double* sum = w.dJ0 + b0 + r;
+        *sum = fma_of(static_cast<double>(g), static_cast<double>(s), t == a.T - 1 ? 0.0 : *sum);
+      });
+}
+
+// What the end of a backward stage needs at (b, i) beside the product.
+template <class Real>
+struct CloseInputs {
+  Real carry = 0, alpha = 0, reset = 0;
+  bool live = false, was_reset = false;
+  OpenInputs<Real> open;
+};
+
+// dA_k = s . u_k or dJ1 += s . u_0 of step t, as far as this thread's slice and tile go.
+template <class T, class TileT>
+__device__ __forceinline__ void add_dots(const Args& a, const BackwardScratch<compute_t<T>>& w,
+                                         const Place<TileT>& at, std::int64_t b0, std::int64_t j0,
+                                         std::int64_t t, std::int64_t k, const Sums<TileT>& u) {
+  using Real = compute_t<T>;
+  const std::int64_t part = j0 / TileT::kColumns * TileT::kSlices + at.slice;
+#pragma unroll
+  for (int i = 0; i < TileT::kDown; ++i) {
+    const std::int64_t b = b0 + at.row(i);
+    const bool counts = b < a.B && live(a, b, t);
+    Real dot = 0;
+    if (counts) {
+      const StateRow s = state_row<T>(a, b, t);
+#pragma unroll
+      for (int j = 0; j < TileT::kAcross; ++j) {
+        const std::int64_t column = j0 + at.column(j);
+        if (column < a.N) dot = fma_of(get<T>(s, column), u[i][j], dot);
+      }
     }
-    g = annulus::cuda::warp_sum(g);
-    s = annulus::cuda::warp_sum(s);
-    if (lane == 0) {
-      w.dJ0[b] =
-          fma_of(static_cast<double>(g), static_cast<double>(s), t == a.T - 1 ? 0.0 : w.dJ0[b]);
+    dot = annulus::cuda::warp_sum<TileT::kThreadsAcross>(dot);
+    if (at.across == 0 && b < a.B) {
+      if (k == 0) {
+        Real* p = w.dJ1 + b * w.parts + part;
+        *p = t == a.T - 1 ? dot : *p + dot;
+      } else {
+        w.dA[((t * a.B + b) * a.K + k - 1) * w.parts + part] = dot;
+      }
     }
   }
 }
 
 template <class T, class TileT>
 __device__ void backward_stage(const Args& a, const BackwardScratch<compute_t<T>>& w,
-                               StageShared<TileT>& shared, std::int64_t row_tile,
+                               StageShared<TileT>& shared, Prepared prepared, std::int64_t row_tile,
                                std::int64_t column_tile, std::int64_t t) {
   using Real = compute_t<T>;
   using Shared = StageShared<TileT>;
@@ -148,29 +206,19 @@ __device__ void backward_stage(const Args& a, const BackwardScratch<compute_t<T>
   const bool want_J1 = w.dJ1 != nullptr;
 
   __syncthreads();  // the tile before this one has been read
-  add_groups<TileT>(w.g_sums + (t & 1) * a.B * sum_groups(a.N), a.B, a.N, b0, shared.row);
+  const std::int64_t half = (t & 1) * a.B * sum_groups(a.N);
+  add_groups<TileT>(
+      a.B, a.N, b0, [&](std::int64_t k) { return __ldcg(w.g_sums + half + k); },
+      [&](int r, Real v) { shared.row[r] = v; });
   if (w.dJ0 != nullptr && column_tile == 0) add_dJ0<TileT>(a, w, b0, t);
 
-  Real s[4][4] = {};  // s_t where this thread's u_k are
-  if (want_A || want_J1) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const std::int64_t b = b0 + at.row + i;
-      if (b >= a.B || !live(a, b, t)) continue;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (j0 + at.column + j < a.N) s[i][j] = state_before<T>(a, b, t, j0 + at.column + j);
-      }
-    }
-  }
-
-  Real sum[4][4] = {};
-  Real u[4][4] = {};
+  Sums<TileT> sum = {};
+  Sums<TileT> u = {};
   const int rounds = static_cast<int>((a.N + TileT::kRound - 1) / TileT::kRound);
   for (std::int64_t k0 = 0; k0 <= a.K; k0 += Shared::kChannels) {
-    const int count =
-        a.K + 1 - k0 < Shared::kChannels ? static_cast<int>(a.K + 1 - k0) : Shared::kChannels;
-    const int active = load_channels<T>(a, shared, b0, t, k0, count, want_A, want_J1);
+    const int active = prepared.active >= 0
+                           ? prepared.active
+                           : load_channels<T>(a, shared, b0, t, k0, want_A, want_J1);
     if (active == 0) continue;
     Cursor cursor(shared.active, rounds);
     Cursor done(shared.active, rounds);
@@ -190,33 +238,17 @@ __device__ void backward_stage(const Args& a, const BackwardScratch<compute_t<T>
           return load_four(m.data + i * m.row + j * m.column, m.column, a.N - j,
                            w.step.whole_weights);
         },
-        [&](Real(&partial)[4][4]) {
+        [&](Sums<TileT>& partial) {
           done.advance(shared.active);
           if (done.round != rounds - 1) return;
           // u_k is complete, as far as this slice goes.
           const std::int64_t k = k0 + done.channel;
-          const bool wanted = k == 0 ? want_J1 : want_A;
+          if (k == 0 ? want_J1 : want_A) add_dots<T, TileT>(a, w, at, b0, j0, t, k, partial);
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const std::int64_t b = b0 + at.row + i;
-            if (wanted) {
-              Real dot = 0;
+          for (int i = 0; i < TileT::kDown; ++i) {
+            const Real c = shared.c[done.channel][at.row(i)];
 #pragma unroll
-              for (int j = 0; j < 4; ++j) dot = fma_of(s[i][j], partial[i][j], dot);
-              dot = annulus::cuda::warp_sum<TileT::kColumns / 4>(dot);
-              if (at.column == 0 && b < a.B) {
-                const std::int64_t part = column_tile * TileT::kSlices + at.slice;
-                if (k == 0) {
-                  Real* p = w.dJ1 + b * w.parts + part;
-                  *p = last_step ? dot : *p + dot;
-                } else {
-                  w.dA[((t * a.B + b) * a.K + k - 1) * w.parts + part] = dot;
-                }
-              }
-            }
-            const Real c = shared.c[done.channel][at.row + i];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
+            for (int j = 0; j < TileT::kAcross; ++j) {
               sum[i][j] = fma_of(c, partial[i][j], sum[i][j]);
               partial[i][j] = 0;
             }
@@ -227,41 +259,51 @@ __device__ void backward_stage(const Args& a, const BackwardScratch<compute_t<T>
   spread<TileT>(shared.tile, sum);
 
   const Real J0 = get<T>(a.J0);
-  const bool at_checkpoint = a.checkpoint > 0 && t % a.checkpoint == 0;
-  for_each_element<TileT>([&](int row, int column) {
-    const std::int64_t b = b0 + row;
-    const std::int64_t i = j0 + column;
-    Opened<Real> o;
-    if (b < a.B && i < a.N) {
-      Real carry = w.carry[b * a.N + i];
-      if (live(a, b, t)) {
-        carry = fma_of(Real(1) - get<T>(a.alpha, i), carry,
-                       fma_of(J0, shared.row[row], total<TileT>(shared.tile, row, column)));
-      }
-      Real reset = 0;
-      const bool was_reset = resets(a, b, t);
-      if (w.dreset != nullptr) {
-        Real* sum = w.dreset + b * a.N + i;
-        if (!last_step) reset = *sum;
-        if (was_reset) reset += carry;
-        *sum = reset;
-      }
-      if (was_reset) carry = 0;
-      if (t == 0) {
-        if (a.dreset_state) put_either<T>(a.dreset_state, reset, b, i);
-        if (a.dr0) put_either<T>(a.dr0, w.reset_to_r0 ? carry + reset : carry, b, i);
-      } else if (at_checkpoint) {
-        w.carry[b * a.N + i] = carry;
-      } else {
-        o = open_element<T>(a, w, b, i, t - 1, carry);
-      }
-    }
-    if (t > 0 && !at_checkpoint) record_opened<T>(a, w, b, i, t - 1, o);
-  });
+  const bool opens = t > 0 && !(a.checkpoint > 0 && t % a.checkpoint == 0);
+  for_each_element<TileT>(
+      [&](int row, int column) {
+        const std::int64_t b = b0 + row;
+        const std::int64_t i = j0 + column;
+        CloseInputs<Real> in;
+        if (b >= a.B || i >= a.N) return in;
+        in.carry = w.carry[b * a.N + i];
+        in.alpha = get<T>(a.alpha, i);
+        in.live = live(a, b, t);
+        in.was_reset = resets(a, b, t);
+        if (w.dreset != nullptr && !last_step) in.reset = w.dreset[b * a.N + i];
+        if (opens) in.open = load_open<T>(a, w, b, i, t - 1);
+        return in;
+      },
+      [&](int row, int column, const CloseInputs<Real>& in) {
+        const std::int64_t b = b0 + row;
+        const std::int64_t i = j0 + column;
+        Opened<Real> o;
+        if (b < a.B && i < a.N) {
+          Real carry = in.carry;
+          if (in.live) {
+            carry = fma_of(Real(1) - in.alpha, carry,
+                           fma_of(J0, shared.row[row], total<TileT>(shared.tile, row, column)));
+          }
+          Real reset = in.reset;
+          if (in.was_reset) {
+            reset += carry;
+            carry = 0;
+          }
+          if (w.dreset != nullptr) w.dreset[b * a.N + i] = reset;
+          if (opens) {
+            o = open_element<T>(a, w, b, i, t - 1, in.open, carry);
+          } else if (t > 0) {
+            w.carry[b * a.N + i] = carry;
+          } else {
+            if (a.dreset_state) put_either<T>(a.dreset_state, reset, b, i);
+            if (a.dr0) put_either<T>(a.dr0, w.reset_to_r0 ? carry + reset : carry, b, i);
+          }
+        }
+        if (opens) record_opened<T>(a, w, b, i, t - 1, o);
+      });
 }
 
-// Operations first..last of the list of ring_rnn_cuda_general_backward.cuh. One block a
-// multiprocessor: two of them would have 128 registers a thread, and spill 60 to 200 numbers.
+// Operations first..last of the list of ring_rnn_cuda_general_backward.cuh.
 template <class T, class TileT>
 __global__ void __launch_bounds__(kTileThreads, 1)
     backward_kernel(const __grid_constant__ Args a,
@@ -272,8 +314,10 @@ __global__ void __launch_bounds__(kTileThreads, 1)
   const unsigned member = blockIdx.x % grid.members;
   const std::int64_t row_tiles = (a.B + TileT::kRows - 1) / TileT::kRows;
   const std::int64_t column_tiles = (a.N + TileT::kColumns - 1) / TileT::kColumns;
+  const bool prepares = can_prepare<TileT>(a, (column_tiles - member - 1) / grid.members + 1);
   GroupBarrier barrier(counters + group * GroupBarrier::kStride, grid.members);
   for (std::int64_t row = group; row < row_tiles; row += grid.groups) {
+    Prepared prepared;
     for (std::int64_t index = first; index <= last; ++index) {
       const Operation op = operation(index, a.T, a.checkpoint);
       for (std::int64_t column = member; column < column_tiles; column += grid.members) {
@@ -282,18 +326,25 @@ __global__ void __launch_bounds__(kTileThreads, 1)
             begin_stage<T, TileT, true>(a, w.step, row, column, op.t);
             break;
           case Operation::kForward:
-            forward_stage<T, TileT, true>(a, w.step, shared, row, column, op.t,
+            forward_stage<T, TileT, true>(a, w.step, shared, prepared, row, column, op.t,
                                           w.ys + op.t % a.checkpoint * a.B * a.N);
             break;
           case Operation::kOpen:
             open_stage<T, TileT>(a, w, row, column, op.t);
             break;
           case Operation::kBackward:
-            backward_stage<T, TileT>(a, w, shared, row, column, op.t);
+            backward_stage<T, TileT>(a, w, shared, prepared, row, column, op.t);
             break;
         }
       }
-      if (index < last) barrier.wait();
+      if (index == last) break;
+      const Operation next = operation(index + 1, a.T, a.checkpoint);
+      if (prepares && (next.kind == Operation::kForward || next.kind == Operation::kBackward)) {
+        const bool back = next.kind == Operation::kBackward;
+        prepared.active = load_channels<T>(a, shared, row * TileT::kRows, next.t, 0,
+                                           back && w.dA != nullptr, back && w.dJ1 != nullptr);
+      }
+      barrier.wait();
     }
   }
 }
@@ -406,7 +457,7 @@ void run(const Plan& plan, Context& context) {
     w.loop.step.whole_weights = whole_weights<T>(a);
     launch_prepare<Real>(plan.op, w.counters, counter_words(plan), nullptr, plan.N, stream);
     visit_tile<Real>(large_tiles(plan.B, plan.N), [&]<class TileT>() {
-      launch_stages<BackwardScratch<Real>>(plan.op, "backward_kernel", backward_kernel<T, TileT>,
+      launch_stages<BackwardScratch<Real>>(plan, "backward_kernel", backward_kernel<T, TileT>,
                                            ceil_div(plan.B, TileT::kRows),
                                            ceil_div(plan.N, TileT::kColumns), a, w.loop, w.counters,
                                            0, operation_count(plan.T, plan.checkpoint) - 1, stream);

@@ -1,7 +1,7 @@
 // The weights' gradients of the general path: dW_k = sum over steps t and samples b of
 // c_k[b,t] g_t[b,:] s_t[b,:]^T, one product of depth T B a matrix, each element written once.
 //
-// The depth runs t first, then b. It is taken 256 lines at a time, whose coefficients and places of
+// The depth runs t first, then b. It is taken 512 lines at a time, whose coefficients and places of
 // s are found first; rounds in which every coefficient is 0 are left out, so a channel that nobody
 // uses costs a look at its actions.
 
@@ -17,42 +17,33 @@ namespace annulus::ring::cuda::general {
 
 namespace {
 
-// Where s of a line of the depth lies. 16-bit tensors may have f32 rows in r0 and reset_state.
-enum class Source : int { kNone, kOut, kR0, kResetState };
+// Lines of the depth that are looked at before they are multiplied.
+constexpr int kLines = 2 * kTileThreads;
 
 template <class TileT>
 struct DepthShared {
   using Real = typename TileT::Real;
   TileShared<TileT> tile;
-  const void* row[kTileThreads];  // the first element of s
-  Source source[kTileThreads];
-  Real c[kTileThreads];
-  int active[kTileThreads / TileT::kRound];
+  // s of a line: its first element, or nullptr beyond the depth; what it is of decides its stride.
+  const void* row[kLines];
+  enum Source : unsigned char { kOut, kR0, kResetState };
+  Source source[kLines];
+  Real c[kLines];
+  int active[kLines / TileT::kRound];
 };
 
 template <class T, class TileT>
-__device__ __forceinline__ void find_line(const Args& a, DepthShared<TileT>& shared, std::int64_t d,
-                                          std::int64_t k) {
-  const int slot = static_cast<int>(threadIdx.x);
+__device__ __forceinline__ void find_line(const Args& a, DepthShared<TileT>& shared, int slot,
+                                          std::int64_t d, std::int64_t k) {
+  using Shared = DepthShared<TileT>;
   shared.c[slot] = 0;
   shared.row[slot] = nullptr;
-  shared.source[slot] = Source::kNone;
   if (d >= a.T * a.B) return;
   const std::int64_t t = d / a.B;
   const std::int64_t b = d - t * a.B;
   shared.c[slot] = coefficient<T>(a, b, t, k);
-  const auto set = [&](Source source, const void* data, bool wide, std::int64_t offset) {
-    shared.source[slot] = source;
-    shared.row[slot] = wide ? static_cast<const void*>(static_cast<const float*>(data) + offset)
-                            : static_cast<const void*>(static_cast<const T*>(data) + offset);
-  };
-  if (resets(a, b, t)) {
-    set(Source::kResetState, a.reset_state.data, a.reset_state.wide, b * a.reset_state.stride[0]);
-  } else if (t == 0) {
-    set(Source::kR0, a.r0.data, a.r0.wide, b * a.r0.stride[0]);
-  } else {
-    set(Source::kOut, a.out.data, false, b * a.out.stride[0] + (t - 1) * a.out.stride[1]);
-  }
+  shared.row[slot] = state_row<T>(a, b, t).data;
+  shared.source[slot] = resets(a, b, t) ? Shared::kResetState : t == 0 ? Shared::kR0 : Shared::kOut;
 }
 
 // s[j .. j + 3] of a line.
@@ -60,16 +51,17 @@ template <class T, class TileT>
 __device__ __forceinline__ Four<compute_t<T>> load_state(const Args& a,
                                                          const DepthShared<TileT>& shared, int slot,
                                                          std::int64_t j, bool whole_out) {
-  const Source source = shared.source[slot];
+  using Shared = DepthShared<TileT>;
   const void* row = shared.row[slot];
-  if (source == Source::kNone) return {};
-  if (source == Source::kOut) {
+  if (row == nullptr) return {};
+  const auto source = shared.source[slot];
+  if (source == Shared::kOut) {
     const std::int64_t step = a.out.stride[2];
     return load_four(static_cast<const T*>(row) + j * step, step, a.N - j, whole_out);
   }
-  const Ref<2>& from = source == Source::kR0 ? a.r0 : a.reset_state;
+  const Ref<2>& from = source == Shared::kR0 ? a.r0 : a.reset_state;
   const std::int64_t step = from.stride[1];
-  if constexpr (sizeof(T) == 2) {
+  if constexpr (sizeof(T) == 2) {  // these alone may have f32 states
     if (from.wide) {
       return load_four(static_cast<const float*>(row) + j * step, step, a.N - j, false);
     }
@@ -79,7 +71,7 @@ __device__ __forceinline__ Four<compute_t<T>> load_state(const Args& a,
 
 // Block (k, row tile, column tile): channels first_channel on, N x N / tile of each.
 template <class T, class TileT>
-__global__ void __launch_bounds__(kTileThreads, sizeof(compute_t<T>) == 8 ? 1 : 2)
+__global__ void __launch_bounds__(kTileThreads, 1)
     dweights_kernel(const __grid_constant__ Args a, const compute_t<T>* g,
                     std::int64_t first_channel, bool whole_g, bool whole_out) {
   using Real = compute_t<T>;
@@ -92,12 +84,15 @@ __global__ void __launch_bounds__(kTileThreads, sizeof(compute_t<T>) == 8 ? 1 : 
   const std::int64_t depth_end = a.T * a.B;
   const int thread = static_cast<int>(threadIdx.x);
 
-  Real sum[4][4] = {};
-  for (std::int64_t d0 = 0; d0 < depth_end; d0 += kTileThreads) {
-    // The lines before these have been used: the product ended synchronised.
-    find_line<T>(a, shared, d0 + thread, k);
+  Sums<TileT> sum = {};
+  for (std::int64_t d0 = 0; d0 < depth_end; d0 += kLines) {
+    __syncthreads();  // the lines before these have been used
+#pragma unroll
+    for (int slot = thread; slot < kLines; slot += kTileThreads) {
+      find_line<T>(a, shared, slot, d0 + slot, k);
+    }
     __syncthreads();
-    constexpr int kRounds = kTileThreads / TileT::kRound;
+    constexpr int kRounds = kLines / TileT::kRound;
     if (thread < kRounds) {
       bool used = false;
       for (int q = 0; q < TileT::kRound; ++q) used |= shared.c[thread * TileT::kRound + q] != 0;
@@ -106,10 +101,7 @@ __global__ void __launch_bounds__(kTileThreads, sizeof(compute_t<T>) == 8 ? 1 : 
     __syncthreads();
     int rounds = 0;
     for (int q = 0; q < kRounds; ++q) rounds += shared.active[q];
-    if (rounds == 0) {
-      __syncthreads();  // `active` has been read
-      continue;
-    }
+    if (rounds == 0) continue;
     int round = -1;
     multiply<TileT, false, false>(
         shared.tile.panel, rounds,
@@ -132,21 +124,22 @@ __global__ void __launch_bounds__(kTileThreads, sizeof(compute_t<T>) == 8 ? 1 : 
           const int slot = round * TileT::kRound + at.slice * TileT::kDepth + depth;
           return load_state<T>(a, shared, slot, j0 + line, whole_out);
         },
-        [](Real(&)[4][4]) {}, sum);
+        [](Sums<TileT>&) {}, sum);
   }
   __syncthreads();
   spread<TileT>(shared.tile, sum);
-  for_each_element<TileT>([&](int row, int column) {
-    const std::int64_t i = i0 + row;
-    const std::int64_t j = j0 + column;
-    if (i >= a.N || j >= a.N) return;
-    const Real v = total<TileT>(shared.tile, row, column);
-    if (k == 0) {
-      put<T>(a.dWo, v, i, j);
-    } else {
-      put<T>(a.dWa, v, k - 1, i, j);
-    }
-  });
+  for_each_element<TileT>(
+      [&](int row, int column) { return total<TileT>(shared.tile, row, column); },
+      [&](int row, int column, Real v) {
+        const std::int64_t i = i0 + row;
+        const std::int64_t j = j0 + column;
+        if (i >= a.N || j >= a.N) return;
+        if (k == 0) {
+          put<T>(a.dWo, v, i, j);
+        } else {
+          put<T>(a.dWa, v, k - 1, i, j);
+        }
+      });
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ template <class Real>
 struct StepScratch {
   Real* state = nullptr;        // (2, B, N): s_t in half t & 1
   Real* sums = nullptr;         // (2, B, groups): of s_t in half t & 1
-  Real* vectors = nullptr;      // (2, B, groups, 2): X and Y of r_t in half t & 1
+  Real* vectors = nullptr;      // (2, 2, B, groups): X and Y of r_t in half t & 1
   const Real* table = nullptr;  // (N, 2): cos and sin of 2 pi i / N
   bool whole_rows = false;      // rows of N numbers are multiples of 4 long
   bool whole_weights = false;   // and so are those of Wo and Wa, which are dense and aligned
@@ -40,22 +40,22 @@ struct StageShared {
   int active[kChannels];
 };
 
-// row[r] = sum over the groups of sample first + r. Not synchronised.
-template <class TileT>
-__device__ __forceinline__ void add_groups(const typename TileT::Real* sums, std::int64_t B,
-                                           std::int64_t N, std::int64_t first,
-                                           typename TileT::Real* row) {
-  using Real = typename TileT::Real;
+// f(r, sum) for each sample first + r of a tile, by one of the kTileThreads / Rows threads that add
+// up its groups.
+template <class TileT, class Load, class F>
+__device__ __forceinline__ void add_groups(std::int64_t B, std::int64_t N, std::int64_t first,
+                                           Load&& load, F&& f) {
+  constexpr int kShare = kTileThreads / TileT::kRows;
   const std::int64_t groups = sum_groups(N);
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (int r = static_cast<int>(threadIdx.x) / 32; r < TileT::kRows; r += kTileThreads / 32) {
-    Real v = 0;
-    if (first + r < B) {
-      for (std::int64_t g = lane; g < groups; g += 32) v += __ldcg(sums + (first + r) * groups + g);
-    }
-    v = annulus::cuda::warp_sum(v);
-    if (lane == 0) row[r] = v;
+  const int r = static_cast<int>(threadIdx.x) / kShare;
+  const int share = static_cast<int>(threadIdx.x) % kShare;
+  auto v = decltype(load(0)){};
+  if (first + r < B) {
+#pragma unroll 4
+    for (std::int64_t g = share; g < groups; g += kShare) v += load((first + r) * groups + g);
   }
+  v = annulus::cuda::warp_sum<kShare>(v);
+  if (share == 0 && first + r < B) f(r, v);
 }
 
 // The sum over a warp's 32 neurons of sample b, the first of which is i - lane, to its group.
@@ -66,13 +66,15 @@ __device__ __forceinline__ void put_group(Real* sums, Real v, std::int64_t b, st
   if (threadIdx.x % 32 == 0 && b < B && i < N) sums[b * sum_groups(N) + i / kSumGroup] = v;
 }
 
-// Coefficients of channels [k0, k0 + count) of a tile's samples at step t, and which of the channels
+// Coefficients of channels k0 to k0 + kChannels - 1 of a tile's samples at step t, and which of the channels
 // are to be run: those that a sample uses, and those that are wanted in any case. Returns how many;
 // ends synchronised.
 template <class T, class TileT>
 __device__ __forceinline__ int load_channels(const Args& a, StageShared<TileT>& shared,
                                              std::int64_t first, std::int64_t t, std::int64_t k0,
-                                             int count, bool want_A, bool want_J1) {
+                                             bool want_A, bool want_J1) {
+  constexpr int kChannels = StageShared<TileT>::kChannels;
+  const int count = a.K + 1 - k0 < kChannels ? static_cast<int>(a.K + 1 - k0) : kChannels;
   __syncthreads();  // the channels before these have been used
   const int thread = static_cast<int>(threadIdx.x);
   for (int e = thread; e < TileT::kRows * count; e += kTileThreads) {
@@ -139,26 +141,44 @@ __device__ void begin_stage(const Args& a, const StepScratch<compute_t<T>>& w,
                             std::int64_t row_tile, std::int64_t column_tile, std::int64_t t0) {
   using Real = compute_t<T>;
   const std::int64_t half = t0 & 1;
-  for_each_element<TileT>([&](int row, int column) {
-    const std::int64_t b = row_tile * TileT::kRows + row;
-    const std::int64_t i = column_tile * TileT::kColumns + column;
-    Real s = 0;
-    if (b < a.B && i < a.N) {
-      if constexpr (kRecompute) {
-        s = begin_step<T, true>(a, b, i, t0, get<Real>(a.saved, t0 / a.checkpoint, b, i));
-      } else {
-        s = first_state<T>(a, b, i);
-      }
-      w.state[(half * a.B + b) * a.N + i] = s;
-    }
-    put_group(w.sums + half * a.B * sum_groups(a.N), s, b, i, a.B, a.N);
-  });
+  const std::int64_t b0 = row_tile * TileT::kRows;
+  const std::int64_t i0 = column_tile * TileT::kColumns;
+  for_each_element<TileT>(
+      [&](int row, int column) {
+        const std::int64_t b = b0 + row;
+        const std::int64_t i = i0 + column;
+        if (b >= a.B || i >= a.N) return Real(0);
+        if constexpr (kRecompute) {
+          return begin_step<T, true>(a, b, i, t0, get<Real>(a.saved, t0 / a.checkpoint, b, i),
+                                     resets(a, b, t0));
+        } else {
+          return first_state<T>(a, b, i);
+        }
+      },
+      [&](int row, int column, Real s) {
+        const std::int64_t b = b0 + row;
+        const std::int64_t i = i0 + column;
+        if (b < a.B && i < a.N) w.state[(half * a.B + b) * a.N + i] = s;
+        put_group(w.sums + half * a.B * sum_groups(a.N), s, b, i, a.B, a.N);
+      });
+}
+
+// Channels whose coefficients were loaded before the barrier that leads to their step: they do not
+// depend on the state. -1: none were.
+struct Prepared {
+  int active = -1;
+};
+
+// Does a block that has `columns` tiles of a step, and goes on to another, prepare for it?
+template <class TileT>
+__device__ __forceinline__ bool can_prepare(const Args& a, std::int64_t columns) {
+  return columns == 1 && a.K < StageShared<TileT>::kChannels;
 }
 
 // Step t of one tile. kRecompute: y goes to `ys` (B, N), and nothing else but the next state is kept.
 template <class T, class TileT, bool kRecompute>
 __device__ void forward_stage(const Args& a, const StepScratch<compute_t<T>>& w,
-                              StageShared<TileT>& shared, std::int64_t row_tile,
+                              StageShared<TileT>& shared, Prepared prepared, std::int64_t row_tile,
                               std::int64_t column_tile, std::int64_t t,
                               [[maybe_unused]] compute_t<T>* ys) {
   using Real = compute_t<T>;
@@ -171,14 +191,15 @@ __device__ void forward_stage(const Args& a, const StepScratch<compute_t<T>>& w,
   const Real* state = w.state + half * a.B * a.N;
 
   __syncthreads();  // the tile before this one has been read
-  add_groups<TileT>(w.sums + half * group_half, a.B, a.N, b0, shared.row);
+  add_groups<TileT>(
+      a.B, a.N, b0, [&](std::int64_t g) { return __ldcg(w.sums + half * group_half + g); },
+      [&](int r, Real v) { shared.row[r] = v; });
 
-  Real sum[4][4] = {};
+  Sums<TileT> sum = {};
   const int rounds = static_cast<int>((a.N + TileT::kRound - 1) / TileT::kRound);
   for (std::int64_t k0 = 0; k0 <= a.K; k0 += Shared::kChannels) {
-    const int count =
-        a.K + 1 - k0 < Shared::kChannels ? static_cast<int>(a.K + 1 - k0) : Shared::kChannels;
-    const int active = load_channels<T>(a, shared, b0, t, k0, count, false, false);
+    const int active = prepared.active >= 0 ? prepared.active
+                                            : load_channels<T>(a, shared, b0, t, k0, false, false);
     if (active == 0) continue;
     Cursor cursor(shared.active, rounds);
     multiply<TileT, true, true>(
@@ -201,40 +222,41 @@ __device__ void forward_stage(const Args& a, const StepScratch<compute_t<T>>& w,
           const Weights<T> m(a, k0 + cursor.channel);
           return load_four(m.data + i * m.row + j * m.column, m.column, a.N - j, w.whole_weights);
         },
-        [](Real(&)[4][4]) {}, sum);
+        [](Sums<TileT>&) {}, sum);
   }
   spread<TileT>(shared.tile, sum);
 
   const Real J0 = get<T>(a.J0);
-  for_each_element<TileT>([&](int row, int column) {
-    const std::int64_t b = b0 + row;
-    const std::int64_t i = i0 + column;
-    Real next = 0;
-    Real X = 0;
-    Real Y = 0;
-    if (b < a.B && i < a.N) {
-      const Stepped<Real> step =
-          finish_step<T, kRecompute>(a, b, i, t, __ldcg(state + b * a.N + i),
-                                     total<TileT>(shared.tile, row, column), shared.row[row], J0);
-      next = step.next;
-      w.state[((half ^ 1) * a.B + b) * a.N + i] = next;
-      if constexpr (kRecompute) ys[b * a.N + i] = step.y;
-      if (!kRecompute && w.vectors != nullptr) {
-        X = mul_of(step.r, w.table[2 * i]);
-        Y = mul_of(step.r, w.table[2 * i + 1]);
-      }
-    }
-    put_group(w.sums + (half ^ 1) * group_half, next, b, i, a.B, a.N);
-    if (!kRecompute && w.vectors != nullptr) {
-      X = annulus::cuda::warp_sum(X);
-      Y = annulus::cuda::warp_sum(Y);
-      if (threadIdx.x % 32 == 0 && b < a.B && i < a.N) {
-        Real* v = w.vectors + 2 * (half * group_half + b * sum_groups(a.N) + i / kSumGroup);
-        v[0] = X;
-        v[1] = Y;
-      }
-    }
-  });
+  for_each_element<TileT>(
+      [&](int row, int column) {
+        const std::int64_t b = b0 + row;
+        const std::int64_t i = i0 + column;
+        if (b >= a.B || i >= a.N) return StepInputs<Real>{Real(0)};
+        return load_step<T>(a, b, i, t, __ldcg(state + b * a.N + i));
+      },
+      [&](int row, int column, const StepInputs<Real>& in) {
+        const std::int64_t b = b0 + row;
+        const std::int64_t i = i0 + column;
+        Real next = 0;
+        Real X = 0;
+        Real Y = 0;
+        if (b < a.B && i < a.N) {
+          const Stepped<Real> step = finish_step<T, kRecompute>(
+              a, b, i, t, in, total<TileT>(shared.tile, row, column), shared.row[row], J0);
+          next = step.next;
+          w.state[((half ^ 1) * a.B + b) * a.N + i] = next;
+          if constexpr (kRecompute) ys[b * a.N + i] = step.y;
+          if (!kRecompute && w.vectors != nullptr) {
+            X = mul_of(step.r, w.table[2 * i]);
+            Y = mul_of(step.r, w.table[2 * i + 1]);
+          }
+        }
+        put_group(w.sums + (half ^ 1) * group_half, next, b, i, a.B, a.N);
+        if (!kRecompute && w.vectors != nullptr) {
+          put_group(w.vectors + 2 * half * group_half, X, b, i, a.B, a.N);
+          put_group(w.vectors + (2 * half + 1) * group_half, Y, b, i, a.B, a.N);
+        }
+      });
 }
 
 }  // namespace annulus::ring::cuda

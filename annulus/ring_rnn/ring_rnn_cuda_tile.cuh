@@ -1,12 +1,14 @@
 // The matrix product of the general kernels: one tile of the output by one block of 256 threads, in
 // f32 or f64 on the ordinary cores, from operands of any layout.
 //
-// A tile is Rows x Columns numbers, 4 x 4 a thread. Where tiles are small and few, Slices quarters
-// of a block share the depth of the product and their sums are added at the end, in order. Panels of
-// kDepth lines are loaded into registers while the panels before them are multiplied, then stored
-// to the other of two buffers in shared memory. The order of sums depends on nothing but the tile.
+// A tile is Rows x Columns numbers, 8 x 8 to 4 x 4 of them a thread: the more, the fewer loads from
+// shared memory a multiplication. Slices of the block share the depth of the product, and their
+// sums are added at the end, in order. Panels of kDepth lines are loaded into registers while the
+// panels before them are multiplied, then stored to the other of two buffers in shared memory. The
+// order of sums depends on nothing but the tile.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -17,20 +19,27 @@ namespace annulus::ring::cuda {
 
 inline constexpr int kTileThreads = 256;
 
-template <class Real_, int Rows, int Columns, int Slices>
+template <class Real_, int Rows, int Columns, int Slices, int Down, int Across, int Depth>
 struct Tile {
   using Real = Real_;
-  static constexpr int kRows = Rows, kColumns = Columns, kSlices = Slices;
+  static constexpr int kRows = Rows, kColumns = Columns, kSlices = Slices, kDepth = Depth;
+  static constexpr int kDown = Down, kAcross = Across;  // numbers a thread
   static constexpr int kSliceThreads = kTileThreads / Slices;
-  static_assert(Rows / 4 * (Columns / 4) == kSliceThreads, "4 x 4 numbers a thread");
-  static constexpr int kDepth = sizeof(Real) == 8 && Slices > 1 ? 8 : 16;
+  static constexpr int kThreadsAcross = Columns / Across;
+  static_assert(Rows / Down * kThreadsAcross == kSliceThreads && kThreadsAcross <= 32);
   // What all slices together advance in one round.
-  static constexpr int kRound = kDepth * Slices;
+  static constexpr int kRound = Depth * Slices;
 };
+// Tiles for many and for few; the small one has a slice a warp, which waits for no other.
 template <class Real>
-using LargeTile = Tile<Real, 64, 64, 1>;
+using LargeTile = std::conditional_t<std::is_same_v<Real, double>, Tile<Real, 64, 64, 1, 4, 4, 16>,
+                                     Tile<Real, 64, 64, 4, 8, 8, 8>>;
 template <class Real>
-using SmallTile = Tile<Real, 32, 32, 4>;
+using SmallTile = std::conditional_t<std::is_same_v<Real, double>, Tile<Real, 32, 32, 4, 4, 4, 8>,
+                                     Tile<Real, 32, 32, 8, 8, 4, 8>>;
+
+template <class TileT>
+using Sums = typename TileT::Real[TileT::kDown][TileT::kAcross];
 
 template <class Real>
 struct alignas(16) Four {
@@ -44,22 +53,35 @@ struct PanelShared {
   Real left[2][TileT::kSlices][TileT::kDepth][TileT::kRows + 4];
   Real right[2][TileT::kSlices][TileT::kDepth][TileT::kColumns + 4];
 };
+// Slices whose sums there is room for at a time.
+template <class TileT>
+inline constexpr int kSlicesHeld = std::min<int>(TileT::kSlices,
+                                                 sizeof(PanelShared<TileT>) /
+                                                     sizeof(typename TileT::Real) /
+                                                     (TileT::kRows * TileT::kColumns));
 template <class TileT>
 union alignas(16) TileShared {
   PanelShared<TileT> panel;
-  typename TileT::Real sum[TileT::kSlices][TileT::kRows][TileT::kColumns];
+  typename TileT::Real sum[kSlicesHeld<TileT>][TileT::kRows][TileT::kColumns];
 };
 
-// Where a thread stands in its tile.
+// Where a thread stands in its tile. Its numbers are fours of rows and columns, Rows 4 / Down and
+// Columns 4 / Across apart: neighbours in a warp then read neighbours in shared memory.
 template <class TileT>
 struct Place {
   int slice, thread;  // thread within the slice
-  int row, column;    // of the first of its 4 x 4 numbers
+  int down, across;
   __device__ __forceinline__ Place() {
     slice = static_cast<int>(threadIdx.x) / TileT::kSliceThreads;
     thread = static_cast<int>(threadIdx.x) % TileT::kSliceThreads;
-    row = thread / (TileT::kColumns / 4) * 4;
-    column = thread % (TileT::kColumns / 4) * 4;
+    down = thread / TileT::kThreadsAcross * 4;
+    across = thread % TileT::kThreadsAcross * 4;
+  }
+  __device__ __forceinline__ int row(int i) const {
+    return down + i % 4 + i / 4 * (TileT::kRows * 4 / TileT::kDown);
+  }
+  __device__ __forceinline__ int column(int j) const {
+    return across + j % 4 + j / 4 * (TileT::kColumns * 4 / TileT::kAcross);
   }
 };
 
@@ -104,7 +126,7 @@ template <class TileT, bool kLeftAlongDepth, bool kRightAlongDepth, class Advanc
           class Right, class After>
 __device__ __forceinline__ void multiply(PanelShared<TileT>& shared, int rounds, Advance&& advance,
                                          Left&& left, Right&& right, After&& after,
-                                         typename TileT::Real (&sum)[4][4]) {
+                                         Sums<TileT>& sum) {
   using Real = typename TileT::Real;
   using LeftMap = PanelMap<TileT, TileT::kRows, kLeftAlongDepth>;
   using RightMap = PanelMap<TileT, TileT::kColumns, kRightAlongDepth>;
@@ -128,11 +150,21 @@ __device__ __forceinline__ void multiply(PanelShared<TileT>& shared, int rounds,
     RightMap::store(at.thread, r, shared.right[buffer][at.slice]);
   };
 
+  // A slice has its own panels: threads wait for those of their slice, or, where that is not a
+  // warp, for all.
+  auto synchronize = [] {
+    if constexpr (TileT::kSliceThreads == 32) {
+      __syncwarp();
+    } else {
+      __syncthreads();
+    }
+  };
+
   if (rounds > 0) {
     fetch();
     store(0);
   }
-  __syncthreads();
+  synchronize();
   for (int round = 0; round < rounds; ++round) {
     const bool more = round + 1 < rounds;
     if (more) fetch();
@@ -140,52 +172,87 @@ __device__ __forceinline__ void multiply(PanelShared<TileT>& shared, int rounds,
     auto& b = shared.right[round & 1][at.slice];
 #pragma unroll
     for (int d = 0; d < TileT::kDepth; ++d) {
-      const Four<Real> x = *reinterpret_cast<const Four<Real>*>(&a[d][at.row]);
-      const Four<Real> w = *reinterpret_cast<const Four<Real>*>(&b[d][at.column]);
+      Four<Real> x[TileT::kDown / 4];
+      Four<Real> w[TileT::kAcross / 4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < TileT::kDown / 4; ++i) {
+        x[i] = *reinterpret_cast<const Four<Real>*>(&a[d][at.row(4 * i)]);
+      }
 #pragma unroll
-        for (int j = 0; j < 4; ++j) sum[i][j] = fma_of(x.v[i], w.v[j], sum[i][j]);
+      for (int j = 0; j < TileT::kAcross / 4; ++j) {
+        w[j] = *reinterpret_cast<const Four<Real>*>(&b[d][at.column(4 * j)]);
+      }
+#pragma unroll
+      for (int i = 0; i < TileT::kDown; ++i) {
+#pragma unroll
+        for (int j = 0; j < TileT::kAcross; ++j) {
+          sum[i][j] = fma_of(x[i / 4].v[i % 4], w[j / 4].v[j % 4], sum[i][j]);
+        }
       }
     }
     after(sum);
-    // The other buffer was read in the round before last, which every thread has left behind.
+    // The other buffer was read in the round before, which every thread has left behind.
     if (more) store((round + 1) & 1);
-    __syncthreads();
+    synchronize();
   }
+  if constexpr (TileT::kSliceThreads == 32) __syncthreads();
 }
 
-// Puts a thread's numbers where all of the block can read them with total(). Ends synchronised.
+// Puts the threads' numbers where all of the block can read them with total(). Ends synchronised.
 template <class TileT>
-__device__ __forceinline__ void spread(TileShared<TileT>& shared,
-                                       const typename TileT::Real (&sum)[4][4]) {
+__device__ __forceinline__ void spread(TileShared<TileT>& shared, const Sums<TileT>& sum) {
+  using Real = typename TileT::Real;
+  constexpr int kHeld = kSlicesHeld<TileT>;
   const Place<TileT> at;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    Four<typename TileT::Real> row;
+  for (int first = 0; first < TileT::kSlices; first += kHeld) {
+    if (at.slice >= first && at.slice < first + kHeld) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) row.v[j] = sum[i][j];
-    *reinterpret_cast<Four<typename TileT::Real>*>(&shared.sum[at.slice][at.row + i][at.column]) =
-        row;
+      for (int i = 0; i < TileT::kDown; ++i) {
+#pragma unroll
+        for (int j = 0; j < TileT::kAcross; j += 4) {
+          auto* p =
+              reinterpret_cast<Four<Real>*>(&shared.sum[at.slice - first][at.row(i)][at.column(j)]);
+          Four<Real> v;
+          if (first > 0) v = *p;
+#pragma unroll
+          for (int q = 0; q < 4; ++q) v.v[q] = first > 0 ? v.v[q] + sum[i][j + q] : sum[i][j + q];
+          *p = v;
+        }
+      }
+    }
+    __syncthreads();
   }
-  __syncthreads();
 }
 template <class TileT>
 __device__ __forceinline__ typename TileT::Real total(const TileShared<TileT>& shared, int row,
                                                       int column) {
   typename TileT::Real sum = shared.sum[0][row][column];
 #pragma unroll
-  for (int s = 1; s < TileT::kSlices; ++s) sum += shared.sum[s][row][column];
+  for (int s = 1; s < kSlicesHeld<TileT>; ++s) sum += shared.sum[s][row][column];
   return sum;
 }
 
-// f(row, column) for every number of a tile. A warp takes 32 neighbours of one row, always the same.
-template <class TileT, class F>
-__device__ __forceinline__ void for_each_element(F&& f) {
+// finish(row, column, load(row, column)) for every number of a tile, four loads ahead. A warp takes
+// 32 neighbours of one row, always the same.
+template <class TileT, class Load, class Finish>
+__device__ __forceinline__ void for_each_element(Load&& load, Finish&& finish) {
+  constexpr int kAhead = 4;
+  static_assert(TileT::kRows * TileT::kColumns % (kAhead * kTileThreads) == 0);
 #pragma unroll 1
-  for (int e = static_cast<int>(threadIdx.x); e < TileT::kRows * TileT::kColumns;
-       e += kTileThreads) {
-    f(e / TileT::kColumns, e % TileT::kColumns);
+  for (int first = static_cast<int>(threadIdx.x); first < TileT::kRows * TileT::kColumns;
+       first += kAhead * kTileThreads) {
+    decltype(load(0, 0)) item[kAhead];
+#pragma unroll
+    for (int q = 0; q < kAhead; ++q) {
+      const int e = first + q * kTileThreads;
+      item[q] = load(e / TileT::kColumns, e % TileT::kColumns);
+    }
+#pragma unroll
+    for (int q = 0; q < kAhead; ++q) {
+      const int e = first + q * kTileThreads;
+      finish(e / TileT::kColumns, e % TileT::kColumns, item[q]);
+    }
   }
 }
 
