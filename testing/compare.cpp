@@ -93,6 +93,16 @@ Comparison compare(const CompareInput& in) {
     result.worst_ratio = INFINITY;
     return result;
   }
+  if (in.circular) {
+    const double most = std::numbers::pi + ulp_at(std::numbers::pi, in.dtype);
+    for (std::size_t i = 0; i < in.ours.size(); ++i) {
+      if (!(std::abs(in.ours[i]) > most)) continue;
+      result.fault = "element " + std::to_string(i) + " is " + format_number(in.ours[i]) +
+                     ", an angle outside of [-pi, pi]";
+      result.worst_ratio = INFINITY;
+      return result;
+    }
+  }
   if (!is_floating(in.dtype)) {
     for (std::size_t i = 0; i < in.reference.size(); ++i) {
       if (in.ours[i] == in.reference[i]) continue;

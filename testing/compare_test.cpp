@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numbers>
 #include <vector>
 
 namespace annulus::testing {
@@ -40,6 +41,25 @@ TEST(Compare, SquaresOfHugeAndTinyValuesNeitherOverflowNorVanish) {
 TEST(Compare, AnErrorBeyondTheRangeIsAFault) {
   const std::vector<double> reference = {1.7e308, 1.0};
   EXPECT_NE(compare_f64(reference, {-1.7e308, 1.0}).fault, "");
+}
+
+TEST(Compare, AnglesCountModuloAFullTurn) {
+  const double pi = std::numbers::pi;
+  const std::vector<double> reference = {pi - 1e-8, 1.0};
+  const auto judge = [&](const std::vector<double>& ours) {
+    return compare({.dtype = DType::kF32,
+                    .forward = true,
+                    .reference = reference,
+                    .baseline = reference,
+                    .ours = ours,
+                    .limits = {},
+                    .circular = true,
+                    .baseline_error = {},
+                    .term_size = {}});
+  };
+  EXPECT_EQ(judge({-pi + 1e-8, 1.0}).fault, "");
+  EXPECT_NE(judge({-pi + 1e-3, 1.0}).fault, "");
+  EXPECT_NE(judge({pi, 1.0 + 2 * pi}).fault, "");  // right, but not in the range that was promised
 }
 
 }  // namespace

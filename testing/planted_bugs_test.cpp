@@ -1,6 +1,5 @@
-// The test of the tests: thirty bugs, most of them real ones from this family of operators, planted
-// one at a time in a run that is otherwise right. The runner must report every one, by the check
-// named.
+// The test of the tests, with LRPE-cosine: thirty bugs, most of them real ones from this family of
+// operators. The runner must report every one, by the check named.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -10,43 +9,25 @@
 #include <functional>
 #include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "annulus/core/errors.h"
 #include "annulus/lrpe_cosine/lrpe_cosine_cases.h"
-#include "testing/perfect_run.h"
-#include "testing/runner.h"
+#include "testing/planted_bugs.h"
 #include "testing/tensors.h"
 
 namespace annulus::testing {
 namespace {
 
 using Form = LrpeProblem::Form;
-using Run = std::function<void(Views, Views, Context&)>;
-
-constexpr std::size_t kForward = 0;
-constexpr std::size_t kBackward = 1;
-
-// A case without a fault: it runs its own reference and needs no workspace.
-Case sound(const LrpeProblem& p) {
-  Case c = lrpe_case(p);
-  for (Call& call : c.calls) {
-    call.run = perfect_run(call);
-    call.workspace = [](Views, Views) { return std::size_t{0}; };
-  }
-  return c;
-}
+// A case without a fault.
+Case sound(const LrpeProblem& p) { return made_sound(lrpe_case(p)); }
 
 const LrpeProblem kSmall{.B = 2, .H = 3, .D = 8, .E = 8, .shape = {9}, .prefix = 1, .seed = 4};
 
-// Runs f after the sound run of one call.
 Case then(const LrpeProblem& p, std::size_t call, Run f) {
-  Case c = sound(p);
-  c.calls[call].run = [sound = c.calls[call].run, f](Views in, Views out, Context& context) {
-    sound(in, out, context);
-    f(in, out, context);
-  };
-  return c;
+  return spoilt_after(sound(p), call, std::move(f));
 }
 
 // Computes another problem on the same tensors: an operator that misreads its options.
@@ -60,19 +41,6 @@ LrpeProblem with(LrpeProblem p, const std::function<void(LrpeProblem&)>& change)
   change(p);
   return p;
 }
-
-// Calls `change(index, value)` on every element of an output.
-void edit(const TensorView& v, const std::function<double(std::size_t, double)>& change) {
-  std::vector<double> values = read_elements(v);
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] = change(i, values[i]);
-  write_elements(v, values);
-}
-
-struct Planted {
-  const char* bug;
-  const char* killed_by;  // in the place or the text of some failure
-  std::function<Case()> make;
-};
 
 std::vector<Planted> wrong_numbers() {
   return {
@@ -294,11 +262,7 @@ std::vector<Planted> wrong_numbers() {
            right(in, out);
            edit(out[1], [](std::size_t, double v) { return v * 1.0001; });
          };
-         for (Call& call : c.calls) {
-           call.run = perfect_run(call);
-           call.workspace = [](Views, Views) { return std::size_t{0}; };
-         }
-         return c;
+         return made_sound(std::move(c));
        }},
   };
 }
@@ -424,43 +388,20 @@ std::vector<Planted> wrong_manners() {
   };
 }
 
-// The plain run draws its layout from the variant; a few of them meet every layout.
-bool killed_by(const Planted& planted, std::string& reports) {
-  for (std::uint64_t variant = 0; variant < 4; ++variant) {
-    const CaseResult r = run_case(planted.make(), kCPU, kAllOracles, variant, "planted");
-    for (const Failure& f : r.failures) {
-      const std::string text = f.where + ": " + f.detail;
-      if (text.find(planted.killed_by) != std::string::npos) return true;
-      reports += "\n  " + text;
-    }
-  }
-  return false;
-}
-
 TEST(PlantedBugs, EveryOneIsKilled) {
   std::vector<Planted> all = wrong_numbers();
   for (Planted& p : wrong_manners()) all.push_back(std::move(p));
   EXPECT_GE(all.size(), 30u);
-  for (const Planted& planted : all) {
-    std::string reports;
-    EXPECT_TRUE(killed_by(planted, reports))
-        << "'" << planted.bug << "' survived; reported instead:" << reports;
-  }
+  expect_all_killed(all);
 }
 
-// And the runs the bugs were planted in are without a fault, so it is the bug that was reported.
 TEST(PlantedBugs, WithoutABugNothingIsReported) {
   std::vector<LrpeProblem> problems = {kSmall};
   for (const Form form : {Form::kCosineQk, Form::kRotateHalves, Form::kRotateInterleaved}) {
     problems.push_back(
         {.form = form, .B = 2, .H = 4, .Hk = 2, .D = 8, .E = 8, .shape = {5}, .seed = 4});
   }
-  for (const LrpeProblem& p : problems) {
-    for (std::uint64_t variant = 0; variant < 6; ++variant) {
-      const CaseResult r = run_case(sound(p), kCPU, kAllOracles, variant, "sound");
-      for (const Failure& f : r.failures) ADD_FAILURE() << f.where << ": " << f.detail;
-    }
-  }
+  for (const LrpeProblem& p : problems) expect_sound(sound(p));
 }
 
 }  // namespace

@@ -1,0 +1,85 @@
+// Bugs planted one at a time in a run that is otherwise right, and the checks that must report
+// them: the test of the tests.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "testing/perfect_run.h"
+#include "testing/runner.h"
+
+namespace annulus::testing {
+
+using Run = std::function<void(Views, Views, Context&)>;
+
+// The calls of a case.
+inline constexpr std::size_t kForward = 0;
+inline constexpr std::size_t kBackward = 1;
+
+struct Planted {
+  const char* bug;
+  const char* killed_by;  // in the place or the text of some failure
+  std::function<Case()> make;
+};
+
+// A case without a fault: it runs its own reference and needs no workspace, nor an earlier call.
+inline Case made_sound(Case c) {
+  for (Call& call : c.calls) {
+    call.run = perfect_run(call);
+    call.prepare = nullptr;
+    call.workspace = [](Views, Views) { return std::size_t{0}; };
+  }
+  return c;
+}
+
+// Runs f after the sound run of one call.
+inline Case spoilt_after(Case c, std::size_t call, Run f) {
+  c.calls[call].run = [sound = c.calls[call].run, f](Views in, Views out, Context& context) {
+    sound(in, out, context);
+    f(in, out, context);
+  };
+  return c;
+}
+
+// Calls `change(index, value)` on every element of an output.
+inline void edit(const TensorView& v, const std::function<double(std::size_t, double)>& change) {
+  std::vector<double> values = read_elements(v);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = change(i, values[i]);
+  write_elements(v, values);
+}
+
+// The plain run draws its layout from the variant; a few of them meet every layout.
+inline bool is_killed(const Planted& planted, std::string& reports) {
+  for (std::uint64_t variant = 0; variant < 4; ++variant) {
+    const CaseResult r = run_case(planted.make(), kCPU, kAllOracles, variant, "planted");
+    for (const Failure& f : r.failures) {
+      const std::string text = f.where + ": " + f.detail;
+      if (text.find(planted.killed_by) != std::string::npos) return true;
+      reports += "\n  " + text;
+    }
+  }
+  return false;
+}
+
+inline void expect_all_killed(const std::vector<Planted>& all) {
+  for (const Planted& planted : all) {
+    std::string reports;
+    EXPECT_TRUE(is_killed(planted, reports))
+        << "'" << planted.bug << "' survived; reported instead:" << reports;
+  }
+}
+
+// The runs that bugs are planted in are without a fault, so it is the bug that was reported.
+inline void expect_sound(const Case& c) {
+  for (std::uint64_t variant = 0; variant < 6; ++variant) {
+    const CaseResult r = run_case(c, kCPU, kAllOracles, variant, "sound");
+    for (const Failure& f : r.failures)
+      ADD_FAILURE() << c.params << " " << f.where << ": " << f.detail;
+  }
+}
+
+}  // namespace annulus::testing
