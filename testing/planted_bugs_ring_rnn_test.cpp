@@ -417,7 +417,7 @@ std::vector<Planted> wrong_precisions() {
        [] { return with_precision(RingPrecision::kFp32, RingPrecision::kBf16); }},
       {"bf16 where bf16x3 was asked for", "backward dWa",
        [] { return with_precision(RingPrecision::kBf16x3, RingPrecision::kBf16); }},
-      {"bf16x3 where fp32 was asked for", "relative rms",
+      {"bf16x3 where fp32 was asked for", "ratio to baseline",
        [] { return with_precision(RingPrecision::kFp32, RingPrecision::kBf16x3); }},
       {"bf16x3 where bf16x6 was asked for", "backward dWa",
        [] { return with_precision(RingPrecision::kBf16x6, RingPrecision::kBf16x3); }},
