@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "annulus/cuda/check.h"
 #include "annulus/lrpe_cosine/lrpe_cosine_cases.h"
+#include "testing/cuda_graph.h"
 #include "testing/dense.h"
 #include "testing/reference.h"
 
@@ -18,72 +18,6 @@ namespace {
 
 using Form = LrpeProblem::Form;
 using Bytes = std::vector<std::vector<std::byte>>;
-
-void check(cudaError_t error, const char* what) {
-  annulus::cuda::throw_on_error(error, "graph test", what);
-}
-
-class Stream {
- public:
-  Stream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream"); }
-  ~Stream() { (void)cudaStreamDestroy(stream_); }
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-  cudaStream_t get() const { return stream_; }
-  void wait() const { check(cudaStreamSynchronize(stream_), "synchronize"); }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
-
-// What f does on the stream, recorded and not run.
-class Graph {
- public:
-  template <class F>
-  Graph(const Stream& stream, F&& f) {
-    check(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "begin capture");
-    try {
-      f();
-    } catch (...) {
-      (void)cudaStreamEndCapture(stream.get(), &graph_);
-      if (graph_ != nullptr) (void)cudaGraphDestroy(graph_);
-      throw;
-    }
-    check(cudaStreamEndCapture(stream.get(), &graph_), "end capture");
-    check(cudaGraphInstantiate(&executable_, graph_, 0), "instantiate");
-  }
-  ~Graph() {
-    (void)cudaGraphExecDestroy(executable_);
-    (void)cudaGraphDestroy(graph_);
-  }
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
-
-  void replay(const Stream& stream) const {
-    check(cudaGraphLaunch(executable_, stream.get()), "launch");
-  }
-  // Nodes of one type, kernels unless told.
-  int count(cudaGraphNodeType wanted = cudaGraphNodeTypeKernel) const {
-    int found = 0;
-    for (const cudaGraphNode_t node : nodes()) {
-      cudaGraphNodeType type;
-      check(cudaGraphNodeGetType(node, &type), "node type");
-      found += type == wanted;
-    }
-    return found;
-  }
-  std::vector<cudaGraphNode_t> nodes() const {
-    std::size_t n = 0;
-    check(cudaGraphGetNodes(graph_, nullptr, &n), "nodes");
-    std::vector<cudaGraphNode_t> all(n);
-    check(cudaGraphGetNodes(graph_, all.data(), &n), "nodes");
-    return all;
-  }
-
- private:
-  cudaGraph_t graph_ = nullptr;
-  cudaGraphExec_t executable_ = nullptr;
-};
 
 // The tensors of one call on the device, and the call on a stream.
 class Prepared {
@@ -113,11 +47,11 @@ class Prepared {
     const void* source = offsets_.dtype == DType::kI64 ? static_cast<const void*>(offsets.data())
                                                        : static_cast<const void*>(narrow.data());
     const auto bytes = static_cast<std::size_t>(offsets_.numel() * size_of(offsets_.dtype));
-    check(cudaMemcpyAsync(offsets_.data, source, bytes, cudaMemcpyHostToDevice, stream.get()),
-          "offsets");
+    check_cuda(cudaMemcpyAsync(offsets_.data, source, bytes, cudaMemcpyHostToDevice, stream.get()),
+               "offsets");
     for (const TensorView& v : out_) {
       const auto size = static_cast<std::size_t>(v.numel() * size_of(v.dtype));
-      check(cudaMemsetAsync(v.data, 0xff, size, stream.get()), "clear");
+      check_cuda(cudaMemsetAsync(v.data, 0xff, size, stream.get()), "clear");
     }
     stream.wait();  // `narrow` ends here
   }
