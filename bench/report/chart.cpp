@@ -12,12 +12,13 @@ namespace annulus::bench::report {
 namespace {
 
 constexpr double kWidth = 1120, kHeight = 400;
-constexpr double kLeft = 62, kRight = 8, kTop = 34, kBottom = 48, kGap = 20, kLabels = 92;
+constexpr double kLeft = 62, kRight = 8, kTop = 34, kBottom = 48, kGap = 20, kLabels = 104;
 constexpr double kLabelStep = 14;  // closer than this two direct labels would touch
 
 // Four shapes in turn, so that colour is never the only difference.
 std::string mark(double x, double y, int style, bool hollow, double r, const std::string& tip) {
-  const std::string attributes = fmt::format("class=\"s{}{}\"", style, hollow ? " hollow" : "");
+  const std::string attributes =
+      fmt::format("class=\"s{}{}\"", colour_of(style), hollow ? " hollow" : "");
   std::string shape;
   switch (style % 4) {
     case 0:
@@ -140,8 +141,8 @@ class PanelDrawing {
       svg += mark(x_(p.floor_ms), y_(p.time_ms), s.style, s.hollow, 3.6, p.label);
     }
     if (last)
-      labels.push_back(
-          {y_(last->time_ms) + 4, s.name, s.hollow ? "thollow" : fmt::format("t{}", s.style)});
+      labels.push_back({y_(last->time_ms) + 4, s.name,
+                        s.hollow ? "thollow" : fmt::format("t{}", colour_of(s.style))});
   }
 
  private:
@@ -150,6 +151,8 @@ class PanelDrawing {
 };
 
 }  // namespace
+
+int colour_of(int style) { return style < 2 ? style : 2 + (style - 2) % 7; }
 
 std::string legend_mark(int style, bool hollow) {
   return "<svg class=\"key\" width=\"12\" height=\"12\" viewBox=\"0 0 12 12\" "
@@ -197,7 +200,7 @@ std::string chart(const std::vector<Panel>& panels, std::size_t max_points, std:
     spread(labels, kHeight - kBottom);
     for (const DirectLabel& l : labels) {
       svg += fmt::format("<text class=\"label {}\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>", l.css,
-                         right + 4, l.y, text(l.name, 15));
+                         right + 4, l.y, text(l.name, 17));
     }
   }
   return svg + "</svg>";

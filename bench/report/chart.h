@@ -14,12 +14,14 @@ struct Point {
 
 struct Series {
   std::string name;
-  int style = 0;        // colour and shape; see kStyles
+  int style = 0;        // colour and shape: 0 annulus, 1 move, then the others
   bool hollow = false;  // figures of another machine
   std::vector<Point> points;
 };
 
-inline constexpr int kStyles = 9;  // 0 annulus, 1 move, then peers
+// Which of the nine colours of style.h. The others repeat theirs after seven, then with another
+// shape, so that twenty-eight differ.
+int colour_of(int style);
 
 struct Panel {
   std::string title;

@@ -11,18 +11,23 @@ namespace annulus::bench::report {
 namespace {
 
 constexpr std::size_t kMaxCommits = 5;
-constexpr std::size_t kMaxImpls = 12;
+constexpr std::size_t kMaxImpls = 16;
+constexpr std::size_t kMaxCeilings = 4;
 
-// annulus leads, the yardstick follows, peers come by name.
+// annulus leads with its options, the yardstick follows, peers come by name.
 std::pair<int, std::string> rank(const std::string& impl) {
-  return {impl == "annulus" ? 0 : impl == "move" ? 1 : 2, impl};
+  return {impl == "annulus" ? 0 : is_our_option(impl) ? 1 : impl == "move" ? 2 : 3, impl};
 }
 
 void count(Place& place, const Record& r) {
   place.ok += r.status == Status::kOk;
   place.skipped += r.status == Status::kSkipped;
   place.failed += r.status == Status::kFailed;
-  if (r.ceiling && !place.ceiling) place.ceiling = r.ceiling;
+  const auto same_kind = [&](const Ceiling& c) { return c.gemm == r.ceiling->gemm; };
+  if (r.ceiling && place.ceilings.size() < kMaxCeilings &&
+      std::none_of(place.ceilings.begin(), place.ceilings.end(), same_kind)) {
+    place.ceilings.push_back(*r.ceiling);
+  }
   const auto missing = [](const auto& list, const auto& value) {
     return std::find(list.begin(), list.end(), value) == list.end();
   };
@@ -37,6 +42,10 @@ void count(Place& place, const Record& r) {
 }
 
 }  // namespace
+
+bool is_our_option(const std::string& impl) {
+  return impl.rfind("annulus-", 0) == 0 && impl != kOursInTorch;
+}
 
 const Record* ProblemGroup::find(const std::string& impl) const {
   for (const Record* r : records) {

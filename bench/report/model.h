@@ -11,10 +11,14 @@
 
 namespace annulus::bench::report {
 
+inline constexpr const char* kOursInTorch = "annulus-torch";
+// "annulus-tf32": annulus with an option set, beside what it does by itself.
+bool is_our_option(const std::string& impl);
+
 // One problem and everyone who solved it.
 struct ProblemGroup {
   std::string row, dtype;
-  std::vector<const Record*> records;  // annulus first, then move, then peers by name
+  std::vector<const Record*> records;  // annulus first, its options, then move, then peers by name
 
   const Record* find(const std::string& impl) const;  // status ok or failed with a time; or nullptr
 };
@@ -22,8 +26,8 @@ struct ProblemGroup {
 struct Place {
   std::string suite, device, hardware;
   std::vector<ProblemGroup> time, memory;  // in order of appearance
-  std::vector<std::string> impls;          // annulus, move, peers by name; a dozen at most
-  std::optional<Ceiling> ceiling;
+  std::vector<std::string> impls;          // in the same order; sixteen at most
+  std::vector<Ceiling> ceilings;           // one for each kind of product
   std::vector<std::string> commits;
   std::string first_date, last_date;
   std::size_t ok = 0, skipped = 0, failed = 0;

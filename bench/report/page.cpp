@@ -14,8 +14,6 @@
 namespace annulus::bench::report {
 namespace {
 
-constexpr const char* kOursInTorch = "annulus-torch";
-
 struct Limits {
   std::size_t table_rows = 1600;
   std::size_t points = 300;  // a series and panel
@@ -114,7 +112,7 @@ std::string tiles(const Place& place) {
   const bool in_torch =
       std::find(place.impls.begin(), place.impls.end(), kOursInTorch) != place.impls.end();
   for (const std::string& impl : place.impls) {
-    if (impl == "annulus" || impl == kOursInTorch) continue;
+    if (impl == "annulus" || impl == kOursInTorch || is_our_option(impl)) continue;
     const bool move = impl == "move";
     const Comparison c = compare(place, in_torch && !move ? kOursInTorch : "annulus", impl);
     if (c.rows == 0) continue;
@@ -137,13 +135,17 @@ std::string tiles(const Place& place) {
 std::string where_line(const Place& place) {
   std::string s = fmt::format("<p class=\"where\"><b>{}</b> ({})", text(place.hardware),
                               text(place.device, 24));
-  if (place.ceiling) {
-    s += fmt::format(", copy {:.4g} GB/s", place.ceiling->copy_gbs);
-    if (place.ceiling->gemm_gflops > 0) {
-      const double g = place.ceiling->gemm_gflops;
-      s += g >= 1e4 ? fmt::format(", GEMM {:.4g} TFLOP/s", g * 1e-3)
-                    : fmt::format(", GEMM {:.4g} GFLOP/s", g);
+  if (!place.ceilings.empty()) {
+    s += fmt::format(", copy {:.4g} GB/s", place.ceilings[0].copy_gbs);
+    double step = 0;
+    for (const Ceiling& c : place.ceilings) {
+      step = std::max(step, c.step_us);
+      if (!(c.gemm_gflops > 0)) continue;
+      s += fmt::format(", {}GEMM ", c.gemm ? name_of(*c.gemm) + " " : "");
+      s += c.gemm_gflops >= 1e4 ? fmt::format("{:.4g} TFLOP/s", c.gemm_gflops * 1e-3)
+                                : fmt::format("{:.4g} GFLOP/s", c.gemm_gflops);
     }
+    if (step > 0) s += fmt::format(", {:.3g} µs between two steps", step);
     s += " measured in the same run";
   }
   if (!place.commits.empty()) {
@@ -218,8 +220,9 @@ std::string render_within(const Model& model, const Limits& limits) {
     if (new_suite) s += fmt::format("<h2>{}</h2>", text(model.places[i].suite, 80));
     s += place_section(model.places[i], limits, &budget);
   }
-  s += "<footer><p>Time: median of interleaved repetitions with cold caches. Floor: the largest of "
-       "bytes / copy bandwidth, flops / GEMM rate and an empty launch, measured in the same run. "
+  s += "<footer><p>Time: median of interleaved repetitions with cold caches. Floor: the larger of "
+       "bytes / copy bandwidth and flops / GEMM rate of the products used, for a recurrence plus a "
+       "barrier a step, and never less than an empty launch; all measured in the same run. "
        "move: the same bytes moved and nothing else. Error: as the cell's tooltip says, against a "
        "double-precision definition. Peak: inputs, outputs and scratch. Seed: the table that "
        "started "

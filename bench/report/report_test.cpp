@@ -86,6 +86,23 @@ TEST(Model, OtherHardwareIsAnotherPlace) {
   EXPECT_EQ(build_model({record("r1", "annulus", 1, 1), elsewhere}).places.size(), 2u);
 }
 
+TEST(Model, OptionsOfOursFollowOursAndAreNoPeers) {
+  std::vector<Record> records = {
+      record("r1", "torch-gemm", 4, 1), record("r1", "annulus-tf32", 3, 1),
+      record("r1", "annulus-torch", 2, 1), record("r1", "annulus", 2, 1)};
+  records[1].ceiling = Ceiling{100, 400e3, Products::kTf32, 0.9};
+  records[3].ceiling = Ceiling{100, 800e3, Products::kBf16, 0.9};
+  const Model m = build_model(records);
+  EXPECT_EQ(m.places[0].impls,
+            (std::vector<std::string>{"annulus", "annulus-tf32", "annulus-torch", "torch-gemm"}));
+  EXPECT_EQ(m.places[0].ceilings.size(), 2u);
+  const std::string page = render(records);
+  EXPECT_EQ(count(page, "faster than torch-gemm"), 1u);
+  EXPECT_EQ(count(page, "faster than annulus"), 0u);
+  EXPECT_EQ(count(page, "bf16 GEMM 800 TFLOP/s, tf32 GEMM 400 TFLOP/s"), 1u);
+  EXPECT_EQ(count(page, "0.9 µs between two steps"), 1u);
+}
+
 TEST(Page, ShowsMarkupAsText) {
   const std::string evil = "</title></style><script>alert(1)</script><img src=x onerror=alert(1)>";
   Record r = record(evil, "annulus", 1, 1);

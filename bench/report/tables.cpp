@@ -44,7 +44,7 @@ std::string bar(double ratio, int style) {
   const double width = std::clamp(30 * std::log10(std::max(ratio, 1.0)), 1.0, 60.0);
   return fmt::format(
       "<span class=\"track\"><span class=\"bar b{}\" style=\"width:{:.0f}px\"></span></span>",
-      style, width);
+      colour_of(style), width);
 }
 
 std::string error_cell(const Record& r) {
@@ -111,13 +111,13 @@ constexpr const char* kCloseTable = "</tbody></table></div>";
 int style_of(const Place& place, const std::string& impl) {
   if (impl == "annulus") return 0;
   if (impl == "move") return 1;
-  int peer = 2;
+  int other = 2;
   for (const std::string& name : place.impls) {
     if (name == "annulus" || name == "move") continue;
     if (name == impl) break;
-    ++peer;
+    ++other;
   }
-  return 2 + (peer - 2) % (kStyles - 2);
+  return other;
 }
 
 std::string time_table(const Place& place, std::size_t* budget) {
@@ -212,7 +212,8 @@ std::string seed_table(const Place& place, std::size_t* budget) {
     }
   }
   if (columns.empty()) return "";
-  std::vector<std::pair<std::string, bool>> heads = {{"row", true}, {"ours, ms", false}};
+  std::vector<std::pair<std::string, bool>> heads = {
+      {"row", true}, {"dtype", true}, {"ours, ms", false}};
   for (const auto& c : columns) heads.emplace_back(c, false);
   heads.emplace_back("best of them / ours", false);
   std::string s = fmt::format("<h3>Beside the seed's table, measured on {}</h3>", text(hardware)) +
@@ -226,7 +227,8 @@ std::string seed_table(const Place& place, std::size_t* budget) {
       continue;
     }
     --*budget;
-    s += "<tr class=\"g\">" + cell(text(g.row, 60), "l row") + cell(ms(r->time_ms->median), "ours");
+    s += "<tr class=\"g\">" + cell(text(g.row, 60), "l row") + cell(text(g.dtype, 12), "l dim") +
+         cell(ms(r->time_ms->median), "ours");
     double best = 0;
     for (const auto& c : columns) {
       std::string value;
