@@ -29,7 +29,9 @@ inline constexpr int kTileRows = 8;
 inline constexpr int kTileVectors = 2;
 
 template <class T>
-inline constexpr int kTileCols = kTileVectors* static_cast<int>(HWY_MAX_BYTES / sizeof(T));
+inline constexpr int kLanes = static_cast<int>(hn::MaxLanes(hn::ScalableTag<T>()));
+template <class T>
+inline constexpr int kTileCols = kTileVectors* kLanes<T>;
 
 #else
 
@@ -58,7 +60,6 @@ HWY_NOINLINE void multiply_rows(const T* a, const Factor<T>* factors, int count,
                                 T* y, std::int64_t ldy, bool add, const Dots<T>* dots) {
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
-  constexpr int kLanes = static_cast<int>(HWY_MAX_BYTES / sizeof(T));
   constexpr int kCols = kTileCols<T>;
   for (int f = 0; f < count; ++f, add = true) {
     V sum[M][kTileVectors];
@@ -73,10 +74,10 @@ HWY_NOINLINE void multiply_rows(const T* a, const Factor<T>* factors, int count,
       for (std::int64_t i = 0; i < depth; ++i) {
         V right[kTileVectors];
         ANNULUS_UNROLL
-        for (int n = 0; n < kTileVectors; ++n) right[n] = hn::Load(d, pb + n * kLanes);
+        for (int n = 0; n < kTileVectors; ++n) right[n] = hn::Load(d, pb + n * kLanes<T>);
 #if HWY_TARGET == HWY_NEON
         // Multiply-adds by a lane of a register: a broadcast load would take one of their pipes.
-        constexpr int kStep = M < kLanes ? M : kLanes;
+        constexpr int kStep = M < kLanes<T> ? M : kLanes<T>;
         ANNULUS_UNROLL
         for (int m = 0; m < M; m += kStep) {
           const V left = hn::LoadU(d, pa + m);
@@ -110,7 +111,7 @@ HWY_NOINLINE void multiply_rows(const T* a, const Factor<T>* factors, int count,
       const V c = hn::Set(d, scale != nullptr ? scale[m] : T(1));
       ANNULUS_UNROLL
       for (int n = 0; n < kTileVectors; ++n) {
-        T* to = y + m * ldy + n * kLanes;
+        T* to = y + m * ldy + n * kLanes<T>;
         const V old = add ? hn::LoadU(d, to) : hn::Zero(d);
         hn::StoreU(hn::MulAdd(sum[m][n], c, old), d, to);
       }
@@ -122,7 +123,7 @@ HWY_NOINLINE void multiply_rows(const T* a, const Factor<T>* factors, int count,
         V dot = hn::Mul(hn::LoadU(d, s), sum[m][0]);
         ANNULUS_UNROLL
         for (int n = 1; n < kTileVectors; ++n) {
-          dot = hn::MulAdd(hn::LoadU(d, s + n * kLanes), sum[m][n], dot);
+          dot = hn::MulAdd(hn::LoadU(d, s + n * kLanes<T>), sum[m][n], dot);
         }
         dots->to[f * kTileRows + m] = hn::GetLane(hn::SumOfLanes(d, dot));
       }
@@ -195,7 +196,7 @@ void pack_rows(const T* x, std::int64_t ld, int valid, std::int64_t depth, int R
   T* p = static_cast<T*>(to);
   const std::int64_t step = depth * R;
   int r = 0;
-#if ANNULUS_HAVE_HWY
+#if ANNULUS_HAVE_HWY && HWY_TARGET != HWY_SCALAR
   if constexpr (!Round && std::is_same_v<T, float>) {
     // Four rows by four elements at a time, turned in registers.
     const hn::CappedTag<float, 4> d;

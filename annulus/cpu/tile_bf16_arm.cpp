@@ -4,13 +4,13 @@
 #include "annulus/cpu/features.h"
 #include "annulus/cpu/tile.h"
 
-#if defined(__aarch64__) && defined(__linux__)
+// Clang before 18 has these instructions for a whole file or not at all.
+#if defined(__aarch64__) && defined(__linux__) && \
+    (!defined(__clang__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC))
 
 #include <arm_neon.h>
 
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("bf16"))), apply_to = function)
-#else
+#if !defined(__clang__)
 #pragma GCC push_options
 #pragma GCC target("arch=armv8.2-a+bf16")
 #endif
@@ -248,9 +248,7 @@ const Tiles<float>* detail::bf16_tiles_arm(Arithmetic arithmetic) {
 
 }  // namespace annulus::cpu
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
+#if !defined(__clang__)
 #pragma GCC pop_options
 #endif
 

@@ -168,7 +168,7 @@ void load_float(const Row& from, std::int64_t n, float* to) {
 std::int64_t store_by_bfcvt([[maybe_unused]] const float* from, [[maybe_unused]] std::int64_t n,
                             [[maybe_unused]] void* to) {
   std::int64_t i = 0;
-#if HWY_TARGET == HWY_NEON && defined(__aarch64__)
+#if HWY_TARGET == HWY_NEON && defined(__aarch64__) && !defined(__clang__)
   static const bool present = annulus::cpu::has_arm_bf16();
   for (; present && i + 8 <= n; i += 8) {
     uint16x8_t rounded;
@@ -212,7 +212,7 @@ float sum_float(const float* x, std::int64_t n) {
 // one long chain of instructions, and what a core looks ahead holds too few of them (Neoverse-V1, ns
 // an element, one, two and four at a time: gelu 3.3, 2.8, 2.4; silu 2.1, 1.8, 1.5).
 inline constexpr int kFlight =
-    std::min<int>(4, static_cast<int>(kPad) / static_cast<int>(HWY_MAX_BYTES / sizeof(float)));
+    std::min<int>(4, static_cast<int>(kPad) / static_cast<int>(hn::MaxLanes(F32())));
 template <class Call>
 HWY_INLINE void for_vectors(std::int64_t n, Call&& f) {
   const auto lanes = static_cast<std::int64_t>(simd::lanes());
