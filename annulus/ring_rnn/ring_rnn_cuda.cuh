@@ -236,7 +236,7 @@ struct Activated {
 template <RingActivation F, class Real>
 __device__ __forceinline__ Activated<Real> activate_and_slope(Real y) {
   if constexpr (F == RingActivation::kRelu) {
-    return {activate<F>(y), y <= Real(0) ? Real(0) : Real(1)};
+    return {activate<F>(y), y > Real(0) ? Real(1) : Real(0)};
   } else if constexpr (F == RingActivation::kGelu) {
     // Phi(y) + y phi(y), phi(y) = exp(-y^2 / 2) / sqrt(2 pi)
     const Real erf_y = erf_of(mul_of(y, Real(0.70710678118654752440)));
