@@ -12,7 +12,7 @@ namespace annulus::bench::report {
 namespace {
 
 constexpr double kWidth = 1120, kHeight = 400;
-constexpr double kLeft = 62, kRight = 8, kTop = 34, kBottom = 48, kGap = 20, kLabels = 104;
+constexpr double kLeft = 62, kRight = 8, kTop = 34, kBottom = 48, kGap = 20, kLabels = 124;
 constexpr double kLabelStep = 14;  // closer than this two direct labels would touch
 
 // Four shapes in turn, so that colour is never the only difference.

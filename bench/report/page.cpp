@@ -121,7 +121,9 @@ std::string tiles(const Place& place) {
       s += tile(times(1 / c.geometric_mean), "the time of a plain move",
                 fmt::format("{} to {} over {} rows", times(1 / c.high), times(1 / c.low), c.rows));
     } else {
-      s += tile(times(c.geometric_mean), "faster than " + impl,
+      const bool faster = c.geometric_mean >= 1;
+      s += tile(times(faster ? c.geometric_mean : 1 / c.geometric_mean),
+                (faster ? "faster than " : "slower than ") + impl,
                 fmt::format("{} to {} over {} rows{}", times(c.low), times(c.high), c.rows,
                             in_torch ? ", same run" : ""));
     }
