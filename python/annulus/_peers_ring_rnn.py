@@ -25,7 +25,7 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 FUNCTIONS = {"relu": torch.relu, "gelu": torch.nn.functional.gelu}
 # Out, and the worst of out and all gradients, relative to the largest value of each. float32 on CUDA is bf16x3. The
 # gradients of J0, J1 and alpha are sums over all samples and steps that cancel.
-ERROR_LIMIT = {("f32", "fwd"): 1e-5, ("f32", "fwdbwd"): 1e-4, ("bf16", "fwd"): 2e-2, ("bf16", "fwdbwd"): 2e-1}
+ERROR_LIMIT = {("f32", "fwd"): 1e-5, ("f32", "fwdbwd"): 1e-4, ("bf16", "fwd"): 2e-2, ("bf16", "fwdbwd"): 5e-2}
 
 
 def run(step, prepare, F, A, Wa, Wo, r0, J0, J1, alpha):
