@@ -6,7 +6,7 @@ template <class Real>
 WeightGradients<Real>::WeightGradients(const Network<Real>& network)
     : net(network), wanted(network.plan.needs_dweights()) {
   const std::int64_t B = std::max<std::int64_t>(net.B, 1);
-  block_steps = ceil_div(kRows / 2, B);
+  block_steps = std::max<std::int64_t>(1, kRows / B);
   block_parts = ceil_div(B, kRows);
   tiles = ceil_div(net.N, net.tile.rows);
   a_bytes = round_up(net.tile.panel_bytes(net.tile.rows, kRows), 64);

@@ -12,7 +12,7 @@ namespace annulus::ring::cpu {
 
 template <class Real>
 struct WeightGradients {
-  static constexpr std::int64_t kRows = 512;  // depth of a block, at most
+  static constexpr std::int64_t kRows = 256;  // depth of a block, at most
 
   const Network<Real>& net;
   bool wanted;
