@@ -22,10 +22,9 @@ def run(command, **options):
     return done.stdout
 
 
-def run_cpp(blocks, prefix, folder):
-    """The cmake block is the project, the cpp block its main.cpp."""
-    for language, name in (("cmake", "CMakeLists.txt"), ("cpp", "main.cpp")):
-        (text,) = [text for found, text in blocks if found == language]
+def run_cpp(project, program, prefix, folder):
+    """The cmake block is the project, a cpp block its main.cpp."""
+    for name, text in (("CMakeLists.txt", project), ("main.cpp", program)):
         with open(os.path.join(folder, name), "w") as file:
             file.write(text)
     build = os.path.join(folder, "build")
@@ -74,6 +73,7 @@ def main():
         return
 
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", readme, re.M | re.S)
+    (project,) = [text for language, text in blocks if language == "cmake"]
     environment = dict(
         os.environ,
         PYTHONPATH=os.path.join(build, "python"),
@@ -85,7 +85,7 @@ def main():
             if language == "python":
                 output = run([sys.executable, "-c", text], env=environment, cwd=folder)
             elif language == "cpp":
-                output = run_cpp(blocks, prefix, folder)
+                output = run_cpp(project, text, prefix, folder)
             elif language == "sh":
                 output = run(["bash", "-euo", "pipefail", "-c", text], env=environment, cwd=folder)
             elif language in ("cmake", "console", "text"):
