@@ -45,7 +45,9 @@ struct Tiles {
 
   // Bytes of a panel of R rows; a depth is padded with zeros to a whole number of units.
   std::int64_t panel_bytes(int R, std::int64_t depth) const {
-    return (depth + unit - 1) / unit * unit * R * terms * static_cast<std::int64_t>(element);
+    // A unit is a power of two, and a division would be felt.
+    const std::int64_t padded = (depth + unit - 1) & -static_cast<std::int64_t>(unit);
+    return padded * R * terms * static_cast<std::int64_t>(element);
   }
 
   // Panel of R rows from x[r * ld + d], r < valid; rows beyond are zero.

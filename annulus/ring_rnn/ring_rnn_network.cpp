@@ -124,8 +124,6 @@ void Network<Real>::multiply_tile(std::int64_t t, std::int64_t panel, std::int64
                                   const ChannelDots* dots) const {
   constexpr int kFactors = 64;  // at a time
   annulus::cpu::Factor<Real> factors[kFactors];
-  std::int64_t channel[kFactors];
-  alignas(64) Real dot[kFactors * kMaxRows];
   const std::int64_t depth = std::min(kDepth, N - d0);
   const std::byte* w = all_weights + weights_at(panel, d0, 0);
   const std::int64_t step = tile.panel_bytes(tile.cols, depth);
@@ -134,24 +132,31 @@ void Network<Real>::multiply_tile(std::int64_t t, std::int64_t panel, std::int64
   const std::int64_t corner = i * tile.rows * ld + panel * tile.cols;
   bool started = d0 > 0;
   for (std::int64_t k = 0; k <= K;) {
+    const std::int64_t first = k;
     int n = 0;
     for (; k <= K && n < kFactors; ++k) {
       if (use[k] == 0 && (dots == nullptr || dots->needed[k] == 0)) continue;
-      channel[n] = k;
       factors[n++] = {w + k * step, c + k * tile.rows};
     }
     if (n == 0) break;
-    annulus::cpu::Dots<Real> tile_dots = {dots != nullptr ? dots->s + corner : nullptr, ld, dot};
-    tile.multiply(left + i * left_bytes + tile.panel_bytes(tile.rows, d0), factors, n, depth,
-                  count(i), y + corner, ld, started, dots != nullptr ? &tile_dots : nullptr);
-    started = true;
-    for (int r = 0; dots != nullptr && r < count(i); ++r) {
-      Real* to = dots->partial + (i * tile.rows + r) * (K + 1) * panels + panel;
-      for (int f = 0; f < n; ++f) {
-        Real& sum = to[channel[f] * panels];
-        sum = dot[f * tile.rows + r] + (d0 > 0 ? sum : Real(0));
+    const std::byte* a = left + i * left_bytes + tile.panel_bytes(tile.rows, d0);
+    if (dots == nullptr) {
+      tile.multiply(a, factors, n, depth, count(i), y + corner, ld, started, nullptr);
+    } else {
+      alignas(64) Real dot[kFactors * kMaxRows];
+      const annulus::cpu::Dots<Real> asked = {dots->s + corner, ld, dot};
+      tile.multiply(a, factors, n, depth, count(i), y + corner, ld, started, &asked);
+      int f = 0;
+      for (std::int64_t q = first; q < k; ++q) {
+        if (use[q] == 0 && dots->needed[q] == 0) continue;
+        for (int r = 0; r < count(i); ++r) {
+          Real& sum = dots->partial[((i * tile.rows + r) * (K + 1) + q) * panels + panel];
+          sum = dot[f * tile.rows + r] + (d0 > 0 ? sum : Real(0));
+        }
+        ++f;
       }
     }
+    started = true;
   }
   for (int r = 0; !started && r < tile.rows; ++r) {
     std::fill_n(y + corner + r * ld, tile.cols, Real(0));
