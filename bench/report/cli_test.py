@@ -24,7 +24,7 @@ GOOD = {
     "error": {"metric": "max|err|/max|ref|", "value": 1e-3}, "zero_rows": 0,
     "flops_needed": 1e9, "flops_executed": 1e9, "bytes": 28311552, "workspace_bytes": 1024,
     "peak_bytes": 30000000, "floor_ms": 1.2, "floor_kind": "bandwidth",
-    "ceiling": {"copy_gbs": 25.0, "gemm_gflops": 100.0},
+    "ceiling": {"copy_gbs": 25.0, "gemm_gflops": 100.0, "gemm": "bf16", "step_us": 0.9},
     "seed": {"value": 0.163, "unit": "ms", "hardware": "A800", "columns": {"Triton": 0.163}},
     "hardware": "a CPU", "commit": "abc", "date": "2025-01-01T00:00:00Z", "status": "ok",
 }
@@ -67,6 +67,7 @@ def mutants():
     yield "huge exponent", good.replace(b"1.5", b"1e999")
     yield "huge integer", good.replace(b'"n": 20', b'"n": 1' + b"0" * 400)
     yield "duplicate key", good.replace(b'"op":', b'"op": "x", "op":')
+    yield "unknown products", good.replace(b'"gemm": "bf16"', b'"gemm": "int4"')
     yield "bad second line", good + b"{}\n" + good
     yield "cut short, alone", good[:100]
     yield "cut short, then a newline", good + good[:100] + b"\n"
