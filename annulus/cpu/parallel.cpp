@@ -93,7 +93,7 @@ void run_team(int threads, void (*body)(void*, const Member&), void* state) {
 Team::Team(int size)
     : size_(size),
       // A step is some hundred microseconds, so the others are near, if they all have a processor.
-      patience_(static_cast<unsigned>(size) <= std::thread::hardware_concurrency() ? 20000 : 0) {}
+      patience_(static_cast<unsigned>(size) <= std::thread::hardware_concurrency() ? 4000 : 0) {}
 
 void Team::wait() {
   if (size_ == 1) return;

@@ -127,7 +127,7 @@ void forward_as(const Plan& plan, Context& context) {
   }
   f.fill_parameters();
   if (plan.out.angle.defined()) Population::fill(0, plan.N, plan.N, f.cosine, f.sine);
-  annulus::cpu::run_team(context.threads, [&](const Member& m) { f.run(m); });
+  annulus::cpu::run_team(f.team(context.threads), [&](const Member& m) { f.run(m); });
 }
 
 template <class Real>

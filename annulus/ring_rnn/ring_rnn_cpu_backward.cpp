@@ -341,7 +341,7 @@ void backward_as(const Plan& plan, Context& context) {
   Carver carver(&workspace);
   b.pieces(carver);
   b.fill_parameters();
-  annulus::cpu::run_team(context.threads, [&](const Member& m) { b.run(m); });
+  annulus::cpu::run_team(b.team(context.threads), [&](const Member& m) { b.run(m); });
 }
 
 }  // namespace

@@ -95,6 +95,16 @@ struct Network {
         left_bytes(round_up(tile.panel_bytes(tile.rows, p.N), 64)),
         J0(0) {}
 
+  // How many of `threads` (0 = all) are worth their barriers: one for every 2^18 products of a step,
+  // which take as long as some barriers do (8 us, 1 us). No result depends on it.
+  int team(int threads) const {
+    const double products =
+        static_cast<double>(B) * static_cast<double>(K + 1) * static_cast<double>(N * N);
+    const double most = std::max(1.0, products / (1 << 18));
+    return static_cast<int>(
+        std::min(most, static_cast<double>(annulus::cpu::resolve_threads(threads))));
+  }
+
   std::int64_t weight_bytes() const { return (K + 1) * panels * panel_bytes; }
 
   template <class C>
