@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "annulus/core/errors.h"
+#include "bench/problem.h"
 
 namespace annulus::bench {
 namespace {
@@ -74,6 +75,45 @@ TEST_F(RunnerTest, MeasuresOursAndTheMoveBesideIt) {
   EXPECT_EQ(records[1].status, Status::kOk) << records[1].reason;
   EXPECT_EQ(*records[1].bytes, 8 * (1 << 16));
   for (const Record& r : records) EXPECT_NO_THROW(parse_record(to_json_line(r)));
+}
+
+TEST_F(RunnerTest, OptionsWorkAndWhatWasSeenAreInTheRecord) {
+  Row row = row_of(2, 1 << 10);
+  row.with_move = false;
+  row.impl = "annulus-split";
+  row.work = {Products::kBf16, 3, 4, 0};
+  row.observe = [](const Problem& problem) {
+    return Params{{"first", problem.values("y", 1)[0] / problem.values("x", 1)[0]}};
+  };
+  const auto records = runner_->measure("suite", row);
+  ASSERT_EQ(records.size(), 1u);
+  const Record& r = records[0];
+  EXPECT_EQ(r.status, Status::kOk) << r.reason;
+  EXPECT_EQ(r.impl, "annulus-split");
+  EXPECT_EQ(std::get<double>(r.params.at("first")), 2);
+  EXPECT_EQ(*r.flops_executed, 3 * 1024);
+  EXPECT_EQ(r.ceiling->gemm, Products::kBf16);
+  EXPECT_EQ(r.ceiling->gemm_gflops, runner_->ceilings().gemm_gflops(Products::kBf16));
+}
+
+TEST_F(RunnerTest, RowsThatSaySoShareOneReference) {
+  int references = 0;
+  Row row = row_of(2, 1 << 10);
+  row.with_move = false;
+  row.error_problem = [&references] {
+    testing::Case c = doubling(2, 64);
+    c.calls[0].reference = [&references, usual = c.calls[0].reference](testing::Views in,
+                                                                       testing::Views out) {
+      ++references;
+      usual(in, out);
+    };
+    return c;
+  };
+  for (const char* same : {"a", "a", "b", "b", "b", "", ""}) {
+    row.same_expected = same;
+    EXPECT_EQ(runner_->measure("suite", row)[0].status, Status::kOk);
+  }
+  EXPECT_EQ(references, 4);
 }
 
 TEST_F(RunnerTest, AWrongResultFailsHoweverFast) {

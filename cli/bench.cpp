@@ -63,6 +63,12 @@ std::vector<const bench::Suite*> pick_suites(const std::vector<std::string>& nam
   return picked;
 }
 
+// "ring-rnn/fwd-b256-n1024-k16-t20/f32", and with an option set "/annulus-tf32" after it.
+std::string full_name(const bench::Suite& suite, const bench::Row& row) {
+  return fmt::format("{}/{}/{}{}", suite.name, row.name, name_of(row.dtype),
+                     row.impl == "annulus" ? "" : "/" + row.impl);
+}
+
 std::vector<Job> pick_rows(const Options& o, Device device) {
   bench::SuiteRequest request;
   request.size = o.size == "full"      ? bench::Size::kFull
@@ -82,8 +88,9 @@ std::vector<Job> pick_rows(const Options& o, Device device) {
   std::vector<Job> jobs;
   for (const bench::Suite* suite : pick_suites(o.suites)) {
     for (bench::Row& row : suite->rows(request)) {
-      const std::string full = fmt::format("{}/{}/{}", suite->name, row.name, name_of(row.dtype));
-      if (!filter || std::regex_search(full, *filter)) jobs.push_back({suite, std::move(row)});
+      if (!filter || std::regex_search(full_name(*suite, row), *filter)) {
+        jobs.push_back({suite, std::move(row)});
+      }
     }
   }
   if (jobs.empty())
@@ -96,7 +103,7 @@ int run(const Options& o) {
   const std::vector<Job> jobs = pick_rows(o, device);
   if (o.list) {
     for (const Job& job : jobs) {
-      std::cout << fmt::format("{}/{}/{}\n", job.suite->name, job.row.name, name_of(job.row.dtype));
+      std::cout << full_name(*job.suite, job.row) << "\n";
     }
     return kDone;
   }
@@ -160,8 +167,9 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->add_option("--reps", o->repetitions, "repetitions a row; 0: as many as fit in a second")
       ->check(CLI::Range(0, 1'000'000))
       ->capture_default_str();
-  command->add_option("--filter", o->filter,
-                      "rows whose suite/row/dtype matches this regular expression");
+  command->add_option(
+      "--filter", o->filter,
+      "rows whose suite/row/dtype[/annulus-option] matches this regular expression");
   command->add_option("--format", o->format, "md, csv or json, on stdout")
       ->check(CLI::IsMember({"md", "csv", "json"}))
       ->capture_default_str();
