@@ -192,7 +192,8 @@ void add_train_command(CLI::App& app, int& exit_code) {
   command->add_option("--steps", o->steps, "of training");
   command->add_option("--length", o->length, "steps of a training sequence");
   command->add_option("--gain", o->gain, "hidden neurons of the gain network; 0: none");
-  command->add_option("--seed", o->seed, "the same seed gives the same figures (0)");
+  command->add_option("--seed", o->seed, "the same seed gives the same figures (0)")
+      ->check(CLI::NonNegativeNumber);
   command->add_option("--device", o->device, "cpu, cuda, or auto: cuda where there is one")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();

@@ -49,8 +49,18 @@ double error_of_turning_at_once(std::int64_t sequences, std::int64_t T) {
   return sum / static_cast<double>(s.velocity.size());
 }
 
-Example example(RingModel& model, std::int64_t sequences, std::int64_t T, std::int64_t number) {
+Example example(RingModel& model, std::int64_t sequences, std::int64_t T) {
   const Sequences all = test_sequences(sequences, T);
+  std::int64_t number = 0;
+  double farthest = -1;
+  for (std::int64_t b = 0; b < sequences; ++b) {
+    const auto begin = all.target.begin() + static_cast<std::ptrdiff_t>(b * T);
+    const auto [least, most] = std::minmax_element(begin, begin + T);
+    if (*most - *least > farthest) {
+      farthest = *most - *least;
+      number = b;
+    }
+  }
   const auto first = static_cast<std::ptrdiff_t>(number * T);
   Sequences one;
   one.B = 1;

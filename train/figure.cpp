@@ -41,7 +41,12 @@ std::vector<std::pair<double, std::string>> ticks_of(const Axis& axis, int about
     for (int e = static_cast<int>(std::floor(std::log10(axis.low))); e < 20; ++e) {
       for (const double m : {1.0, 2.0, 5.0}) {
         const double v = m * std::pow(10, e);
-        if (v > axis.high * (1 + 1e-9)) return ticks;
+        if (v > axis.high * (1 + 1e-9)) {
+          if (ticks.size() > 1) return ticks;
+          Axis linear = axis;  // less than a factor of two: plain steps say more
+          linear.log = false;
+          return ticks_of(linear, about);
+        }
         if (v < axis.low * (1 - 1e-9) || (m != 1 && !between)) continue;
         ticks.emplace_back(v, fmt::format("{:g}", v));
       }

@@ -58,7 +58,7 @@ RingModel::RingModel(const Recipe& recipe, Device device, int threads)
   parameters_.emplace_back("Wa", std::vector<std::int64_t>{K, N, N});
   parameters_.emplace_back("Wo", std::vector<std::int64_t>{N, N});
   Rng rng(recipe_.seed, kWeightsStream, 0);
-  const double scale = 1 / std::sqrt(static_cast<double>(N));
+  const double scale = recipe_.spread / std::sqrt(static_cast<double>(N));
   for (Parameter& p : parameters_) {
     for (float& w : p.value) w = static_cast<float>(rng.normal() * scale);
   }
@@ -77,10 +77,6 @@ std::int64_t RingModel::parameter_count() const {
   std::size_t n = 0;
   for (const Parameter& p : parameters_) n += p.value.size();
   return static_cast<std::int64_t>(n);
-}
-
-std::span<const Parameter> RingModel::gain_parameters() const {
-  return std::span(parameters_).subspan(2);
 }
 
 std::vector<float> RingModel::heard(const Sequences& s) const {
@@ -149,8 +145,8 @@ LossFigures RingModel::run(const Sequences& batch, bool backward) {
     std::vector<float> dA(size(B * T * K));
     dA_.download(dA);
     const std::vector<float> velocity = heard(batch);
-    gain_->backward(std::span(parameters_).subspan(2), velocity,
-                    encode(velocity, K, recipe_.encoding), B, T, dA, context_.threads);
+    gain_->backward(gain_parameters(), velocity, encode(velocity, K, recipe_.encoding), B, T, dA,
+                    context_.threads);
   }
   return figures;
 }

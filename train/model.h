@@ -51,7 +51,9 @@ class RingModel {
   std::vector<float> heard(const Sequences& s) const;
   std::vector<float> actions(const Sequences& s) const;
   const std::optional<GainNetwork>& gain() const { return gain_; }
-  std::span<const Parameter> gain_parameters() const;
+  std::span<Parameter> ring_parameters() { return std::span(parameters_).first(2); }
+  std::span<Parameter> gain_parameters() { return std::span(parameters_).subspan(2); }
+  std::span<const Parameter> gain_parameters() const { return std::span(parameters_).subspan(2); }
 
   // The decoded angle after every step, (B, T). The state is carried from one stretch of at most
   // `stretch` steps to the next, which changes no bit and keeps long sequences small. `states`, where

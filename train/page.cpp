@@ -51,12 +51,12 @@ std::string tiles(const Results& results) {
   }
   for (std::size_t i = results.recipes.size(); i-- > 0;) {
     const RecipeResult& r = results.recipes[i];
-    s +=
-        tile(fmt::format("{:.2f}×", r.growth()),
-             fmt::format("growth to {} steps, {}", r.long_test.T, r.recipe.name),
-             fmt::format("{} rad there, ten times the training length", radians(r.long_test.mean)));
+    s += tile(radians(r.long_test.mean) + " rad",
+              fmt::format("over {} steps, {} recipe", r.long_test.T, r.recipe.name),
+              fmt::format("{:.2f} times that over {}", r.growth(), r.test.T));
   }
   for (const Peer& p : results.peers) {
+    if (p.T != kTestLength) continue;
     s += tile(radians(p.mean) + " rad", "mean error, " + p.name,
               fmt::format("{} over {} steps", degrees(p.mean), p.T));
   }
@@ -117,7 +117,12 @@ std::string recipe_list(const RecipeResult& result) {
           ? fmt::format("rate {:g}, {} steps of warm-up, then a cosine down to {:g}",
                         r.schedule.rate, r.schedule.warm_up, r.schedule.rate * r.schedule.final)
           : fmt::format("rate {:g}", r.schedule.rate));
-  row("gain network", r.gain_hidden > 0 ? fmt::format("{} hidden neurons", r.gain_hidden) : "none");
+  row("velocity", r.delay > 0 ? fmt::format("told {} step{} later", r.delay, r.delay > 1 ? "s" : "")
+                              : "told as it comes");
+  row("gain network", r.gain_hidden > 0 ? fmt::format("{} hidden neurons, trained from step {}",
+                                                      r.gain_hidden, first_gain_step(r))
+                                        : "none");
+  row("weights at first", fmt::format("normal, {:g} over the root of N", r.spread));
   row("still at first", fmt::format("{:g} % of a training sequence", 100 * r.lead));
   row("seed", fmt::format("{}", r.seed));
   return s + "</dl>";
@@ -130,7 +135,7 @@ std::string recipe_section(const Results& results, std::size_t i, const Detail& 
   const std::int64_t last = turns ? 1 : r.recipe.actions - 1;
   std::string s = fmt::format("<h2>The {} recipe</h2>", text(r.recipe.name, 40));
   s += recipe_list(r);
-  s += fmt::format("<h3>One sequence of {} steps</h3>", r.example.target.size());
+  s += "<h3>The same sequence</h3>";
   s += alone(bump_figure(r, detail.columns));
   s += alone(angle_figure(results, i));
   s += "<h3>What it learned</h3><div class=\"row three\">";
@@ -166,7 +171,7 @@ std::string render_with(const Results& results, const Detail& detail) {
       "where it points. Its state is a bump of activity on a ring of neurons; training has to find "
       "the weights that hold the bump still when nothing happens and carry it around when "
       "something "
-      "does. Trained on sequences of 100 steps, judged on ones it never saw.</p>"
+      "does. Judged on sequences it never saw, many times longer than those of the training.</p>"
       "<p class=\"where\"><b>{}</b>, annulus {} ({})</p>",
       text(results.device), text(build_info().version), text(build_info().commit, 40));
   s += tiles(results);
@@ -179,6 +184,7 @@ std::string render_with(const Results& results, const Detail& detail) {
       "final: at the last step. \"moving almost at once\": still for 1 % of the steps instead of "
       "10 %, as in the original's own evaluation, so that the bump has no time to settle.</p>",
       kTestSequences);
+  s += "<h3>One of the sequences, the one that turns farthest</h3>";
   s += alone(example_error_figure(results));
   for (std::size_t i = results.recipes.size(); i-- > 0;) s += recipe_section(results, i, detail);
   s +=
@@ -188,8 +194,7 @@ std::string render_with(const Results& results, const Detail& detail) {
       "velocity of a step is wanted in the angle of the next: who turns at once is wrong by it. "
       "Loss: squared distance of population vector's direction and target on the unit circle, plus "
       "0.2 times the squared deviation of the summed activity from that of the first step. "
-      "Weights start as normal numbers over the root of N. The same seed gives this page "
-      "again.</p></footer></main></body></html>\n";
+      "The same seed gives this page again.</p></footer></main></body></html>\n";
   return s;
 }
 

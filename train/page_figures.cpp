@@ -80,14 +80,17 @@ LineChart training_chart(const Results& results, const char* title, const char* 
   return c;
 }
 
-double wrapped(double angle) { return std::remainder(angle, 2 * std::numbers::pi); }
+double turns(double angle) {  // of the circle, in [0, 1)
+  const double t = angle / (2 * std::numbers::pi);
+  return t - std::floor(t);
+}
 
 // Angles in degrees over the steps, broken where the circle closes.
 std::vector<std::pair<double, double>> angle_points(const std::vector<double>& angles) {
   std::vector<std::pair<double, double>> points;
   double last = 0;
   for (std::size_t t = 0; t < angles.size(); ++t) {
-    const double a = wrapped(angles[t]) * kDegrees;
+    const double a = turns(angles[t]) * 360;
     if (t > 0 && std::fabs(a - last) > 180) points.emplace_back(kGap, kGap);
     points.emplace_back(static_cast<double>(t + 1), a);
     last = a;
@@ -119,7 +122,6 @@ int style_of_recipe(const Results& results, std::size_t recipe) {
   // Ours is the first colour, whichever recipes ran.
   return results.recipes[recipe].recipe.name == "seed" ? 1 : 0;
 }
-int style_of_peer(std::size_t peer) { return 2 + static_cast<int>(peer % 7); }
 
 std::string loss_figure(const Results& results) {
   return draw(training_chart(results, "Loss", "mean of a batch, log scale", &History::loss));
@@ -150,11 +152,16 @@ std::string error_by_length_figure(const Results& results) {
     T = std::max(T, static_cast<double>(r.long_test.T));
     length = std::max(length, static_cast<double>(r.recipe.length));
   }
-  for (std::size_t i = 0; i < results.peers.size(); ++i) {
-    const Peer& p = results.peers[i];
+  int style = 2;
+  for (const Peer& p : results.peers) {
+    // Of a model that was measured at several lengths, the longest.
+    const bool longest = std::none_of(
+        results.peers.begin(), results.peers.end(),
+        [&](const Peer& o) { return o.name == p.name && (o.T > p.T || (o.T == p.T && &o < &p)); });
+    if (!longest) continue;
     Line line;
     line.name = p.name;
-    line.style = style_of_peer(i);
+    line.style = style++ % 9;
     line.width = 2.2;
     const double step = static_cast<double>(p.T) / static_cast<double>(p.curve.size());
     line.points = windowed(p.curve, step, std::max<std::size_t>(1, p.curve.size() / 50));
@@ -180,7 +187,7 @@ std::string gain_figure(const RecipeResult& r) {
   c.right = 100;
   for (const bool now : {true, false}) {
     Line line;
-    line.name = now ? "this step" : "step before";
+    line.name = now ? "told now" : "told before";
     line.style = now ? 4 : 0;
     line.width = 2.2;
     const auto& gains = now ? r.gains.now : r.gains.before;
@@ -221,8 +228,9 @@ std::string bump_figure(const RecipeResult& r, std::size_t most_columns) {
     }
   }
   const double neurons = static_cast<double>(N);
-  m.y_ticks = {
-      {neurons, "0°"}, {neurons / 2, "180°"}, {neurons / 4, "270°"}, {3 * neurons / 4, "90°"}};
+  for (int quarter = 0; quarter <= 4; ++quarter) {
+    m.y_ticks.emplace_back(neurons * (1 - quarter / 4.0), fmt::format("{}°", 90 * quarter));
+  }
   for (const double t : linear_ticks(0, static_cast<double>(T), 12)) {
     m.x_ticks.emplace_back(t, fmt::format("{:g}", t));
   }
@@ -230,8 +238,7 @@ std::string bump_figure(const RecipeResult& r, std::size_t most_columns) {
   m.y_label = "line: the true angle";
   double last = 0;
   for (std::size_t t = 0; t < T; ++t) {
-    double turn = r.example.target[t] / (2 * std::numbers::pi);
-    turn -= std::floor(turn);
+    const double turn = turns(r.example.target[t]);
     if (t > 0 && std::fabs(turn - last) > 0.5) m.trace.emplace_back(kGap, kGap);
     m.trace.emplace_back(static_cast<double>(t) + 0.5, neurons * (1 - turn) - 0.5);
     last = turn;
@@ -256,11 +263,11 @@ std::string angle_figure(const Results& results, std::size_t recipe) {
   decoded.points = angle_points({r.example.decoded.begin(), r.example.decoded.end()});
   c.lines = {std::move(truth), std::move(decoded)};
   c.x = steps_axis(static_cast<double>(r.example.target.size()));
-  c.y = {.low = -180,
-         .high = 180,
+  c.y = {.low = 0,
+         .high = 360,
          .log = false,
          .label = "",
-         .ticks = {{-180, "-180°"}, {-90, "-90°"}, {0, "0°"}, {90, "90°"}, {180, "180°"}}};
+         .ticks = {{0, "0°"}, {90, "90°"}, {180, "180°"}, {270, "270°"}, {360, "360°"}}};
   return draw(c);
 }
 

@@ -11,7 +11,6 @@ namespace annulus::train {
 
 // Colours: our recipe, the seed's, then peers; the same in every figure.
 int style_of_recipe(const Results& results, std::size_t recipe);
-int style_of_peer(std::size_t peer);
 
 std::string loss_figure(const Results& results);
 std::string training_error_figure(const Results& results);

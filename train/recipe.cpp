@@ -22,6 +22,10 @@ Recipe default_recipe() {
   return r;
 }
 
+std::int64_t first_gain_step(const Recipe& r) {
+  return static_cast<std::int64_t>(std::floor(r.gain_start * static_cast<double>(r.steps)));
+}
+
 std::int64_t length_at(const Recipe& r, std::int64_t step) {
   const double grown = r.growth * static_cast<double>(r.steps);
   const double way = grown > 0 ? std::min(1.0, static_cast<double>(step) / grown) : 1.0;
@@ -55,6 +59,8 @@ void check(const Recipe& r) {
   };
   real("rate", r.schedule.rate, 0, 10);
   real("final", r.schedule.final, 0, 1);
+  real("spread", r.spread, 0, 1000);
+  real("gain_start", r.gain_start, 0, 1);
   real("growth", r.growth, 0, 1);
   real("lead", r.lead, 0, 1);
   real("clip", r.clip, 0, 1e30);

@@ -25,7 +25,9 @@ struct Recipe {
   double clip = 1.0;
   double amplitude_weight = 0.2;
   std::int64_t delay = 0;        // steps by which the ring hears of a velocity later
+  double spread = 1;             // of the weights at the start, times 1 / sqrt(neurons)
   std::int64_t gain_hidden = 0;  // neurons of the gain network; 0: there is none
+  double gain_start = 0;         // share of the steps before the gain network is trained
   std::uint64_t seed = 0;
 };
 
@@ -33,6 +35,9 @@ struct Recipe {
 Recipe seed_recipe();
 // Ours; README.md says why and what it gains.
 Recipe default_recipe();
+
+// The first step in which the gain network is trained.
+std::int64_t first_gain_step(const Recipe& recipe);
 
 // Length of the sequences of a step, a multiple of 10.
 std::int64_t length_at(const Recipe& recipe, std::int64_t step);

@@ -116,7 +116,9 @@ void visit(Recipe& r, Visitor& v) {
   v.real("clip", r.clip);
   v.real("amplitude_weight", r.amplitude_weight);
   v.whole("delay", r.delay);
+  v.real("spread", r.spread);
   v.whole("gain_hidden", r.gain_hidden);
+  v.real("gain_start", r.gain_start);
   v.bits("seed", r.seed);
 }
 

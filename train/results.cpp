@@ -42,7 +42,7 @@ RecipeResult collect(Trainer& trainer) {
   r.test = evaluate(model, kTestSequences, kTestLength);
   r.long_test = evaluate(model, kTestSequences, kLongTestLength);
   r.abrupt = evaluate(model, kTestSequences, kTestLength, kAbruptLead);
-  r.example = example(model, kTestSequences, kTestLength, 0);
+  r.example = example(model, kTestSequences, kTestLength);
   r.Wa = model.parameters()[0].value;
   r.Wo = model.parameters()[1].value;
   if (model.gain()) {

@@ -21,12 +21,18 @@ LossFigures Trainer::step() {
       draw_sequences(r.batch, length_at(r, step), r.lead,
                      Rng(r.seed, kBatchStream, static_cast<std::uint64_t>(step)));
   const LossFigures figures = model_.gradients(batch);
-  const double norm = clip_gradients(model_.parameters(), r.clip);
+  // The gain network waits until there is a ring to steer: trained from the start, it helps to keep
+  // the first, fading bumps alive and never finds its way back.
+  const bool with_gain = step >= first_gain_step(r);
+  const auto trained = with_gain ? std::span(model_.parameters()) : model_.ring_parameters();
+  const double norm = clip_gradients(trained, r.clip);
   if (!std::isfinite(figures.total) || !std::isfinite(norm)) {
     throw Diverged("[train] the loss of recipe \"" + r.name + "\" is not finite at step " +
                    std::to_string(step) + "; a smaller rate may help");
   }
-  adam_step(model_.parameters(), step + 1, {.rate = rate_at(r.schedule, step, r.steps)});
+  const AdamOptions adam{.rate = rate_at(r.schedule, step, r.steps)};
+  adam_step(model_.ring_parameters(), step + 1, adam);
+  if (with_gain) adam_step(model_.gain_parameters(), step + 1 - first_gain_step(r), adam);
   history_.loss.push_back(static_cast<float>(figures.total));
   history_.error.push_back(static_cast<float>(figures.error));
   seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
