@@ -84,12 +84,15 @@ __device__ __forceinline__ void sync_threads(int barrier, int threads) {
 // The right operand of wgmma: 64 columns n of 64 rows k, bf16, in 128-byte rows of one column each,
 // whose 16-byte pieces are swapped by the row's number modulo 8 (the 128-byte swizzle):
 // element (k, n) at byte 128 n + 16 ((k / 8) xor (n mod 8)) + 2 (k mod 8). Aligned to 1024 bytes.
-// `step` counts 16 rows k.
-__device__ __forceinline__ std::uint64_t swizzled_operand(const void* shared, int step) {
-  const std::uint64_t address = (shared_address(shared) + static_cast<unsigned>(step) * 32) >> 4;
+// wgmma finds it by a descriptor: its low word here, one for the whole operand, ...
+__device__ __forceinline__ std::uint32_t swizzled_operand_low(const void* shared) {
+  return ((shared_address(shared) >> 4) & 0x3fff) | (1u << 16);
+}
+// ... and the whole of it for rows k 16 step ...
+__device__ __forceinline__ std::uint64_t swizzled_operand(std::uint32_t low, int step) {
   constexpr std::uint64_t kGroupStride = 1024 >> 4;  // eight columns
   constexpr std::uint64_t kSwizzle128 = 1;
-  return (address & 0x3fff) | (std::uint64_t{1} << 16) | (kGroupStride << 32) | (kSwizzle128 << 62);
+  return (low + static_cast<std::uint32_t>(step) * 2) | (kGroupStride << 32) | (kSwizzle128 << 62);
 }
 
 // Before the first wgmma that uses registers written otherwise.

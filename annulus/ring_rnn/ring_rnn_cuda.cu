@@ -78,6 +78,12 @@ namespace {
 bool on_tensor_cores(const Plan& plan) {
   return plan.dtype != DType::kF64 && tensor::terms_of(plan.precision) > 0 && plan.N > 0;
 }
+// The backward takes the states from `out`: beside 16-bit tensors they are rounded there, which is
+// below the precision that two or three terms promise. The general path computes them again.
+bool backward_on_tensor_cores(const Plan& plan) {
+  return on_tensor_cores(plan) &&
+         (plan.dtype == DType::kF32 || plan.precision == RingPrecision::kBf16);
+}
 bool has_steps(const Plan& plan) { return plan.B > 0 && plan.T > 0; }
 
 }  // namespace
@@ -89,7 +95,7 @@ void forward(const Plan& plan, Context& context) {
 }
 void backward(const Plan& plan, Context& context) {
   const annulus::cuda::DeviceGuard guard(plan.device.index);
-  if (on_tensor_cores(plan) && has_steps(plan)) return tensor::backward(plan, context);
+  if (backward_on_tensor_cores(plan) && has_steps(plan)) return tensor::backward(plan, context);
   general::backward(plan, context);
 }
 std::size_t forward_workspace(const Plan& plan) {
@@ -99,8 +105,8 @@ std::size_t forward_workspace(const Plan& plan) {
 }
 std::size_t backward_workspace(const Plan& plan) {
   const annulus::cuda::DeviceGuard guard(plan.device.index);
-  return on_tensor_cores(plan) && has_steps(plan) ? tensor::backward_workspace(plan)
-                                                  : general::backward_workspace(plan);
+  return backward_on_tensor_cores(plan) && has_steps(plan) ? tensor::backward_workspace(plan)
+                                                           : general::backward_workspace(plan);
 }
 std::size_t pack_bytes(const Plan& plan) {
   return on_tensor_cores(plan) ? tensor::pack_bytes(plan) : general::pack_bytes(plan);

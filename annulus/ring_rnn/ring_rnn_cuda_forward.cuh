@@ -52,7 +52,13 @@ struct Forward {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           if (col + e >= a.N) continue;
-          const Stepped<float> done = finish_step<T>(a, row, col + e, t, s[e], acc[e], row_sum, J0);
+          Stepped<float> done;
+          if (loop.y_again == nullptr) {
+            done = finish_step<T>(a, row, col + e, t, s[e], acc[e], row_sum, J0);
+          } else {
+            done = finish_step<T, true>(a, row, col + e, t, s[e], acc[e], row_sum, J0);
+            loop.y_again[((t - loop.y_first) * a.B + row) * a.N + col + e] = done.y;
+          }
           r[e] = done.r;
           v[e] = done.next;
         }

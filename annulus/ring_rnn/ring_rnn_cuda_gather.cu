@@ -11,7 +11,7 @@ namespace annulus::ring::cuda::tensor {
 
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 1024;  // sums of single numbers have one block each
 
 __global__ void __launch_bounds__(kThreads) readout_kernel(const __grid_constant__ Loop loop) {
   const Shape& s = loop.shape;
@@ -38,6 +38,7 @@ __device__ __forceinline__ float dot(const Loop& loop, std::int64_t t, int chann
   const float* from = loop.dots + (t * slots * s.channels + channel) * s.padded_b + b;
   float sum = 0;
   for (int tile = 0; tile < s.tiles; ++tile) {
+#pragma unroll 4
     for (int split = channel % s.channel_splits; split < s.splits(); split += s.channel_splits) {
       const std::int64_t slot =
           (static_cast<std::int64_t>(tile) * s.splits() + split) * s.dot_parts;
@@ -54,6 +55,7 @@ template <class F>
 __device__ __forceinline__ double block_total(std::int64_t count, F&& f) {
   __shared__ double scratch[kThreads / 32];
   double sum = 0;
+#pragma unroll 8
   for (std::int64_t i = threadIdx.x; i < count; i += kThreads) sum += f(i);
   return annulus::cuda::block_sum<kThreads>(sum, scratch);
 }
@@ -84,8 +86,16 @@ __global__ void __launch_bounds__(kThreads)
   }
   if (block == 1) {
     if (!a.dJ1) return;
-    const double total = block_total(s.T * s.B, [&](std::int64_t i) {
-      return static_cast<double>(dot(loop, i / s.B, 0, i % s.B));
+    // All parts at once, in the order they lie in memory; those of other channels were never made.
+    const auto slots = static_cast<unsigned>(s.tiles * s.splits() * s.dot_parts);
+    const auto rows = static_cast<unsigned>(s.padded_b);
+    const double total = block_total(s.T * slots * s.padded_b, [&](std::int64_t i) {
+      const std::int64_t part = i / rows;
+      const auto slot = static_cast<unsigned>(part % slots);
+      const auto split =
+          slot / static_cast<unsigned>(s.dot_parts) % static_cast<unsigned>(s.splits());
+      if (split % static_cast<unsigned>(s.channel_splits) != 0) return 0.0;
+      return static_cast<double>(loop.dots[part * s.channels * s.padded_b + i % rows]);
     });
     if (threadIdx.x == 0) put_at<T>(a.dJ1.data, a.dJ1.wide, 0, static_cast<float>(total));
     return;

@@ -47,23 +47,34 @@ __device__ __forceinline__ float* dots_of(const Loop& loop, std::int64_t time, c
   return loop.dots + ((time * slots + slot) * s.channels + channel) * s.padded_b;
 }
 
-// s of rows `row`, `row` + 8 and columns `col`, `col` + 1: the sum of its terms.
+// s of rows `row`, `row` + 8 and columns `col`, `col` + 1: one term, as pairs of columns.
+__device__ __forceinline__ uint2 state_words(const Loop& loop, std::int64_t time, std::int64_t row,
+                                             int col, int term) {
+  const Shape& s = loop.shape;
+  const std::int64_t plane = s.T * s.padded_b * s.padded_n;
+  const std::uint16_t* at =
+      loop.states + term * plane + (time * s.padded_b + row) * s.padded_n + col;
+  return make_uint2(__ldg(reinterpret_cast<const std::uint32_t*>(at)),
+                    __ldg(reinterpret_cast<const std::uint32_t*>(at + 8 * s.padded_n)));
+}
+__device__ __forceinline__ float4 quad_of(std::uint32_t low, std::uint32_t high) {
+  return make_float4(__uint_as_float(low << 16), __uint_as_float(low & 0xffff0000u),
+                     __uint_as_float(high << 16), __uint_as_float(high & 0xffff0000u));
+}
+
+// The same numbers, the sum of all terms.
 template <int Terms>
 __device__ __forceinline__ float4 state_quad(const Loop& loop, std::int64_t time, std::int64_t row,
                                              int col) {
-  const Shape& s = loop.shape;
-  const std::int64_t plane = s.T * s.padded_b * s.padded_n;
-  const std::uint16_t* from = loop.states + (time * s.padded_b + row) * s.padded_n + col;
   float4 v = make_float4(0, 0, 0, 0);
 #pragma unroll
   for (int term = Terms - 1; term >= 0; --term) {
-    const std::uint16_t* at = from + term * plane;
-    const auto low = __ldg(reinterpret_cast<const std::uint32_t*>(at));
-    const auto high = __ldg(reinterpret_cast<const std::uint32_t*>(at + 8 * s.padded_n));
-    v.x += __uint_as_float(low << 16);
-    v.y += __uint_as_float(low & 0xffff0000u);
-    v.z += __uint_as_float(high << 16);
-    v.w += __uint_as_float(high & 0xffff0000u);
+    const uint2 words = state_words(loop, time, row, col, term);
+    const float4 part = quad_of(words.x, words.y);
+    v.x += part.x;
+    v.y += part.y;
+    v.z += part.z;
+    v.w += part.w;
   }
   return v;
 }

@@ -54,6 +54,7 @@ Shape cut(const Plan& plan, bool dots) {
   // Portable: a warp has 64 rows and half the columns. Hopper: 16 rows; four warps more fetch.
   s.threads = s.hopper ? s.rows * 2 + 128 : s.rows;
   s.dot_parts = s.hopper ? 1 : 2;
+  if (s.hopper && s.terms == 1 && !dots) s.scale_bytes = sizeof(Scale);
   const int per_multiprocessor = s.hopper || s.rows == 256 ? 1 : 2;
   const std::int64_t room =
       static_cast<std::int64_t>(attribute(cudaDevAttrMultiProcessorCount, plan)) *
@@ -77,7 +78,7 @@ Shape cut(const Plan& plan, bool dots) {
 
   std::size_t beside = dots ? static_cast<std::size_t>(s.rows) * kTile * sizeof(float) : 0;
   if (s.hopper) {  // alignment, rings and their barriers
-    beside += 1024 + kRing * (static_cast<std::size_t>(s.rows) * sizeof(float) + 16 + 16) + 16;
+    beside += 1024 + kRing * (static_cast<std::size_t>(s.rows * s.scale_bytes) + 16 + 16) + 16;
   }
   const std::size_t shared =
       static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, plan)) /
@@ -128,10 +129,19 @@ Loop take_loop(Carver& scratch, const Shape& s) {
 struct Coefficients {
   float* c;
   std::uint32_t* active;
+  Scale* scales;
+  std::uint32_t* two_terms;
 };
 Coefficients take_coefficients(Carver& scratch, const Shape& s) {
-  return {scratch.take<float>(s.T * s.channels * s.padded_b),
-          scratch.take<std::uint32_t>(s.T * s.batch_tiles * s.mask_words)};
+  Coefficients c{};
+  const std::int64_t masks = s.T * s.batch_tiles * s.mask_words;
+  c.c = scratch.take<float>(s.T * s.channels * s.padded_b);
+  c.active = scratch.take<std::uint32_t>(masks);
+  if (s.scale_bytes == sizeof(Scale)) {
+    c.scales = scratch.take<Scale>(s.T * s.channels * s.padded_b);
+    c.two_terms = scratch.take<std::uint32_t>(masks);
+  }
+  return c;
 }
 
 struct ForwardScratch {
@@ -217,6 +227,8 @@ Prepare preparation(const Args& args, const Shape& s, uint4* weights, const Coef
   p.weights = weights;
   p.c = c.c;
   p.active = c.active;
+  p.scales = c.scales;
+  p.two_terms = c.two_terms;
   p.counters = loop.counters;
   p.counter_count = counters_of(s);
   return p;
@@ -229,6 +241,8 @@ void complete(Loop& loop, const Args& args, const Plan& plan, const uint4* weigh
   loop.weights = weights;
   loop.c = c.c;
   loop.active = c.active;
+  loop.scales = c.scales;
+  loop.two_terms = c.two_terms;
   loop.first = 0;
   loop.last = plan.T;
   loop.own_reset_state = plan.in.reset_state.defined();

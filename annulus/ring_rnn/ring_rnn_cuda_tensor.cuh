@@ -59,6 +59,7 @@ struct Shape {
   bool resident = false;   // they are all that a block of threads ever needs
   bool hopper = false;     // wgmma and bulk copies
   int ring = kRing;        // of announcements (Hopper)
+  int scale_bytes = 4;     // of c as the multiplying warps take it: float, or Scale
   int dot_parts = 1;       // warps that share rows of a tile
   int grid = 0;            // blocks of threads
   int threads = 0;
@@ -81,6 +82,11 @@ inline std::int64_t weight_bytes(const Shape& s) {
 // Parts of a step. kBegin makes the X of the first.
 inline constexpr unsigned kBegin = 1, kMultiply = 2, kFinish = 4;
 
+// c as a factor of pairs of bf16: the sum of two bf16, each twice in a word.
+struct alignas(8) Scale {
+  std::uint32_t high, low;
+};
+
 // What the forward loop and the backward loop work on; the same memory means s in the one and
 // l = dL/dr in the other where a comment says so.
 struct Loop {
@@ -88,13 +94,15 @@ struct Loop {
   Shape shape;
   DType dtype = DType::kF32;
   const uint4* weights = nullptr;
-  const float* c = nullptr;               // [T][channel][padded_b]
-  const std::uint32_t* active = nullptr;  // [T][batch tile][mask_words]: channels not all zero
-  std::uint32_t* operand = nullptr;       // [2][term][row / 16][column / 16][lane][4]: s or g
-  float* state = nullptr;                 // [padded_b][padded_n]: s or l
-  float* row_sums = nullptr;              // [2][tile][padded_b]: of s or g
-  float* partial = nullptr;               // [item][rows][64]
-  unsigned* counters = nullptr;           // of the barriers; zero before a launch
+  const float* c = nullptr;                  // [T][channel][padded_b]
+  const std::uint32_t* active = nullptr;     // [T][batch tile][mask_words]: channels not all zero
+  const Scale* scales = nullptr;             // as c, where the multiplying warps take Scale
+  const std::uint32_t* two_terms = nullptr;  // as active: channels with a c that is no bf16
+  std::uint32_t* operand = nullptr;          // [2][term][row / 16][column / 16][lane][4]: s or g
+  float* state = nullptr;                    // [padded_b][padded_n]: s or l
+  float* row_sums = nullptr;                 // [2][tile][padded_b]: of s or g
+  float* partial = nullptr;                  // [item][rows][64]
+  unsigned* counters = nullptr;              // of the barriers; zero before a launch
   float* vectors = nullptr;  // [T][tile][padded_b][2]: parts of the population vector, or not
 
   // Backward.
@@ -137,10 +145,13 @@ struct Prepare {
   uint4* weights = nullptr;
   float* c = nullptr;
   std::uint32_t* active = nullptr;
+  Scale* scales = nullptr;
+  std::uint32_t* two_terms = nullptr;
   std::uint32_t* active_rows = nullptr;  // [T][padded_b / 32][mask_words]
   std::uint16_t* states = nullptr;       // [term][T][padded_b][padded_n]: s_t
   unsigned* counters = nullptr;
   std::int64_t counter_count = 0;
+  bool whole_rows = false;  // of the weights can be read in vectors
   std::int64_t weight_lanes = 0, weight_blocks = 0, coefficient_blocks = 0, state_quads = 0;
 };
 
