@@ -58,9 +58,9 @@ void Network<Real>::pack_weights(const Member& m, bool transposed, const unsigne
   alignas(64) Real stage[kMaxCols * kDepth];
   const auto share = m.share((K + 1) * panels);
   for (std::int64_t unit = share.begin; unit < share.end; ++unit) {
-    const std::int64_t k = unit % (K + 1);
+    const std::int64_t k = unit / panels;  // in the order the weights lie in memory
     if (which != nullptr && which[k] == 0) continue;
-    const std::int64_t first = unit / (K + 1) * tile.cols;
+    const std::int64_t first = unit % panels * tile.cols;
     const int valid = static_cast<int>(std::min<std::int64_t>(tile.cols, N - first));
     const TensorView& v = k == 0 ? plan.in.Wo : plan.in.Wa;
     const std::int64_t base = k == 0 ? 0 : (k - 1) * v.stride[0];
@@ -69,7 +69,7 @@ void Network<Real>::pack_weights(const Member& m, bool transposed, const unsigne
     const bool direct = v.dtype == dtype_of<Real> && column_step == 1;
     for (std::int64_t d0 = 0; d0 < N; d0 += kDepth) {
       const std::int64_t depth = std::min(kDepth, N - d0);
-      std::byte* panel = to + weights_at(unit / (K + 1), d0, k);
+      std::byte* panel = to + weights_at(unit % panels, d0, k);
       const std::int64_t corner = base + (transposed ? d0 * row_step + first * column_step
                                                      : first * row_step + d0 * column_step);
       const Real* x = static_cast<const Real*>(v.data) + (direct ? corner : 0);

@@ -158,7 +158,10 @@ void load_float(const Row& from, std::int64_t n, float* to) {
     if constexpr (!std::is_same_v<T, double>) {
       const T* p = static_cast<const T*>(from.data);
       std::int64_t i = 0;
-      for (; i + lanes <= n; i += lanes) simd::store(simd::load(p + i), to + i);
+      for (; i + 4 * lanes <= n; i += 4 * lanes) {
+        ANNULUS_UNROLL
+        for (int u = 0; u < 4; ++u) simd::store(simd::load(p + i + u * lanes), to + i + u * lanes);
+      }
       for (; i < n; ++i) to[i] = static_cast<float>(p[i]);
     }
   });
