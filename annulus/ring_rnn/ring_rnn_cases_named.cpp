@@ -210,6 +210,13 @@ void add_actions(Builder& b) {
       b.add("and channels of padding", p);
     }
   }
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
+    RingRnnProblem p = full();
+    p.B = 97, p.K = 3, p.N = 83, p.T = 2;
+    p.actions = dtype == DType::kF32 ? Actions::kSparse : Actions::kBySample;
+    p.dtype = dtype;
+    b.add("enough work a step for eight threads", p);
+  }
   RingRnnProblem p = small();
   p.B = 140, p.K = 5, p.N = 16, p.T = 2;
   p.actions = Actions::kZero;
