@@ -1,5 +1,7 @@
 #include "annulus/cpu/features.h"
 
+#include "annulus/cpu/tile.h"
+
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
@@ -33,7 +35,8 @@ std::string simd_description() {
 #else
   std::string s = "scalar (built without Highway)";
 #endif
-  if (has_arm_bf16()) s += ", hardware bf16 rounding";
+  if (has_arm_bf16()) s += ", bf16 in hardware (bfcvtn, bfmmla)";
+  if (detail::bf16_tiles_x86(Arithmetic::kBf16) != nullptr) s += ", bf16 in hardware (vdpbf16ps)";
   return s;
 }
 

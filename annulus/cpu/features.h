@@ -10,7 +10,7 @@ namespace annulus::cpu {
 // Arm FEAT_BF16: hardware conversion to bfloat16 (bfcvtn) and bf16 matrix products.
 ANNULUS_API bool has_arm_bf16();
 
-// "Highway NEON, hardware bf16 conversion", or "scalar (built without Highway)".
+// "Highway NEON, bf16 in hardware (bfcvtn, bfmmla)", or "scalar (built without Highway)".
 ANNULUS_API std::string simd_description();
 
 }  // namespace annulus::cpu

@@ -47,7 +47,7 @@ void WeightGradients<Real>::list(std::int64_t k, std::int64_t t0, std::int64_t t
       const Real c = all ? Real(1) : coefficient(t, b);
       if (!whole && c == Real(0)) continue;
       if (!all) factor[n] = c;
-      to[n++] = static_cast<std::int32_t>((t - t0) * net.padded_B + b);
+      to[n++] = static_cast<std::int32_t>((t - t0) * net.padded_B + b - b0);
     }
   }
   length[k] = !all && live == 0 ? 0 : n;
@@ -114,10 +114,10 @@ void WeightGradients<Real>::add(const Member& m, std::int64_t first, std::int64_
   for (std::int64_t block = ceil_div(last, block_steps) - 1; block >= lowest; --block) {
     const std::int64_t t0 = block * block_steps;
     const std::int64_t t1 = std::min(net.T, t0 + block_steps);
-    const std::int64_t offset = (t0 - base) * net.padded_B * net.ld;
     for (std::int64_t part = 0; part < block_parts; ++part) {
       const std::int64_t b0 = part * net.B / block_parts;
       const std::int64_t b1 = (part + 1) * net.B / block_parts;
+      const std::int64_t offset = ((t0 - base) * net.padded_B + b0) * net.ld;
       const auto lists = m.share(net.K + 2);
       for (std::int64_t k = lists.begin; k < lists.end; ++k) list(k, t0, t1, b0, b1);
       m.wait();
