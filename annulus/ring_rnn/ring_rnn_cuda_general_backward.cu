@@ -9,6 +9,9 @@
 //
 // With checkpoints, y of a stretch of steps is computed again before its steps are gone through
 // backwards, by the forward's own stages.
+//
+// s comes from `out`, or, where that is rounded to 16 bits, from a buffer of its own: filled before
+// the loop from y, element by element, or by the steps that are computed again.
 
 #include <cuda_runtime.h>
 
@@ -21,6 +24,48 @@
 namespace annulus::ring::cuda::general {
 
 namespace {
+
+// s_t of sample b at neuron i as the sums over it want it.
+template <class T>
+__device__ __forceinline__ compute_t<T> exact_state(const Args& a,
+                                                    const StepScratch<compute_t<T>>& w,
+                                                    std::int64_t b, std::int64_t t,
+                                                    std::int64_t i) {
+  if constexpr (kRoundsStates<T>) {
+    return __ldcg(w.kept + (t % w.kept_steps * a.B + b) * a.N + i);
+  } else {
+    return state_before<T>(a, b, t, i);
+  }
+}
+
+// The states of all steps, where y of all of them was saved, to the forward's bits; and the
+// barriers' counters to 0.
+template <class T>
+__global__ void __launch_bounds__(kTileThreads)
+    states_kernel(const __grid_constant__ Args a, compute_t<T>* states, unsigned* counters,
+                  std::int64_t count) {
+  using Real = compute_t<T>;
+  const std::int64_t start = blockIdx.x * static_cast<std::int64_t>(kTileThreads) + threadIdx.x;
+  const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * kTileThreads;
+  for (std::int64_t e = start; e < count; e += stride) counters[e] = 0;
+  const std::int64_t elements = a.B * a.N;
+  for (std::int64_t e = start; e < elements; e += stride) {
+    const std::int64_t b = e / a.N;
+    const std::int64_t i = e % a.N;
+    StepInputs<Real> in{
+        begin_step<T, true>(a, b, i, 0, get_either<T>(a.r0, b, i), resets(a, b, 0))};
+    in.alpha = get<T>(a.alpha, i);
+    for (std::int64_t t = 0;; ++t) {
+      states[t * elements + e] = in.s;
+      if (t + 1 == a.T) break;
+      in.live = live(a, b, t);
+      in.resets_next = resets(a, b, t + 1);
+      // y has the product, the sum and the drive in it already.
+      const Real y = get<Real>(a.saved, t, b, i);
+      in.s = finish_step<T, true>(a, b, i, t, in, y, Real(0), Real(0)).next;
+    }
+  }
+}
 
 // What opening step t at (b, i) needs beside what is carried to it.
 template <class Real>
@@ -39,7 +84,7 @@ __device__ __forceinline__ OpenInputs<compute_t<T>> load_open(
   in.y =
       w.ys != nullptr ? w.ys[(t % a.checkpoint * a.B + b) * a.N + i] : get<Real>(a.saved, t, b, i);
   in.alpha = get<T>(a.alpha, i);
-  if (a.dalpha || w.s_sums != nullptr) in.s = state_before<T>(a, b, t, i);
+  if (a.dalpha || w.s_sums != nullptr) in.s = exact_state<T>(a, w.step, b, t, i);
   return in;
 }
 
@@ -172,11 +217,22 @@ __device__ __forceinline__ void add_dots(const Args& a, const BackwardScratch<co
     const bool counts = b < a.B && live(a, b, t);
     Real dot = 0;
     if (counts) {
-      const StateRow s = state_row<T>(a, b, t);
+      const auto state = [&] {
+        if constexpr (kRoundsStates<T>) {
+          return w.step.kept + (t % w.step.kept_steps * a.B + b) * a.N;
+        } else {
+          return state_row<T>(a, b, t);
+        }
+      }();
 #pragma unroll
       for (int j = 0; j < TileT::kAcross; ++j) {
         const std::int64_t column = j0 + at.column(j);
-        if (column < a.N) dot = fma_of(get<T>(s, column), u[i][j], dot);
+        if (column >= a.N) continue;
+        if constexpr (kRoundsStates<T>) {
+          dot = fma_of(__ldcg(state + column), u[i][j], dot);
+        } else {
+          dot = fma_of(get<T>(state, column), u[i][j], dot);
+        }
       }
     }
     dot = annulus::cuda::warp_sum<TileT::kThreadsAcross>(dot);
@@ -441,7 +497,35 @@ CallScratch<Real> carve(const Plan& plan, Source& source) {
     l.step.state = source.template take<Real>(2 * B * N);
     l.step.sums = source.template take<Real>(2 * B * groups);
   }
+  const bool needs_states = grad.dA.defined() || grad.dJ0.defined() || grad.dJ1.defined() ||
+                            grad.dalpha.defined() || plan.needs_dweights();
+  if (needs_states && size_of(plan.dtype) == 2) {
+    // One stretch at a time is enough where nothing after the loop reads them.
+    const bool stretches = plan.checkpoint > 0 && !plan.needs_dweights();
+    l.step.kept_steps = stretches ? std::min(plan.checkpoint, T) : T;
+    l.step.kept = source.template take<Real>(l.step.kept_steps * B * N);
+  }
   return w;
+}
+
+unsigned blocks_for(std::int64_t elements) {
+  return static_cast<unsigned>(std::min<std::int64_t>(ceil_div(elements, kTileThreads), 4096));
+}
+
+// What has to be there before the loop.
+template <class T>
+void prepare(const Plan& plan, const Args& a, const CallScratch<compute_t<T>>& w,
+             cudaStream_t stream) {
+  const std::int64_t words = counter_words(plan);
+  if constexpr (kRoundsStates<T>) {
+    if (w.loop.step.kept != nullptr && plan.checkpoint == 0) {
+      states_kernel<T><<<blocks_for(std::max(words, plan.B * plan.N)), kTileThreads, 0, stream>>>(
+          a, w.loop.step.kept, w.counters, words);
+      annulus::cuda::check_launch(plan.op, "states_kernel");
+      return;
+    }
+  }
+  launch_prepare<compute_t<T>>(plan.op, w.counters, words, nullptr, plan.N, stream);
 }
 
 template <class T>
@@ -455,7 +539,7 @@ void run(const Plan& plan, Context& context) {
   if (!empty) {
     w.loop.step.whole_rows = plan.N % 4 == 0;
     w.loop.step.whole_weights = whole_weights<T>(a);
-    launch_prepare<Real>(plan.op, w.counters, counter_words(plan), nullptr, plan.N, stream);
+    prepare<T>(plan, a, w, stream);
     visit_tile<Real>(large_tiles(plan.B, plan.N), [&]<class TileT>() {
       launch_stages<BackwardScratch<Real>>(plan, "backward_kernel", backward_kernel<T, TileT>,
                                            ceil_div(plan.B, TileT::kRows),
@@ -463,14 +547,12 @@ void run(const Plan& plan, Context& context) {
                                            0, operation_count(plan.T, plan.checkpoint) - 1, stream);
     });
   }
-  if (plan.needs_dweights()) launch_dweights<T>(plan, a, w.loop.g, stream);
+  if (plan.needs_dweights()) launch_dweights<T>(plan, a, w.loop.g, w.loop.step.kept, stream);
   const auto& grad = plan.grad;
   if (grad.dA.defined() || grad.dJ0.defined() || grad.dJ1.defined() || grad.dalpha.defined()) {
     const std::int64_t elements = std::max({std::int64_t{1}, plan.N, plan.T * plan.B * plan.K});
-    const auto blocks =
-        static_cast<unsigned>(std::min<std::int64_t>(ceil_div(elements, kTileThreads), 4096));
-    finish_kernel<T>
-        <<<blocks, kTileThreads, 0, stream>>>(a, w.loop, empty || plan.T == 0 ? 0 : plan.B);
+    finish_kernel<T><<<blocks_for(elements), kTileThreads, 0, stream>>>(
+        a, w.loop, empty || plan.T == 0 ? 0 : plan.B);
     annulus::cuda::check_launch(plan.op, "finish_kernel");
   }
 }

@@ -61,8 +61,10 @@ ANNULUS_HD inline Operation operation(std::int64_t index, std::int64_t T, std::i
   return {Operation::kBackward, t0 + 2 * steps + 1 - index};
 }
 
-// dWa and dWo, those that were asked for, from g (T, B, N).
+// dWa and dWo, those that were asked for, from g (T, B, N). `states`: s (T, B, N) where `out` has it
+// rounded, else nullptr.
 template <class T>
-void launch_dweights(const Plan& plan, const Args& a, const compute_t<T>* g, cudaStream_t stream);
+void launch_dweights(const Plan& plan, const Args& a, const compute_t<T>* g,
+                     const compute_t<T>* states, cudaStream_t stream);
 
 }  // namespace annulus::ring::cuda::general

@@ -25,6 +25,7 @@ struct DepthShared {
   using Real = typename TileT::Real;
   TileShared<TileT> tile;
   // s of a line: its first element, or nullptr beyond the depth; what it is of decides its stride.
+  // Not in use where the states were kept.
   const void* row[kLines];
   enum Source : unsigned char { kOut, kR0, kResetState };
   Source source[kLines];
@@ -42,11 +43,15 @@ __device__ __forceinline__ void find_line(const Args& a, DepthShared<TileT>& sha
   const std::int64_t t = d / a.B;
   const std::int64_t b = d - t * a.B;
   shared.c[slot] = coefficient<T>(a, b, t, k);
-  shared.row[slot] = state_row<T>(a, b, t).data;
-  shared.source[slot] = resets(a, b, t) ? Shared::kResetState : t == 0 ? Shared::kR0 : Shared::kOut;
+  if constexpr (!kRoundsStates<T>) {
+    shared.row[slot] = state_row<T>(a, b, t).data;
+    shared.source[slot] = resets(a, b, t) ? Shared::kResetState
+                          : t == 0        ? Shared::kR0
+                                          : Shared::kOut;
+  }
 }
 
-// s[j .. j + 3] of a line.
+// s[j .. j + 3] of a line, from the tensors.
 template <class T, class TileT>
 __device__ __forceinline__ Four<compute_t<T>> load_state(const Args& a,
                                                          const DepthShared<TileT>& shared, int slot,
@@ -61,11 +66,6 @@ __device__ __forceinline__ Four<compute_t<T>> load_state(const Args& a,
   }
   const Ref<2>& from = source == Shared::kR0 ? a.r0 : a.reset_state;
   const std::int64_t step = from.stride[1];
-  if constexpr (sizeof(T) == 2) {  // these alone may have f32 states
-    if (from.wide) {
-      return load_four(static_cast<const float*>(row) + j * step, step, a.N - j, false);
-    }
-  }
   return load_four(static_cast<const T*>(row) + j * step, step, a.N - j, false);
 }
 
@@ -73,7 +73,8 @@ __device__ __forceinline__ Four<compute_t<T>> load_state(const Args& a,
 template <class T, class TileT>
 __global__ void __launch_bounds__(kTileThreads, 1)
     dweights_kernel(const __grid_constant__ Args a, const compute_t<T>* g,
-                    std::int64_t first_channel, bool whole_g, bool whole_out) {
+                    [[maybe_unused]] const compute_t<T>* states, std::int64_t first_channel,
+                    bool whole_g, [[maybe_unused]] bool whole_out) {
   using Real = compute_t<T>;
   __shared__ DepthShared<TileT> shared;
   const Place<TileT> at;
@@ -122,7 +123,13 @@ __global__ void __launch_bounds__(kTileThreads, 1)
         },
         [&](int line, int depth) {
           const int slot = round * TileT::kRound + at.slice * TileT::kDepth + depth;
-          return load_state<T>(a, shared, slot, j0 + line, whole_out);
+          if constexpr (kRoundsStates<T>) {
+            const std::int64_t j = j0 + line;
+            if (d0 + slot >= depth_end) return Four<Real>{};
+            return load_four(states + (d0 + slot) * a.N + j, 1, a.N - j, whole_g);
+          } else {
+            return load_state<T>(a, shared, slot, j0 + line, whole_out);
+          }
         },
         [](Sums<TileT>&) {}, sum);
   }
@@ -145,7 +152,8 @@ __global__ void __launch_bounds__(kTileThreads, 1)
 }  // namespace
 
 template <class T>
-void launch_dweights(const Plan& plan, const Args& a, const compute_t<T>* g, cudaStream_t stream) {
+void launch_dweights(const Plan& plan, const Args& a, const compute_t<T>* g,
+                     const compute_t<T>* states, cudaStream_t stream) {
   using Real = compute_t<T>;
   const std::int64_t first = plan.grad.dWo.defined() ? 0 : 1;
   const std::int64_t last = plan.grad.dWa.defined() ? plan.K : 0;
@@ -158,14 +166,19 @@ void launch_dweights(const Plan& plan, const Args& a, const compute_t<T>* g, cud
   visit_tile<Real>(large_tiles(plan.N, plan.N), [&]<class TileT>() {
     const std::int64_t tiles = ceil_div(plan.N, TileT::kRows);
     const auto blocks = static_cast<unsigned>(tiles * tiles * (last - first + 1));
-    dweights_kernel<T, TileT><<<blocks, kTileThreads, 0, stream>>>(a, g, first, whole_g, whole_out);
+    dweights_kernel<T, TileT>
+        <<<blocks, kTileThreads, 0, stream>>>(a, g, states, first, whole_g, whole_out);
   });
   annulus::cuda::check_launch(plan.op, "dweights_kernel");
 }
 
-template void launch_dweights<double>(const Plan&, const Args&, const double*, cudaStream_t);
-template void launch_dweights<float>(const Plan&, const Args&, const float*, cudaStream_t);
-template void launch_dweights<float16>(const Plan&, const Args&, const float*, cudaStream_t);
-template void launch_dweights<bfloat16>(const Plan&, const Args&, const float*, cudaStream_t);
+template void launch_dweights<double>(const Plan&, const Args&, const double*, const double*,
+                                      cudaStream_t);
+template void launch_dweights<float>(const Plan&, const Args&, const float*, const float*,
+                                     cudaStream_t);
+template void launch_dweights<float16>(const Plan&, const Args&, const float*, const float*,
+                                       cudaStream_t);
+template void launch_dweights<bfloat16>(const Plan&, const Args&, const float*, const float*,
+                                        cudaStream_t);
 
 }  // namespace annulus::ring::cuda::general

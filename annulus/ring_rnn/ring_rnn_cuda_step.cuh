@@ -27,7 +27,14 @@ struct StepScratch {
   const Real* table = nullptr;  // (N, 2): cos and sin of 2 pi i / N
   bool whole_rows = false;      // rows of N numbers are multiples of 4 long
   bool whole_weights = false;   // and so are those of Wo and Wa, which are dense and aligned
+  // (kept_steps, B, N): s_t at t mod kept_steps, for a backward whose `out` is rounded; else nullptr.
+  Real* kept = nullptr;
+  std::int64_t kept_steps = 1;
 };
+
+// `out` has the states rounded, so a backward that promises f32 has to keep its own.
+template <class T>
+inline constexpr bool kRoundsStates = sizeof(T) < sizeof(compute_t<T>);
 
 template <class TileT>
 struct StageShared {
@@ -158,7 +165,12 @@ __device__ void begin_stage(const Args& a, const StepScratch<compute_t<T>>& w,
       [&](int row, int column, Real s) {
         const std::int64_t b = b0 + row;
         const std::int64_t i = i0 + column;
-        if (b < a.B && i < a.N) w.state[(half * a.B + b) * a.N + i] = s;
+        if (b < a.B && i < a.N) {
+          w.state[(half * a.B + b) * a.N + i] = s;
+          if constexpr (kRecompute && kRoundsStates<T>) {
+            if (w.kept != nullptr) w.kept[(t0 % w.kept_steps * a.B + b) * a.N + i] = s;
+          }
+        }
         put_group(w.sums + half * a.B * sum_groups(a.N), s, b, i, a.B, a.N);
       });
 }
@@ -175,7 +187,8 @@ __device__ __forceinline__ bool can_prepare(const Args& a, std::int64_t columns)
   return columns == 1 && a.K < StageShared<TileT>::kChannels;
 }
 
-// Step t of one tile. kRecompute: y goes to `ys` (B, N), and nothing else but the next state is kept.
+// Step t of one tile. kRecompute: y goes to `ys` (B, N), and nothing else but the next state is kept,
+// that of a step of the same stretch in w.kept, too.
 template <class T, class TileT, bool kRecompute>
 __device__ void forward_stage(const Args& a, const StepScratch<compute_t<T>>& w,
                               StageShared<TileT>& shared, Prepared prepared, std::int64_t row_tile,
@@ -246,6 +259,11 @@ __device__ void forward_stage(const Args& a, const StepScratch<compute_t<T>>& w,
           next = step.next;
           w.state[((half ^ 1) * a.B + b) * a.N + i] = next;
           if constexpr (kRecompute) ys[b * a.N + i] = step.y;
+          if constexpr (kRecompute && kRoundsStates<T>) {
+            if (w.kept != nullptr && t + 1 < a.T && (t + 1) % a.checkpoint != 0) {
+              w.kept[((t + 1) % w.kept_steps * a.B + b) * a.N + i] = next;
+            }
+          }
           if (!kRecompute && w.vectors != nullptr) {
             X = mul_of(step.r, w.table[2 * i]);
             Y = mul_of(step.r, w.table[2 * i + 1]);
