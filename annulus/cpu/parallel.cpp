@@ -90,10 +90,11 @@ void run_team(int threads, void (*body)(void*, const Member&), void* state) {
 
 }  // namespace detail
 
-Team::Team(int size)
-    : size_(size),
-      // A step is some hundred microseconds, so the others are near, if they all have a processor.
-      patience_(static_cast<unsigned>(size) <= std::thread::hardware_concurrency() ? 4000 : 0) {}
+Team::Team(int size) : size_(size) {
+  static const unsigned processors = std::thread::hardware_concurrency();
+  // A step is some hundred microseconds, so the others are near, if they all have a processor.
+  patience_ = static_cast<unsigned>(size) <= processors ? 4000 : 0;
+}
 
 void Team::wait() {
   if (size_ == 1) return;

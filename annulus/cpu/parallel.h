@@ -44,7 +44,7 @@ class ANNULUS_API Team {
 
  private:
   int size_;
-  int patience_;  // rounds of waiting before the processor is given away
+  int patience_ = 0;  // rounds of waiting before the processor is given away
   std::atomic<int> arrived_{0};
   std::atomic<unsigned> round_{0};
 };

@@ -39,7 +39,7 @@ struct Backward : Network<Real> {
       : Base(p),
         dweights(*this),
         stretch(p.checkpoint > 0 ? std::min(p.checkpoint, p.T) : p.T),
-        window(stretch + (p.checkpoint > 0 ? dweights.block_steps - 1 : 0)),
+        window(stretch + (p.checkpoint > 0 && dweights.wanted ? dweights.block_steps - 1 : 0)),
         dots(p.grad.dA.defined() || p.grad.dJ1.defined()) {}
 
   template <class C>
@@ -147,21 +147,21 @@ struct Backward : Network<Real> {
   void finish(std::int64_t b, std::int64_t t) {
     Real* lb = l + b * ld;
     const bool on = live(b, t);
-    if (on)
-      row.step(RingActivation::kRelu, N, this->constant[b], u + b * ld, nullptr, nullptr, nullptr,
-               lb, nullptr);
-    if (dots) {
-      for (std::int64_t k = 0; k <= K; ++k) {
-        double dot = 0;
-        for (std::int64_t p = 0; on && p < this->panels; ++p) {
-          dot += static_cast<double>(partial[(b * (K + 1) + k) * this->panels + p]);
-        }
-        const TensorView& dA = plan.grad.dA;
-        if (k == 0) {
-          if (plan.grad.dJ1.defined()) sum_J1[b] += dot;
-        } else if (dA.defined()) {
-          write_element(dA, b * dA.stride[0] + t * dA.stride[1] + (k - 1) * dA.stride[2], dot);
-        }
+    // l = l + J0 sum(g) + u, as y is completed in the forward.
+    if (on) {
+      row.step(plan.activation, N, this->constant[b], u + b * ld, nullptr, nullptr, nullptr, lb,
+               nullptr);
+    }
+    const auto dot = [&](std::int64_t k) {
+      double sum = 0;
+      const Real* parts = partial + (b * (K + 1) + k) * this->panels;
+      for (std::int64_t p = 0; on && p < this->panels; ++p) sum += static_cast<double>(parts[p]);
+      return sum;
+    };
+    if (plan.grad.dJ1.defined()) sum_J1[b] += dot(0);
+    if (const TensorView& dA = plan.grad.dA; dA.defined()) {
+      for (std::int64_t k = 0; k < K; ++k) {
+        write_element(dA, b * dA.stride[0] + t * dA.stride[1] + k * dA.stride[2], dot(k + 1));
       }
     }
     if (is_reset(b, t)) {
@@ -234,9 +234,7 @@ struct Backward : Network<Real> {
     this->fill_coefficients(m, true);
     dweights.clear(m);
     for (std::int64_t i = share.begin; i < share.end; ++i) {
-      if (sum_alpha != nullptr && plan.grad.dalpha.defined()) {
-        std::fill_n(sum_alpha + i * ld, ld, 0.0);
-      }
+      if (plan.grad.dalpha.defined()) std::fill_n(sum_alpha + i * ld, ld, 0.0);
       for (std::int64_t b = i * tile.rows; b < (i + 1) * tile.rows; ++b) {
         sum_J0[b] = sum_J1[b] = 0;
         std::fill_n(this->state + b * ld, ld, Real(0));

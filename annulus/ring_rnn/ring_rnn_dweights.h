@@ -47,9 +47,8 @@ struct WeightGradients {
   }
 
   void clear(const Member& m);
-  // Adds the blocks that begin in steps [first, last) and end before `end`; s and g hold the states
-  // and gradients of steps `base` on, [step][padded_B][ld]. Begins and ends with all threads
-  // together.
+  // Adds the blocks that begin in steps [first, last); s and g hold the states and g of steps `base`
+  // on, [step][padded_B][ld]. All threads enter together, and leave so.
   void add(const Member& m, std::int64_t first, std::int64_t last, std::int64_t base, const Real* s,
            const Real* g);
   void store(const Member& m) const;
