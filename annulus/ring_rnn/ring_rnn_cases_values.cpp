@@ -192,21 +192,19 @@ void ring_rnn_keep_off_kink(const RingRnnProblem& p, std::vector<std::vector<dou
   // one step more.
   for (std::size_t pass = 0; pass <= T; ++pass) {
     const std::vector<double> y = exact_y(p, inputs);
-    double squares = 0, count = 0;
-    for (const double v : y) {
-      if (std::isfinite(v)) squares += v * v, ++count;
-    }
-    const double size = 1 + (count > 0 ? std::sqrt(squares / count) : 0);
-    const double margin = 8 * rounding_of(p) * size;
     bool moved = false;
-    for (std::size_t t = 0; t < T; ++t) {
-      for (std::size_t b = 0; b < B; ++b) {
-        for (std::size_t i = 0; i < N; ++i) {
-          const double v = y[(t * B + b) * N + i];
-          if (!(std::abs(v) < margin)) continue;
-          drive[(b * T + t) * N + i] += v < 0 ? -2 * margin : 2 * margin;
-          moved = true;
-        }
+    for (std::size_t row = 0; row < T * B; ++row) {
+      const std::size_t t = row / B, b = row % B;
+      // In units of the row: one that grows over the steps must not push those that have not.
+      double squares = 0;
+      for (std::size_t i = 0; i < N; ++i) squares += y[row * N + i] * y[row * N + i];
+      const double size = 0.5 + std::sqrt(squares / static_cast<double>(N));
+      const double margin = 8 * rounding_of(p) * size;
+      for (std::size_t i = 0; i < N; ++i) {
+        const double v = y[row * N + i];
+        if (!(std::abs(v) < margin)) continue;
+        drive[(b * T + t) * N + i] += v < 0 ? -2 * margin : 2 * margin;
+        moved = true;
       }
     }
     if (!moved) return;
