@@ -92,7 +92,7 @@ void run_team(int threads, void (*body)(void*, const Member&), void* state) {
 
 Team::Team(int size) : size_(size) {
   static const unsigned processors = std::thread::hardware_concurrency();
-  // A step is some hundred microseconds, so the others are near, if they all have a processor.
+  // Some ten microseconds: the others are near, if they all have a processor.
   patience_ = static_cast<unsigned>(size) <= processors ? 4000 : 0;
 }
 
@@ -102,19 +102,19 @@ void Team::wait() {
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
     arrived_.store(0, std::memory_order_relaxed);
     round_.store(round + 1, std::memory_order_release);
+    round_.notify_all();
     return;
   }
-  for (int spin = 0; round_.load(std::memory_order_acquire) == round; ++spin) {
-    if (spin >= patience_) {
-      std::this_thread::yield();
-    } else {
+  for (int spin = 0; spin < patience_; ++spin) {
+    if (round_.load(std::memory_order_acquire) != round) return;
 #if defined(__aarch64__)
-      asm volatile("isb");  // some tens of cycles, unlike yield, which is none
+    asm volatile("isb");  // some tens of cycles, unlike yield, which is none
 #elif defined(__x86_64__)
-      __builtin_ia32_pause();
+    __builtin_ia32_pause();
 #endif
-    }
   }
+  // Someone has no processor: this one may be what it waits for.
+  round_.wait(round, std::memory_order_acquire);
 }
 
 }  // namespace annulus::cpu

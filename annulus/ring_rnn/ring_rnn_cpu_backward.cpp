@@ -24,6 +24,7 @@ struct Backward : Network<Real> {
   std::byte* forward_panels = nullptr;   // of W, where steps run again
   std::byte* backward_panels = nullptr;  // of its transpose
   unsigned char* needed = nullptr;       // [K + 1] channels of those
+  std::int32_t* needed_list = nullptr;   // [K + 2]
   Real* all_y = nullptr;                 // [stretch][padded_B][ld], checkpointed
   Real* all_s = nullptr;                 // [window][padded_B][ld]
   Real* all_g = nullptr;                 // [window][padded_B][ld]
@@ -49,6 +50,7 @@ struct Backward : Network<Real> {
     c(forward_panels, plan.checkpoint > 0 ? this->weight_bytes() : 0);
     c(backward_panels, this->weight_bytes());
     c(needed, K + 1);
+    c(needed_list, K + 2);
     c(all_y, plan.checkpoint > 0 ? stretch * states : 0);
     c(all_s, window * states);
     c(all_g, window * states);
@@ -219,7 +221,8 @@ struct Backward : Network<Real> {
         this->pack_left(i, all_g + ((t - t0) * padded_B + i * tile.rows) * ld);
       }
       m.wait();
-      const typename Base::ChannelDots asked = {needed, all_s + (t - t0) * padded_B * ld, partial};
+      const typename Base::ChannelDots asked = {needed_list, all_s + (t - t0) * padded_B * ld,
+                                                partial};
       this->multiply(m, t, backward_panels, u, dots ? &asked : nullptr);
       m.wait();
     }
@@ -249,6 +252,12 @@ struct Backward : Network<Real> {
       needed[k] = this->any[k] != 0 || asked.defined() ? 1 : 0;
     }
     m.wait();
+    if (m.rank == 0) {  // read behind the barrier of the first step
+      needed_list[0] = 0;
+      for (std::int64_t k = 0; k <= K; ++k) {
+        if (needed[k] != 0) needed_list[++needed_list[0]] = static_cast<std::int32_t>(k);
+      }
+    }
     this->pack_weights(m, true, needed, backward_panels);
     if (plan.checkpoint > 0) this->pack_weights(m, false, this->any, forward_panels);
   }

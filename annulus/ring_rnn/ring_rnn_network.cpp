@@ -34,10 +34,13 @@ void Network<Real>::fill_coefficients(const Member& m, bool drop_masked) {
         for (std::int64_t k = 0; k < n; ++k) c[(1 + k0 + k) * tile.rows + r] = run[k];
       }
     }
+    std::int32_t* which = list + unit * (K + 2);
+    which[0] = 0;
     for (std::int64_t k = 0; k <= K; ++k) {
       for (int r = 0; r < tile.rows; ++r) {
         if (c[k * tile.rows + r] != Real(0)) u[k] = 1;  // a NaN is not zero
       }
+      if (u[k] != 0) which[++which[0]] = static_cast<std::int32_t>(k);
     }
   }
 }
@@ -125,40 +128,32 @@ void Network<Real>::multiply_tile(std::int64_t t, std::int64_t panel, std::int64
   constexpr int kFactors = 64;  // at a time
   annulus::cpu::Factor<Real> factors[kFactors];
   const std::int64_t depth = std::min(kDepth, N - d0);
+  const std::byte* a = left + i * left_bytes + tile.panel_bytes(tile.rows, d0);
   const std::byte* w = all_weights + weights_at(panel, d0, 0);
   const std::int64_t step = tile.panel_bytes(tile.cols, depth);
-  const unsigned char* use = used + channels(t, i);
   const Real* c = coefficient + channels(t, i) * tile.rows;
   const std::int64_t corner = i * tile.rows * ld + panel * tile.cols;
-  bool started = d0 > 0;
-  for (std::int64_t k = 0; k <= K;) {
-    const std::int64_t first = k;
-    int n = 0;
-    for (; k <= K && n < kFactors; ++k) {
-      if (use[k] == 0 && (dots == nullptr || dots->needed[k] == 0)) continue;
-      factors[n++] = {w + k * step, c + k * tile.rows};
-    }
-    if (n == 0) break;
-    const std::byte* a = left + i * left_bytes + tile.panel_bytes(tile.rows, d0);
+  const std::int32_t* which = dots != nullptr ? dots->list : list + (t * batch_tiles + i) * (K + 2);
+  bool add = d0 > 0;
+  for (std::int32_t first = 0; first < which[0]; first += kFactors, add = true) {
+    const int n = std::min(kFactors, which[0] - first);
+    const std::int32_t* k = which + 1 + first;
+    for (int f = 0; f < n; ++f) factors[f] = {w + k[f] * step, c + k[f] * tile.rows};
     if (dots == nullptr) {
-      tile.multiply(a, factors, n, depth, count(i), y + corner, ld, started, nullptr);
-    } else {
-      alignas(64) Real dot[kFactors * kMaxRows];
-      const annulus::cpu::Dots<Real> asked = {dots->s + corner, ld, dot};
-      tile.multiply(a, factors, n, depth, count(i), y + corner, ld, started, &asked);
-      int f = 0;
-      for (std::int64_t q = first; q < k; ++q) {
-        if (use[q] == 0 && dots->needed[q] == 0) continue;
-        for (int r = 0; r < count(i); ++r) {
-          Real& sum = dots->partial[((i * tile.rows + r) * (K + 1) + q) * panels + panel];
-          sum = dot[f * tile.rows + r] + (d0 > 0 ? sum : Real(0));
-        }
-        ++f;
+      tile.multiply(a, factors, n, depth, count(i), y + corner, ld, add, nullptr);
+      continue;
+    }
+    alignas(64) Real dot[kFactors * kMaxRows];
+    const annulus::cpu::Dots<Real> asked = {dots->s + corner, ld, dot};
+    tile.multiply(a, factors, n, depth, count(i), y + corner, ld, add, &asked);
+    for (int f = 0; f < n; ++f) {
+      for (int r = 0; r < count(i); ++r) {
+        Real& sum = dots->partial[((i * tile.rows + r) * (K + 1) + k[f]) * panels + panel];
+        sum = dot[f * tile.rows + r] + (d0 > 0 ? sum : Real(0));
       }
     }
-    started = true;
   }
-  for (int r = 0; !started && r < tile.rows; ++r) {
+  for (int r = 0; !add && which[0] == 0 && r < tile.rows; ++r) {
     std::fill_n(y + corner + r * ld, tile.cols, Real(0));
   }
 }

@@ -75,6 +75,7 @@ struct Network {
   Real* coefficient = nullptr;    // [T][batch_tiles][K + 1][rows]
   unsigned char* used = nullptr;  // [T][batch_tiles][K + 1]: some coefficient is not zero
   unsigned char* any = nullptr;   // [K + 1]: in some step, for some tile
+  std::int32_t* list = nullptr;   // [T][batch_tiles][K + 2]: how many are used, then which
   std::byte* left = nullptr;      // [batch_tiles] panels of the operand of this step
   Real* state = nullptr;          // [padded_B][ld]
   Real* constant = nullptr;       // [padded_B], J0 sum(s)
@@ -114,6 +115,7 @@ struct Network {
     c(coefficient, T * batch_tiles * (K + 1) * tile.rows);
     c(used, T * batch_tiles * (K + 1));
     c(any, K + 1);
+    c(list, T * batch_tiles * (K + 2));
     c(left, batch_tiles * left_bytes);
     c(state, padded_B * ld);
     c(constant, padded_B);
@@ -143,9 +145,9 @@ struct Network {
   void pack_left(std::int64_t i, const Real* rows_of_tile) const;
   // Asks a product for s . z_k beside sum_k c_k z_k.
   struct ChannelDots {
-    const unsigned char* needed;  // [K + 1]: also where all coefficients are zero
-    const Real* s;                // [padded_B][ld]
-    Real* partial;                // [padded_B][K + 1][panels], to be summed over panels
+    const std::int32_t* list;  // [K + 2]: how many channels, then which, used or not
+    const Real* s;             // [padded_B][ld]
+    Real* partial;             // [padded_B][K + 1][panels], to be summed over panels
   };
   // y[b] = sum_k c_k z_k with z_k = s W_k^T for all samples of step t, from `left`.
   void multiply(const Member& m, std::int64_t t, const std::byte* all_weights, Real* y,
