@@ -1,6 +1,7 @@
-// Ring RNN on the CPU: the gradients. With y saved, the states follow from it element by element.
-// Checkpointed, each stretch of steps runs forward again from its saved state, to the same bits.
-// Then the stretch runs backward, and its share of dW is summed from the states and g it leaves.
+// Ring RNN on the CPU: the gradients. With y saved, the states are in `out`, or follow from y element
+// by element. Checkpointed, each stretch of steps runs forward again from its saved state, to the
+// same bits. Then the stretch runs backward, and its share of dW is summed from the states and g it
+// leaves.
 
 #include "annulus/core/context.h"
 #include "annulus/ring_rnn/ring_rnn_dweights.h"
@@ -107,12 +108,18 @@ struct Backward : Network<Real> {
     std::fill(s + N, s + ld, Real(0));
   }
 
-  void states_from_y(const Member::Range& share) {
+  // All states: `out` has them where it was not rounded, else they follow from y.
+  void states_from_saved(const Member::Range& share) {
+    const bool exact = plan.dtype == dtype_of<Real>;
     for (std::int64_t i = share.begin; i < share.end; ++i) {
       for (std::int64_t b = i * tile.rows; b < i * tile.rows + this->count(i); ++b) {
         for (std::int64_t t = 0; t < T; ++t) {
           begin(b, t, t);
           if (t + 1 == T || !live(b, t)) continue;
+          if (exact) {
+            row.load(row_at3(plan.out.out, b, t), N, this->state + b * ld);
+            continue;
+          }
           // l is not in use yet: y of the step passes through it.
           row.load(row_at3(plan.out.saved, t, b), N, l + b * ld);
           std::fill(l + b * ld + N, l + (b + 1) * ld, Real(0));
@@ -265,7 +272,7 @@ struct Backward : Network<Real> {
   void run(const Member& m) {
     const auto share = m.share(this->batch_tiles);
     start(m, share);
-    if (plan.checkpoint == 0) states_from_y(share);
+    if (plan.checkpoint == 0) states_from_saved(share);
     for (std::int64_t i = share.begin; i < share.end; ++i) {
       for (std::int64_t b = i * tile.rows; b < i * tile.rows + this->count(i); ++b) {
         if (plan.dh_n.defined()) {
