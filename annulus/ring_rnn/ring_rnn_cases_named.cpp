@@ -333,8 +333,8 @@ RingRnnProblem ring_rnn_fuzz_problem(std::uint64_t seed) {
   p.T = rng.below(60) == 0 ? 0 : rng.below(20) == 0 ? 30 : 1 + rng.below(12);
   p.K = rng.below(15) == 0 ? 0 : rng.below(15) == 0 ? 16 : 1 + rng.below(5);
   p.N = draw_neurons(rng);
-  // Little work in 95 % of the cases, so that ten thousand of them cost minutes.
-  const std::int64_t budget = rng.below(20) == 0 ? 1500000 : 200000;
+  // Little work in nine cases of ten, so that ten thousand of them cost minutes.
+  const std::int64_t budget = rng.below(12) == 0 ? 3000000 : 300000;
   const std::int64_t step = std::max<std::int64_t>(1, (p.K + 1) * p.N * p.N);
   if (p.B * p.T * step > budget) {
     p.T = std::min(p.T, std::max<std::int64_t>(1 + rng.below(3), budget / (p.B * step)));

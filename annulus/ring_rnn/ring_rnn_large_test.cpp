@@ -10,8 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "annulus/ring_rnn/ring_rnn.h"
-#include "testing/dense.h"
+#include "annulus/ring_rnn/ring_rnn_testing.h"
 
 namespace annulus::testing {
 namespace {
@@ -79,7 +78,8 @@ class RingRnnLarge : public EachDevice {
 };
 ANNULUS_EACH_DEVICE(RingRnnLarge);
 
-// out (B, T, N) of 2^31 + 2^20 elements: few neurons, many samples.
+// out (B, T, N) of 2^31 + 2^20 elements: few neurons, many samples. Where there is room for it,
+// the backward too.
 TEST_P(RingRnnLarge, States) {
   constexpr std::int64_t N = 16, T = 8, B = (1ll << 24) + (1ll << 13);
   const double states = static_cast<double>(B * T * N * 2) / kGiB;
@@ -102,14 +102,38 @@ TEST_P(RingRnnLarge, States) {
     GTEST_SKIP() << "needs " << gib << " GiB of " << to_string(device()) << " memory, "
                  << free_gib(device()) << " are free";
   }
+  RingRnnGradients grad;
+  grad.dr0 = in.r0;
+  grad.dA = in.A;
+  RingRnnOptions kept = options;
+  kept.checkpoint = T;
+  const double more = states * (1 + 3.0 / T + 1.0 / N) +
+                      static_cast<double>(ring_rnn_backward_workspace(in, grad, kept)) / kGiB;
+  const bool both = has_room(gib + more);
+  if (both) options = kept;
   const Periodic A(device(), B * T, 1, 1), r0(device(), B * N, 1, 2), Wa(device(), N * N, 0.2, 4);
   const Buffer out(device(), static_cast<std::size_t>(B * T * N) * 2);
+  const Buffer saved(device(), both ? static_cast<std::size_t>(B * N) * 4 : 0);
+  if (both)
+    to.saved =
+        contiguous(saved.data(), DType::kF32, std::array<std::int64_t, 3>{1, B, N}, device());
   in.A.data = A.data();
   in.Wa.data = Wa.data();
   in.r0.data = r0.data();
   to.out.data = out.data();
   ring_rnn_forward(in, to, options, context_);
   synchronize(device());
+  const Periodic dout(device(), both ? B * T * N : 0, 1, 8);
+  const Buffer dr0(device(), both ? static_cast<std::size_t>(B * N) * 2 : 0);
+  const Buffer dA(device(), both ? static_cast<std::size_t>(B * T) * 2 : 0);
+  if (both) {
+    TensorView dout_view = to.out;
+    dout_view.data = dout.data();
+    grad.dr0.data = dr0.data();
+    grad.dA.data = dA.data();
+    ring_rnn_backward(in, dout_view, {}, to.out, to.saved, grad, options, context_);
+    synchronize(device());
+  }
 
   const std::vector<double> Wo_values = Wo.values();
   const std::vector<std::int64_t> windows = {
@@ -131,6 +155,72 @@ TEST_P(RingRnnLarge, States) {
     for (std::size_t i = 0; i < ours.size(); ++i) {
       ASSERT_NEAR(ours[i], expected[i], 0.03) << "sample " << first << ", element " << i;
     }
+    if (!both) continue;
+    std::vector<double> d(4 * T * N), dr0_expected(4 * N), dA_expected(4 * T);
+    for (std::size_t i = 0; i < d.size(); ++i) {
+      d[i] = dout[first * T * N + static_cast<std::int64_t>(i)];
+    }
+    RingRnnGradients g;
+    g.dr0 = contiguous(dr0_expected.data(), {4, N});
+    g.dA = contiguous(dA_expected.data(), {4, T, 1});
+    reference::ring_rnn_backward(x, contiguous(d.data(), {4, T, N}), {}, g, options);
+    const std::vector<double> dr0_ours = held(dr0, first * N, 4 * N);
+    const std::vector<double> dA_ours = held(dA, first * T, 4 * T);
+    for (std::size_t i = 0; i < dr0_ours.size(); ++i) {
+      ASSERT_NEAR(dr0_ours[i], dr0_expected[i], 0.06) << "sample " << first << ", dr0 " << i;
+    }
+    for (std::size_t i = 0; i < dA_ours.size(); ++i) {
+      ASSERT_NEAR(dA_ours[i], dA_expected[i], 0.1) << "sample " << first << ", dA " << i;
+    }
+  }
+  if (!both) {
+    RecordProperty("backward", "left out: it needs " + std::to_string(more) + " GiB more");
+  }
+}
+
+// B N N beyond 2^31, where the original's backward wrapped: it held a matrix for every sample.
+TEST_P(RingRnnLarge, BatchTimesMatrix) {
+  constexpr std::int64_t B = (1ll << 17) + 5, N = 128, T = 1, K = 1;
+  RingNetwork n(device(), DType::kF32, B, T, K, N);
+  RingRnnOptions options;
+  options.activation = RingActivation::kGelu;
+  options.precision = RingPrecision::kFp32;
+  const RingStates states(n);
+  const RingDerivatives d(n);
+  run_both(n, n.inputs(), states, d, options, context_);
+  const std::vector<double> A = n.A.values(), r0 = n.r0.values(), dout = n.dout.values(),
+                            dh_n = n.dh_n.values(), dr0 = d.dr0.values(), dA = d.dA.values(),
+                            out = states.out.values();
+  RingNetwork part(kCPU, DType::kF64, 4, T, K, N);
+  part.Wa.write(n.Wa.values());
+  part.Wo.write(n.Wo.values());
+  for (const std::size_t first : {std::size_t{0}, std::size_t{1} << 16, (std::size_t{1} << 17) - 2,
+                                  static_cast<std::size_t>(B) - 4}) {
+    const auto cut = [&](const std::vector<double>& v, std::size_t width) {
+      const auto from = v.begin() + static_cast<std::ptrdiff_t>(first * width);
+      return std::vector<double>(from, from + static_cast<std::ptrdiff_t>(4 * width));
+    };
+    part.A.write(cut(A, 1));
+    part.r0.write(cut(r0, N));
+    part.dout.write(cut(dout, N));
+    part.dh_n.write(cut(dh_n, N));
+    RingRnnOptions exact = options;
+    exact.precision = RingPrecision::kAuto;
+    const RingStates s(part);
+    const RingDerivatives e(part);
+    reference::ring_rnn_forward(part.inputs(), s.outputs(), exact);
+    reference::ring_rnn_backward(part.inputs(), part.dout.view(), part.dh_n.view(),
+                                 e.gradients(part.inputs()), exact);
+    const auto expect_near = [&](const std::vector<double>& ours, const Dense& exact_values,
+                                 std::size_t width, const char* what) {
+      const std::vector<double> a = cut(ours, width), b = exact_values.values();
+      for (std::size_t i = 0; i < b.size(); ++i) {
+        ASSERT_NEAR(a[i], b[i], 1e-5 * (1 + std::abs(b[i]))) << what << " of sample " << first;
+      }
+    };
+    expect_near(out, s.out, N, "out");
+    expect_near(dr0, e.dr0, N, "dr0");
+    expect_near(dA, e.dA, 1, "dA");
   }
 }
 
