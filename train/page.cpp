@@ -183,7 +183,7 @@ std::string render_with(const Results& results, const Detail& detail) {
       "<p class=\"note\">Circular error |decoded - target|, over {} sequences and all their steps; "
       "final: at the last step. \"moving almost at once\": still for 1 % of the steps instead of "
       "10 %, as in the original's own evaluation, so that the bump has no time to settle.</p>",
-      kTestSequences);
+      results.recipes.empty() ? 0 : results.recipes[0].test.sequences);
   s += "<h3>One of the sequences, the one that turns farthest</h3>";
   s += alone(example_error_figure(results));
   for (std::size_t i = results.recipes.size(); i-- > 0;) s += recipe_section(results, i, detail);

@@ -35,7 +35,7 @@ Results tiny_results() {
   for (const Recipe& r : {tiny(seed_recipe()), tiny(default_recipe())}) {
     Trainer trainer(r, kCPU, 1);
     while (!trainer.finished()) trainer.step();
-    results.recipes.push_back(collect(trainer));
+    results.recipes.push_back(collect(trainer, 4));
   }
   results.turning_at_once = 0.07;
   results.device = "cpu";
@@ -148,6 +148,7 @@ class TrainRun : public ::testing::Test {
     options_.out = folder_ + "/a/b";
     options_.recipes = {tiny(seed_recipe()), tiny(default_recipe())};
     options_.checkpoint_every = 4;
+    options_.test_sequences = 3;
     watcher_.begin = [](const Trainer&) {};
     watcher_.step = [this](const Trainer&, const LossFigures&) { ++steps_; };
     watcher_.evaluating = [](const Trainer&) {};

@@ -17,8 +17,11 @@ Recipe default_recipe() {
   Recipe r;
   r.name = "default";
   r.steps = 2000;
-  r.schedule = {.rate = 2e-3, .warm_up = 50, .final = 0.01};
+  r.schedule = {.rate = 3e-3, .warm_up = 50, .final = 0.02};
+  r.delay = 1;
+  r.spread = 0.1;
   r.gain_hidden = 16;
+  r.gain_start = 0.2;
   return r;
 }
 

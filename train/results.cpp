@@ -32,17 +32,17 @@ json to_json(const Evaluation& e, double lead) {
 
 }  // namespace
 
-RecipeResult collect(Trainer& trainer) {
+RecipeResult collect(Trainer& trainer, std::int64_t sequences) {
   RingModel& model = trainer.model();
   RecipeResult r;
   r.recipe = trainer.recipe();
   r.history = trainer.history();
   r.seconds = trainer.seconds();
   r.parameters = model.parameter_count();
-  r.test = evaluate(model, kTestSequences, kTestLength);
-  r.long_test = evaluate(model, kTestSequences, kLongTestLength);
-  r.abrupt = evaluate(model, kTestSequences, kTestLength, kAbruptLead);
-  r.example = example(model, kTestSequences, kTestLength);
+  r.test = evaluate(model, sequences, kTestLength);
+  r.long_test = evaluate(model, sequences, kLongTestLength);
+  r.abrupt = evaluate(model, sequences, kTestLength, kAbruptLead);
+  r.example = example(model, sequences, kTestLength);
   r.Wa = model.parameters()[0].value;
   r.Wo = model.parameters()[1].value;
   if (model.gain()) {

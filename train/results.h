@@ -39,7 +39,7 @@ struct Results {
   std::string device;
 };
 
-RecipeResult collect(Trainer& trainer);
+RecipeResult collect(Trainer& trainer, std::int64_t sequences = kTestSequences);
 
 std::string results_json(const Results& results);
 std::string curve_csv(const RecipeResult& result);  // step, length, rate, loss, error

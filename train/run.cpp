@@ -96,11 +96,11 @@ RunOutcome run(const RunOptions& o, const RunWatcher& watcher) {
       return outcome;
     }
     watcher.evaluating(trainer);
-    outcome.results.recipes.push_back(collect(trainer));
+    outcome.results.recipes.push_back(collect(trainer, o.test_sequences));
     save_model(folder + "/model.safetensors", trainer);
     write_file(folder + "/curve.csv", curve_csv(outcome.results.recipes.back()));
   }
-  outcome.results.turning_at_once = error_of_turning_at_once(kTestSequences, kTestLength);
+  outcome.results.turning_at_once = error_of_turning_at_once(o.test_sequences, kTestLength);
   write_file(o.out + "/results.json", results_json(outcome.results));
   outcome.page = o.out + "/ring-attractor.html";
   write_file(outcome.page, render_page(outcome.results));
