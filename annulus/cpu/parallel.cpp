@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <exception>
 #include <mutex>
-#include <new>
 #include <thread>
 #include <vector>
 
@@ -61,60 +60,62 @@ void parallel_for(std::int64_t tasks, int threads, void (*body)(void*, std::int6
   if (error) std::rethrow_exception(error);
 }
 
-void run_team(int threads, void (*body)(void*, const Member&), void* state) {
+void run_team(int threads, void (*body)(void*, Member&), void* state) {
   const int n = resolve_threads(threads);
   if (n <= 1) {
     Team team(1);
-    body(state, {team, 0});
+    Member member(team, 0);
+    body(state, member);
     return;
   }
+  // A runtime may give fewer threads than asked for: the others do the share of those that are not.
+  Team team(n);
 #if defined(_OPENMP)
-  // A runtime may give fewer threads than asked for: the team is as large as what came.
-  alignas(Team) unsigned char room[sizeof(Team)];
-  Team* team = nullptr;
 #pragma omp parallel num_threads(n)
   {
-#pragma omp single
-    team = new (room) Team(omp_get_num_threads());
-    body(state, {*team, omp_get_thread_num()});
+    Member member(team, omp_get_thread_num());
+    body(state, member);
   }
-  team->~Team();
 #else
-  Team team(n);
+  const auto run = [&](int rank) {
+    Member member(team, rank);
+    body(state, member);
+  };
   std::vector<std::thread> workers;
-  for (int w = 1; w < n; ++w) workers.emplace_back([&, w] { body(state, {team, w}); });
-  body(state, {team, 0});
+  for (int w = 1; w < n; ++w) workers.emplace_back(run, w);
+  run(0);
   for (std::thread& worker : workers) worker.join();
 #endif
 }
 
 }  // namespace detail
 
-Team::Team(int size) : size_(size) {
+Team::Team(int size) : size_(size), ranges_(std::min(size, kRanges)) {
   static const unsigned processors = std::thread::hardware_concurrency();
   // Some ten microseconds: the others are near, if they all have a processor.
   patience_ = static_cast<unsigned>(size) <= processors ? 4000 : 0;
 }
 
-void Team::wait() {
-  if (size_ == 1) return;
-  const unsigned round = round_.load(std::memory_order_acquire);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
-    arrived_.store(0, std::memory_order_relaxed);
-    round_.store(round + 1, std::memory_order_release);
-    round_.notify_all();
-    return;
-  }
-  for (int spin = 0; spin < patience_; ++spin) {
-    if (round_.load(std::memory_order_acquire) != round) return;
+void Team::finish(unsigned phase) {
+  finished_.store(phase + 1, std::memory_order_release);
+  finished_.notify_all();
+}
+
+// Until `phase` is finished, or a later one: the count may wrap around.
+void Team::wait(unsigned phase) {
+  for (int spin = 0;; ++spin) {
+    const unsigned finished = finished_.load(std::memory_order_acquire);
+    if (static_cast<int>(finished - phase) > 0) return;
+    if (spin >= patience_) {
+      finished_.wait(finished, std::memory_order_acquire);
+      continue;
+    }
 #if defined(__aarch64__)
     asm volatile("isb");  // some tens of cycles, unlike yield, which is none
 #elif defined(__x86_64__)
     __builtin_ia32_pause();
 #endif
   }
-  // Someone has no processor: this one may be what it waits for.
-  round_.wait(round, std::memory_order_acquire);
 }
 
 }  // namespace annulus::cpu

@@ -30,46 +30,98 @@ void parallel_for(std::int64_t tasks, int threads, F&& f) {
       const_cast<void*>(static_cast<const void*>(std::addressof(f))));
 }
 
-// A team: threads that stay together over many short steps and meet at barriers. What is spread over
-// them must again depend on the item's index alone.
+// A team: threads that go through a sequence of phases together, each a list of items to be done
+// before the next phase begins. Nobody waits for a thread, only for items: where one has no processor
+// the others do its share, so that a busy machine or more threads than processors cost little. What
+// an item writes must depend on its index alone.
 class ANNULUS_API Team {
  public:
+  static constexpr int kRanges = 64;  // parts the items of a phase are cut into, at most
+
   explicit Team(int size);
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
   int size() const { return size_; }
-  // Returns when all threads of the team are here; what each wrote before is seen by all after.
-  void wait();
 
  private:
-  int size_;
+  friend class Member;
+  // Counters that only grow: a thread that comes late finds the items of its phase taken, and goes
+  // on.
+  struct alignas(64) Counter {
+    std::atomic<std::int64_t> value{0};
+  };
+  void finish(unsigned phase);
+  void wait(unsigned phase);
+
+  int size_, ranges_;
   int patience_ = 0;  // rounds of waiting before the processor is given away
-  std::atomic<int> arrived_{0};
-  std::atomic<unsigned> round_{0};
+  Counter done_;
+  alignas(64) std::atomic<unsigned> finished_{0};  // phases
+  Counter taken_[kRanges];
 };
 
-// One thread of a team, and its share of a list of items.
-struct Member {
-  Team& team;
-  int rank;
+// One thread of a team.
+class Member {
+ public:
+  Member(Team& team, int rank) : team_(team), rank_(rank) {}
+  Member(const Member&) = delete;
+  Member& operator=(const Member&) = delete;
 
-  struct Range {
-    std::int64_t begin, end;
-  };
-  // A contiguous part of 0..items-1, of equal length for all members as near as may be.
-  Range share(std::int64_t items) const {
-    const std::int64_t n = team.size();
-    const std::int64_t each = items / n;
-    const std::int64_t more = items % n;
-    const std::int64_t begin = rank * each + (rank < more ? rank : more);
-    return {begin, begin + each + (rank < more ? 1 : 0)};
+  int size() const { return team_.size(); }
+
+  // Calls f(begin, end) for parts of 0..items-1 of at most `most` items; returns when all items of
+  // the phase are done, by whomever. All members make the same calls in the same order. A thread
+  // begins with the same items each time there are as many, which its cache may hold.
+  template <class F>
+  void each(std::int64_t items, std::int64_t most, F&& f) {
+    if (items == 0) return;
+    if (team_.size_ == 1) return f(std::int64_t{0}, items);
+    const int ranges = team_.ranges_;
+    const std::int64_t all = done_ + items;
+    for (int i = 0; i < ranges; ++i) {
+      const int r = (rank_ + i) % ranges;
+      const std::int64_t first = first_of(items, r);
+      const std::int64_t end = first_[r] + first_of(items, r + 1) - first;
+      std::atomic<std::int64_t>& taken = team_.taken_[r].value;
+      std::int64_t at = taken.load(std::memory_order_relaxed);
+      while (at < end) {
+        const std::int64_t next = at + most < end ? at + most : end;
+        if (!taken.compare_exchange_weak(at, next, std::memory_order_relaxed)) continue;
+        f(first + at - first_[r], first + next - first_[r]);
+        const std::int64_t before =
+            team_.done_.value.fetch_add(next - at, std::memory_order_acq_rel);
+        if (before + next - at == all) team_.finish(phase_);
+        at = taken.load(std::memory_order_relaxed);
+      }
+    }
+    for (int r = 0; r < ranges; ++r) first_[r] += first_of(items, r + 1) - first_of(items, r);
+    done_ = all;
+    team_.wait(phase_++);
   }
-  void wait() const { team.wait(); }
+  // Calls f() once.
+  template <class F>
+  void once(F&& f) {
+    each(1, 1, [&](std::int64_t, std::int64_t) { f(); });
+  }
+
+ private:
+  // Where range r of the items begins: all are of equal length, as near as may be.
+  std::int64_t first_of(std::int64_t items, int r) const {
+    const std::int64_t length = items / team_.ranges_;
+    const std::int64_t longer = items % team_.ranges_;
+    return r * length + (r < longer ? r : longer);
+  }
+
+  Team& team_;
+  int rank_;
+  unsigned phase_ = 0;
+  std::int64_t done_ = 0;                   // items of the phases so far
+  std::int64_t first_[Team::kRanges] = {};  // of them, in each range
 };
 
 namespace detail {
-ANNULUS_API void run_team(int threads, void (*body)(void*, const Member&), void* state);
+ANNULUS_API void run_team(int threads, void (*body)(void*, Member&), void* state);
 }  // namespace detail
 
 // Calls f(member) once on each of `threads` threads (0 = all), at the same time. f must not throw.
@@ -77,7 +129,7 @@ template <class F>
 void run_team(int threads, F&& f) {
   using Body = std::remove_reference_t<F>;
   detail::run_team(
-      threads, [](void* state, const Member& m) { (*static_cast<Body*>(state))(m); },
+      threads, [](void* state, Member& m) { (*static_cast<Body*>(state))(m); },
       const_cast<void*>(static_cast<const void*>(std::addressof(f))));
 }
 

@@ -76,41 +76,26 @@ struct Forward : Network<Real> {
     this->constant[b] = this->J0 * row.sum(s, N);
   }
 
-  void run(const Member& m) {
-    const bool packed = plan.in.packed.defined();
+  void run(Member& m) {
     // y of a masked step is saved, so it is computed; otherwise nobody sees it.
     this->fill_coefficients(m, !plan.out.saved.defined() || plan.checkpoint > 0);
-    m.wait();
-    if (!packed) {
+    if (!plan.in.packed.defined()) {
       this->fill_any(m);
-      m.wait();
       this->pack_weights(m, false, this->any, panels_of_weights);
     }
-    const auto share = m.share(this->batch_tiles);
-    for (std::int64_t i = share.begin; i < share.end; ++i) {
-      for (std::int64_t b = i * tile.rows; b < (i + 1) * tile.rows; ++b) {
-        if (b < B) {
-          this->load_state(plan.in.r0, b, this->state + b * ld);
-        } else {
-          std::fill_n(this->state + b * ld, ld, Real(0));
-        }
-      }
-    }
     for (std::int64_t t = 0; t <= T; ++t) {
-      for (std::int64_t i = share.begin; i < share.end; ++i) {
-        for (std::int64_t b = i * tile.rows; b < i * tile.rows + this->count(i); ++b) {
-          if (t > 0) finish(b, t - 1);
-          if (t < T) begin(b, t);
-          if (t == T && plan.out.h_n.defined()) {
-            row.store(this->state + b * ld, N, row_at2(plan.out.h_n, b));
-          }
+      const auto between_steps = [&](std::int64_t b) {
+        if (t == 0) this->load_state(plan.in.r0, b, this->state + b * ld);
+        if (t > 0) finish(b, t - 1);
+        if (t < T) begin(b, t);
+        if (t == T && plan.out.h_n.defined()) {
+          row.store(this->state + b * ld, N, row_at2(plan.out.h_n, b));
         }
+      };
+      this->each_sample(m, between_steps, [&](std::int64_t i) {
         if (t < T) this->pack_left(i, this->state + i * tile.rows * ld);
-      }
-      if (t == T) break;
-      m.wait();
-      this->multiply(m, t, panels_of_weights, y);
-      m.wait();
+      });
+      if (t < T) this->multiply(m, t, panels_of_weights, y);
     }
   }
 };
@@ -127,13 +112,13 @@ void forward_as(const Plan& plan, Context& context) {
   }
   f.fill_parameters();
   if (plan.out.angle.defined()) Population::fill(0, plan.N, plan.N, f.cosine, f.sine);
-  annulus::cpu::run_team(f.team(context.threads), [&](const Member& m) { f.run(m); });
+  annulus::cpu::run_team(f.team(context.threads), [&](Member& m) { f.run(m); });
 }
 
 template <class Real>
 void pack_as(const Plan& plan, Context& context) {
   const Network<Real> n(plan);
-  annulus::cpu::run_team(context.threads, [&](const Member& m) {
+  annulus::cpu::run_team(context.threads, [&](Member& m) {
     n.pack_weights(m, false, nullptr, static_cast<std::byte*>(plan.in.packed.data));
   });
 }

@@ -109,44 +109,37 @@ struct Backward : Network<Real> {
   }
 
   // All states: `out` has them where it was not rounded, else they follow from y.
-  void states_from_saved(const Member::Range& share) {
+  void states_from_saved(std::int64_t b) {
     const bool exact = plan.dtype == dtype_of<Real>;
-    for (std::int64_t i = share.begin; i < share.end; ++i) {
-      for (std::int64_t b = i * tile.rows; b < i * tile.rows + this->count(i); ++b) {
-        for (std::int64_t t = 0; t < T; ++t) {
-          begin(b, t, t);
-          if (t + 1 == T || !live(b, t)) continue;
-          if (exact) {
-            row.load(row_at3(plan.out.out, b, t), N, this->state + b * ld);
-            continue;
-          }
-          // l is not in use yet: y of the step passes through it.
-          row.load(row_at3(plan.out.saved, t, b), N, l + b * ld);
-          std::fill(l + b * ld + N, l + (b + 1) * ld, Real(0));
-          step(b, t, Real(0), {}, l + b * ld);
-        }
+    for (std::int64_t t = 0; t < T; ++t) {
+      begin(b, t, t);
+      if (t + 1 == T || !live(b, t)) continue;
+      if (exact) {
+        row.load(row_at3(plan.out.out, b, t), N, this->state + b * ld);
+        continue;
       }
+      // l is not in use yet: y of the step passes through it.
+      row.load(row_at3(plan.out.saved, t, b), N, l + b * ld);
+      std::fill(l + b * ld + N, l + (b + 1) * ld, Real(0));
+      step(b, t, Real(0), {}, l + b * ld);
     }
   }
 
-  void run_again(const Member& m, const Member::Range& share, std::int64_t t0, std::int64_t t1) {
+  void run_again(Member& m, std::int64_t t0, std::int64_t t1) {
     for (std::int64_t t = t0; t <= t1; ++t) {
-      for (std::int64_t i = share.begin; i < share.end; ++i) {
-        for (std::int64_t b = i * tile.rows; b < i * tile.rows + this->count(i); ++b) {
-          if (t > t0) {
-            step(b, t - 1, this->constant[b], plan.in.drive,
-                 all_y + ((t - 1 - t0) * padded_B + b) * ld);
-          }
-          if (t == t1) continue;
-          begin(b, t, t - t0);
-          this->constant[b] = this->J0 * row.sum(this->state + b * ld, N);
+      const auto between_steps = [&](std::int64_t b) {
+        if (t > t0) {
+          step(b, t - 1, this->constant[b], plan.in.drive,
+               all_y + ((t - 1 - t0) * padded_B + b) * ld);
         }
+        if (t == t1) return;
+        begin(b, t, t - t0);
+        this->constant[b] = this->J0 * row.sum(this->state + b * ld, N);
+      };
+      this->each_sample(m, between_steps, [&](std::int64_t i) {
         if (t < t1) this->pack_left(i, this->state + i * tile.rows * ld);
-      }
-      if (t == t1) break;
-      m.wait();
-      this->multiply(m, t, forward_panels, all_y + (t - t0) * padded_B * ld);
-      m.wait();
+      });
+      if (t < t1) this->multiply(m, t, forward_panels, all_y + (t - t0) * padded_B * ld);
     }
   }
 
@@ -218,117 +211,105 @@ struct Backward : Network<Real> {
     }
   }
 
-  void run_back(const Member& m, const Member::Range& share, std::int64_t t0, std::int64_t t1) {
-    for (std::int64_t t = t1 - 1; t >= t0; --t) {
-      for (std::int64_t i = share.begin; i < share.end; ++i) {
-        for (std::int64_t b = i * tile.rows; b < i * tile.rows + this->count(i); ++b) {
-          if (t + 1 < t1) finish(b, t + 1);
-          begin_back(b, t, t0);
-        }
-        this->pack_left(i, all_g + ((t - t0) * padded_B + i * tile.rows) * ld);
-      }
-      m.wait();
+  void run_back(Member& m, std::int64_t t0, std::int64_t t1) {
+    for (std::int64_t t = t1 - 1; t >= t0 - 1; --t) {
+      const auto between_steps = [&](std::int64_t b) {
+        if (t + 1 < t1) finish(b, t + 1);
+        if (t >= t0) begin_back(b, t, t0);
+      };
+      this->each_sample(m, between_steps, [&](std::int64_t i) {
+        if (t >= t0) this->pack_left(i, all_g + ((t - t0) * padded_B + i * tile.rows) * ld);
+      });
+      if (t < t0) break;
       const typename Base::ChannelDots asked = {needed_list, all_s + (t - t0) * padded_B * ld,
                                                 partial};
       this->multiply(m, t, backward_panels, u, dots ? &asked : nullptr);
-      m.wait();
-    }
-    for (std::int64_t i = share.begin; i < share.end && t1 > t0; ++i) {
-      for (std::int64_t b = i * tile.rows; b < i * tile.rows + this->count(i); ++b) finish(b, t0);
     }
   }
 
   // --- the call ------------------------------------------------------------------------------------
 
-  void start(const Member& m, const Member::Range& share) {
+  void start(Member& m) {
     this->fill_coefficients(m, true);
-    dweights.clear(m);
-    for (std::int64_t i = share.begin; i < share.end; ++i) {
-      if (plan.grad.dalpha.defined()) std::fill_n(sum_alpha + i * ld, ld, 0.0);
-      for (std::int64_t b = i * tile.rows; b < (i + 1) * tile.rows; ++b) {
-        sum_J0[b] = sum_J1[b] = 0;
-        std::fill_n(this->state + b * ld, ld, Real(0));
-        if (plan.in.reset.defined()) std::fill_n(to_reset + b * ld, ld, Real(0));
-      }
-    }
-    m.wait();
     this->fill_any(m);
-    const auto channels = m.share(K + 1);
-    for (std::int64_t k = channels.begin; k < channels.end; ++k) {
-      const TensorView& asked = k == 0 ? plan.grad.dJ1 : plan.grad.dA;
-      needed[k] = this->any[k] != 0 || asked.defined() ? 1 : 0;
-    }
-    m.wait();
-    if (m.rank == 0) {  // read behind the barrier of the first step
+    m.once([&] {
       needed_list[0] = 0;
       for (std::int64_t k = 0; k <= K; ++k) {
+        const TensorView& asked = k == 0 ? plan.grad.dJ1 : plan.grad.dA;
+        needed[k] = this->any[k] != 0 || asked.defined() ? 1 : 0;
         if (needed[k] != 0) needed_list[++needed_list[0]] = static_cast<std::int32_t>(k);
       }
-    }
+    });
     this->pack_weights(m, true, needed, backward_panels);
     if (plan.checkpoint > 0) this->pack_weights(m, false, this->any, forward_panels);
+    dweights.clear(m);
+    const auto clear_sums = [&](std::int64_t i) {
+      if (plan.grad.dalpha.defined()) std::fill_n(sum_alpha + i * ld, ld, 0.0);
+    };
+    this->each_sample(
+        m, [&](std::int64_t b) { start(b); }, clear_sums);
   }
 
-  void run(const Member& m) {
-    const auto share = m.share(this->batch_tiles);
-    start(m, share);
-    if (plan.checkpoint == 0) states_from_saved(share);
-    for (std::int64_t i = share.begin; i < share.end; ++i) {
-      for (std::int64_t b = i * tile.rows; b < i * tile.rows + this->count(i); ++b) {
-        if (plan.dh_n.defined()) {
-          this->load_state(plan.dh_n, b, l + b * ld);
-        } else {
-          std::fill_n(l + b * ld, ld, Real(0));
-        }
-      }
+  // The states of one sample where they are saved, and the gradient that comes from the end.
+  void start(std::int64_t b) {
+    sum_J0[b] = sum_J1[b] = 0;
+    std::fill_n(this->state + b * ld, ld, Real(0));
+    if (plan.in.reset.defined()) std::fill_n(to_reset + b * ld, ld, Real(0));
+    if (plan.checkpoint == 0) states_from_saved(b);
+    if (plan.dh_n.defined()) {
+      this->load_state(plan.dh_n, b, l + b * ld);
+    } else {
+      std::fill_n(l + b * ld, ld, Real(0));
     }
+  }
+
+  void run(Member& m) {
+    start(m);
     const std::int64_t stretches = stretch > 0 ? ceil_div(T, stretch) : 0;
     std::int64_t kept = 0;  // steps of an unfinished block, behind the stretch
     for (std::int64_t n = stretches - 1; n >= 0; --n) {
       const std::int64_t t0 = n * stretch;
       const std::int64_t t1 = std::min(T, t0 + stretch);
       if (n + 1 < stretches) keep_steps(m, kept);
-      if (plan.checkpoint > 0) run_again(m, share, t0, t1);
-      run_back(m, share, t0, t1);
-      m.wait();
+      if (plan.checkpoint > 0) run_again(m, t0, t1);
+      run_back(m, t0, t1);
       dweights.add(m, t0, t1 + kept, t0, all_s, all_g);
       kept = std::min(t1 + kept, round_up(t0, dweights.block_steps)) - t0;
     }
-    write(m, share);
+    dweights.store(m);
+    this->each_sample(
+        m, [&](std::int64_t b) { write(b); }, [](std::int64_t) {});
+    m.once([&] { write_sums(); });
   }
 
   // Moves the first `kept` steps of the window behind the next stretch.
-  void keep_steps(const Member& m, std::int64_t kept) {
+  void keep_steps(Member& m, std::int64_t kept) {
     if (!dweights.wanted || kept == 0) return;
-    // From the last on: the places may overlap. One thread a row, so no barrier between steps.
-    const auto share = m.share(padded_B);
-    const std::int64_t size = (share.end - share.begin) * ld;
-    for (std::int64_t t = kept - 1; t >= 0; --t) {
-      const std::int64_t from = (t * padded_B + share.begin) * ld;
-      std::copy_n(all_s + from, size, all_s + from + stretch * padded_B * ld);
-      std::copy_n(all_g + from, size, all_g + from + stretch * padded_B * ld);
-    }
-    m.wait();
+    m.each(padded_B, 8, [&](std::int64_t begin, std::int64_t end) {
+      // From the last on: the places may overlap.
+      for (std::int64_t t = kept - 1; t >= 0; --t) {
+        const std::int64_t from = (t * padded_B + begin) * ld;
+        std::copy_n(all_s + from, (end - begin) * ld, all_s + from + stretch * padded_B * ld);
+        std::copy_n(all_g + from, (end - begin) * ld, all_g + from + stretch * padded_B * ld);
+      }
+    });
   }
 
-  void write(const Member& m, const Member::Range& share) {
+  void write(std::int64_t b) {
     const RingRnnGradients& grad = plan.grad;
-    for (std::int64_t i = share.begin; i < share.end; ++i) {
-      for (std::int64_t b = i * tile.rows; b < i * tile.rows + this->count(i); ++b) {
-        if (grad.dr0.defined()) {
-          if (plan.in.reset.defined() && !plan.in.reset_state.defined()) {
-            for (std::int64_t j = 0; j < N; ++j) l[b * ld + j] += to_reset[b * ld + j];
-          }
-          row.store(l + b * ld, N, row_at2(grad.dr0, b));
-        }
-        if (grad.dreset_state.defined()) {
-          row.store(to_reset + b * ld, N, row_at2(grad.dreset_state, b));
-        }
+    if (grad.dr0.defined()) {
+      if (plan.in.reset.defined() && !plan.in.reset_state.defined()) {
+        for (std::int64_t j = 0; j < N; ++j) l[b * ld + j] += to_reset[b * ld + j];
       }
+      row.store(l + b * ld, N, row_at2(grad.dr0, b));
     }
-    dweights.store(m);
-    m.wait();
-    if (m.rank != 0) return;
+    if (grad.dreset_state.defined()) {
+      row.store(to_reset + b * ld, N, row_at2(grad.dreset_state, b));
+    }
+  }
+
+  void write_sums() const {
+    const RingRnnGradients& grad = plan.grad;
     double J0 = 0, J1 = 0;
     for (std::int64_t b = 0; b < B; ++b) {
       J0 += sum_J0[b];
@@ -355,7 +336,7 @@ void backward_as(const Plan& plan, Context& context) {
   Carver carver(&workspace);
   b.pieces(carver);
   b.fill_parameters();
-  annulus::cpu::run_team(b.team(context.threads), [&](const Member& m) { b.run(m); });
+  annulus::cpu::run_team(b.team(context.threads), [&](Member& m) { b.run(m); });
 }
 
 }  // namespace

@@ -18,10 +18,11 @@ WeightGradients<Real>::WeightGradients(const Network<Real>& network)
 }
 
 template <class Real>
-void WeightGradients<Real>::clear(const Member& m) {
+void WeightGradients<Real>::clear(Member& m) {
   if (!wanted) return;
-  const auto share = m.share((net.K + 1) * tiles * net.tile.rows);
-  std::fill(total + share.begin * net.ld, total + share.end * net.ld, Real(0));
+  m.each((net.K + 1) * tiles * net.tile.rows, 64, [&](std::int64_t begin, std::int64_t end) {
+    std::fill(total + begin * net.ld, total + end * net.ld, Real(0));
+  });
 }
 
 // The samples of a block that count for channel k; k = K + 1: all.
@@ -55,61 +56,57 @@ void WeightGradients<Real>::list(std::int64_t k, std::int64_t t0, std::int64_t t
 }
 
 template <class Real>
-void WeightGradients<Real>::pack(const Member& m, std::int64_t k0, std::int64_t k1, const Real* s,
-                                 const Real* g) {
+void WeightGradients<Real>::pack(std::int64_t k0, std::int64_t unit, const Real* s, const Real* g) {
   const auto& tile = net.tile;
-  const std::int64_t units = tiles + net.panels;
-  const auto share = m.share((k1 - k0) * units);
-  for (std::int64_t unit = share.begin; unit < share.end; ++unit) {
-    const std::int64_t k = k0 + unit / units;
-    const std::int64_t i = unit % units;
-    if (!asked(k) || length[k] == 0) continue;
-    const auto valid = [&](std::int64_t first, int most) {
-      return static_cast<int>(std::min<std::int64_t>(most, net.N - first));
-    };
-    if (i < tiles) {
-      const std::int64_t first = i * tile.rows;
-      tile.pack_columns(g + first, net.ld, index + k * kRows, scale + k * kRows,
-                        valid(first, tile.rows), length[k], tile.rows,
-                        a + ((k - k0) * tiles + i) * a_bytes);
-    } else if (dense[k] == 0) {
-      const std::int64_t first = (i - tiles) * tile.cols;
-      tile.pack_columns(s + first, net.ld, index + k * kRows, nullptr, valid(first, tile.cols),
-                        length[k], tile.cols, b + ((k - k0) * net.panels + i - tiles) * b_bytes);
-    }
-  }
-  if (k0 > 0) return;
-  const auto all = m.share(net.panels);
-  for (std::int64_t p = all.begin; p < all.end; ++p) {
-    const std::int64_t first = p * tile.cols;
-    tile.pack_columns(s + first, net.ld, index + (net.K + 1) * kRows, nullptr,
-                      static_cast<int>(std::min<std::int64_t>(tile.cols, net.N - first)),
-                      length[net.K + 1], tile.cols, b_all + p * b_bytes);
+  const std::int64_t k = k0 + unit / (tiles + net.panels);
+  const std::int64_t i = unit % (tiles + net.panels);
+  if (!asked(k) || length[k] == 0) return;
+  const auto valid = [&](std::int64_t first, int most) {
+    return static_cast<int>(std::min<std::int64_t>(most, net.N - first));
+  };
+  if (i < tiles) {
+    const std::int64_t first = i * tile.rows;
+    tile.pack_columns(g + first, net.ld, index + k * kRows, scale + k * kRows,
+                      valid(first, tile.rows), length[k], tile.rows,
+                      a + ((k - k0) * tiles + i) * a_bytes);
+  } else if (dense[k] == 0) {
+    const std::int64_t first = (i - tiles) * tile.cols;
+    tile.pack_columns(s + first, net.ld, index + k * kRows, nullptr, valid(first, tile.cols),
+                      length[k], tile.cols, b + ((k - k0) * net.panels + i - tiles) * b_bytes);
   }
 }
 
 template <class Real>
-void WeightGradients<Real>::multiply(const Member& m, std::int64_t k0, std::int64_t k1) {
-  const auto& tile = net.tile;
-  const std::int64_t units = net.panels * tiles;
-  const auto share = m.share((k1 - k0) * units);
-  for (std::int64_t unit = share.begin; unit < share.end; ++unit) {
-    const std::int64_t k = k0 + unit / units;
-    if (!asked(k) || length[k] == 0) continue;
-    const std::int64_t p = unit % units / tiles;
-    const std::int64_t i = unit % tiles;
-    const annulus::cpu::Factor<Real> right = {
-        dense[k] != 0 ? b_all + p * b_bytes : b + ((k - k0) * net.panels + p) * b_bytes, nullptr};
-    tile.multiply(a + ((k - k0) * tiles + i) * a_bytes, &right, 1, length[k], tile.rows,
-                  total + (k * tiles + i) * tile.rows * net.ld + p * tile.cols, net.ld, true,
-                  nullptr);
-  }
+void WeightGradients<Real>::pack_all(std::int64_t panel, const Real* s) {
+  const std::int64_t first = panel * net.tile.cols;
+  net.tile.pack_columns(s + first, net.ld, index + (net.K + 1) * kRows, nullptr,
+                        static_cast<int>(std::min<std::int64_t>(net.tile.cols, net.N - first)),
+                        length[net.K + 1], net.tile.cols, b_all + panel * b_bytes);
 }
 
 template <class Real>
-void WeightGradients<Real>::add(const Member& m, std::int64_t first, std::int64_t last,
-                                std::int64_t base, const Real* s, const Real* g) {
+void WeightGradients<Real>::multiply(std::int64_t k0, std::int64_t unit) {
+  const auto& tile = net.tile;
+  const std::int64_t k = k0 + unit / (net.panels * tiles);
+  const std::int64_t p = unit / tiles % net.panels;
+  const std::int64_t i = unit % tiles;
+  if (!asked(k) || length[k] == 0) return;
+  const annulus::cpu::Factor<Real> right = {
+      dense[k] != 0 ? b_all + p * b_bytes : b + ((k - k0) * net.panels + p) * b_bytes, nullptr};
+  tile.multiply(a + ((k - k0) * tiles + i) * a_bytes, &right, 1, length[k], tile.rows,
+                total + (k * tiles + i) * tile.rows * net.ld + p * tile.cols, net.ld, true,
+                nullptr);
+}
+
+template <class Real>
+void WeightGradients<Real>::add(Member& m, std::int64_t first, std::int64_t last, std::int64_t base,
+                                const Real* s, const Real* g) {
   if (!wanted || net.B == 0 || net.N == 0) return;
+  const auto each = [&](std::int64_t items, std::int64_t most, auto&& f) {
+    m.each(items, most, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t unit = begin; unit < end; ++unit) f(unit);
+    });
+  };
   const std::int64_t lowest = ceil_div(first, block_steps);
   for (std::int64_t block = ceil_div(last, block_steps) - 1; block >= lowest; --block) {
     const std::int64_t t0 = block * block_steps;
@@ -118,32 +115,31 @@ void WeightGradients<Real>::add(const Member& m, std::int64_t first, std::int64_
       const std::int64_t b0 = part * net.B / block_parts;
       const std::int64_t b1 = (part + 1) * net.B / block_parts;
       const std::int64_t offset = ((t0 - base) * net.padded_B + b0) * net.ld;
-      const auto lists = m.share(net.K + 2);
-      for (std::int64_t k = lists.begin; k < lists.end; ++k) list(k, t0, t1, b0, b1);
-      m.wait();
+      each(net.K + 2, 1, [&](std::int64_t k) { list(k, t0, t1, b0, b1); });
+      each(net.panels, 4, [&](std::int64_t panel) { pack_all(panel, s + offset); });
       for (std::int64_t k0 = 0; k0 <= net.K; k0 += batch) {
-        const std::int64_t k1 = std::min(net.K + 1, k0 + batch);
-        pack(m, k0, k1, s + offset, g + offset);
-        m.wait();
-        multiply(m, k0, k1);
-        m.wait();
+        const std::int64_t channels = std::min(net.K + 1 - k0, batch);
+        each(channels * (tiles + net.panels), 8,
+             [&](std::int64_t unit) { pack(k0, unit, s + offset, g + offset); });
+        each(channels * net.panels * tiles, tiles, [&](std::int64_t unit) { multiply(k0, unit); });
       }
     }
   }
 }
 
 template <class Real>
-void WeightGradients<Real>::store(const Member& m) const {
+void WeightGradients<Real>::store(Member& m) const {
   if (!wanted) return;
-  const auto share = m.share((net.K + 1) * net.N);
-  for (std::int64_t unit = share.begin; unit < share.end; ++unit) {
-    const std::int64_t k = unit / net.N;
-    const std::int64_t i = unit % net.N;
-    if (!asked(k)) continue;
-    const Real* from = total + (k * tiles * net.tile.rows + i) * net.ld;
-    net.row.store(from, net.N,
-                  k == 0 ? row_at2(net.plan.grad.dWo, i) : row_at3(net.plan.grad.dWa, k - 1, i));
-  }
+  m.each((net.K + 1) * net.N, 32, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t unit = begin; unit < end; ++unit) {
+      const std::int64_t k = unit / net.N;
+      const std::int64_t i = unit % net.N;
+      if (!asked(k)) continue;
+      const Real* from = total + (k * tiles * net.tile.rows + i) * net.ld;
+      net.row.store(from, net.N,
+                    k == 0 ? row_at2(net.plan.grad.dWo, i) : row_at3(net.plan.grad.dWa, k - 1, i));
+    }
+  });
 }
 
 template struct WeightGradients<float>;

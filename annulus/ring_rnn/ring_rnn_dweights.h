@@ -46,20 +46,23 @@ struct WeightGradients {
     c(dense, net.K + 1);
   }
 
-  void clear(const Member& m);
+  void clear(Member& m);
   // Adds the blocks that begin in steps [first, last); s and g hold the states and g of steps `base`
-  // on, [step][padded_B][ld]. All threads enter together, and leave so.
-  void add(const Member& m, std::int64_t first, std::int64_t last, std::int64_t base, const Real* s,
+  // on, [step][padded_B][ld].
+  void add(Member& m, std::int64_t first, std::int64_t last, std::int64_t base, const Real* s,
            const Real* g);
-  void store(const Member& m) const;
+  void store(Member& m) const;
 
  private:
   bool asked(std::int64_t k) const {
     return (k == 0 ? net.plan.grad.dWo : net.plan.grad.dWa).defined();
   }
   void list(std::int64_t k, std::int64_t t0, std::int64_t t1, std::int64_t b0, std::int64_t b1);
-  void pack(const Member& m, std::int64_t k0, std::int64_t k1, const Real* s, const Real* g);
-  void multiply(const Member& m, std::int64_t k0, std::int64_t k1);
+  // Of channels k0 on: unit = (channel - k0) (tiles + panels) + tile or panel to pack, and
+  // unit = ((channel - k0) panels + panel) tiles + tile to multiply.
+  void pack(std::int64_t k0, std::int64_t unit, const Real* s, const Real* g);
+  void pack_all(std::int64_t panel, const Real* s);
+  void multiply(std::int64_t k0, std::int64_t unit);
 };
 
 extern template struct WeightGradients<float>;

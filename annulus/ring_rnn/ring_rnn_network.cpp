@@ -12,85 +12,99 @@ void Network<Real>::fill_parameters() {
 }
 
 template <class Real>
-void Network<Real>::fill_coefficients(const Member& m, bool drop_masked) {
+void Network<Real>::fill_coefficients(Member& m, bool drop_masked) {
+  m.each(T * batch_tiles, 16, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t unit = begin; unit < end; ++unit) {
+      fill_coefficients(unit / batch_tiles, unit % batch_tiles, drop_masked);
+    }
+  });
+}
+
+template <class Real>
+void Network<Real>::fill_coefficients(std::int64_t t, std::int64_t i, bool drop_masked) {
   const Real J1 = read_parameter<Real>(plan.in.J1);
-  const auto share = m.share(T * batch_tiles);
-  for (std::int64_t unit = share.begin; unit < share.end; ++unit) {
-    const std::int64_t t = unit / batch_tiles;
-    const std::int64_t i = unit % batch_tiles;
-    Real* c = coefficient + channels(t, i) * tile.rows;
-    unsigned char* u = used + channels(t, i);
-    std::fill_n(c, (K + 1) * tile.rows, Real(0));
-    std::fill_n(u, K + 1, static_cast<unsigned char>(0));
-    for (int r = 0; r < count(i); ++r) {
-      const std::int64_t b = i * tile.rows + r;
-      if (drop_masked && !read_flag(plan.in.mask, b, t, true)) continue;
-      c[r] = J1;
-      const Row actions = row_at3(plan.in.A, b, t);
-      Real run[kRun];
-      for (std::int64_t k0 = 0; k0 < K; k0 += kRun) {
-        const std::int64_t n = std::min(kRun, K - k0);
-        row.load(row_from(actions, k0), n, run);
-        for (std::int64_t k = 0; k < n; ++k) c[(1 + k0 + k) * tile.rows + r] = run[k];
-      }
+  Real* c = coefficient + channels(t, i) * tile.rows;
+  unsigned char* u = used + channels(t, i);
+  std::fill_n(c, (K + 1) * tile.rows, Real(0));
+  for (int r = 0; r < count(i); ++r) {
+    const std::int64_t b = i * tile.rows + r;
+    if (drop_masked && !read_flag(plan.in.mask, b, t, true)) continue;
+    c[r] = J1;
+    const Row actions = row_at3(plan.in.A, b, t);
+    Real run[kRun];
+    for (std::int64_t k0 = 0; k0 < K; k0 += kRun) {
+      const std::int64_t n = std::min(kRun, K - k0);
+      row.load(row_from(actions, k0), n, run);
+      for (std::int64_t k = 0; k < n; ++k) c[(1 + k0 + k) * tile.rows + r] = run[k];
     }
-    std::int32_t* which = list + unit * (K + 2);
-    which[0] = 0;
-    for (std::int64_t k = 0; k <= K; ++k) {
-      for (int r = 0; r < tile.rows; ++r) {
-        if (c[k * tile.rows + r] != Real(0)) u[k] = 1;  // a NaN is not zero
-      }
-      if (u[k] != 0) which[++which[0]] = static_cast<std::int32_t>(k);
+  }
+  std::int32_t* which = list + (t * batch_tiles + i) * (K + 2);
+  which[0] = 0;
+  for (std::int64_t k = 0; k <= K; ++k) {
+    u[k] = 0;
+    for (int r = 0; r < tile.rows; ++r) {
+      if (c[k * tile.rows + r] != Real(0)) u[k] = 1;  // a NaN is not zero
     }
+    if (u[k] != 0) which[++which[0]] = static_cast<std::int32_t>(k);
   }
 }
 
 template <class Real>
-void Network<Real>::fill_any(const Member& m) {
-  const auto share = m.share(K + 1);
-  for (std::int64_t k = share.begin; k < share.end; ++k) {
-    any[k] = 0;
-    for (std::int64_t i = 0; i < T * batch_tiles && any[k] == 0; ++i)
-      any[k] = used[i * (K + 1) + k];
-  }
+void Network<Real>::fill_any(Member& m) {
+  m.each(K + 1, 4, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t k = begin; k < end; ++k) {
+      any[k] = 0;
+      for (std::int64_t i = 0; i < T * batch_tiles && any[k] == 0; ++i) {
+        any[k] = used[i * (K + 1) + k];
+      }
+    }
+  });
 }
 
 template <class Real>
-void Network<Real>::pack_weights(const Member& m, bool transposed, const unsigned char* which,
+void Network<Real>::pack_weights(Member& m, bool transposed, const unsigned char* which,
                                  std::byte* to) const {
+  // In the order the weights lie in memory.
+  m.each((K + 1) * panels, std::max<std::int64_t>(1, panels / 8),
+         [&](std::int64_t begin, std::int64_t end) {
+           for (std::int64_t unit = begin; unit < end; ++unit) {
+             const std::int64_t k = unit / panels;
+             if (which == nullptr || which[k] != 0) pack_panel(transposed, k, unit % panels, to);
+           }
+         });
+}
+
+template <class Real>
+void Network<Real>::pack_panel(bool transposed, std::int64_t k, std::int64_t panel,
+                               std::byte* to) const {
   alignas(64) Real stage[kMaxCols * kDepth];
-  const auto share = m.share((K + 1) * panels);
-  for (std::int64_t unit = share.begin; unit < share.end; ++unit) {
-    const std::int64_t k = unit / panels;  // in the order the weights lie in memory
-    if (which != nullptr && which[k] == 0) continue;
-    const std::int64_t first = unit % panels * tile.cols;
-    const int valid = static_cast<int>(std::min<std::int64_t>(tile.cols, N - first));
-    const TensorView& v = k == 0 ? plan.in.Wo : plan.in.Wa;
-    const std::int64_t base = k == 0 ? 0 : (k - 1) * v.stride[0];
-    const std::int64_t row_step = v.stride[k == 0 ? 0 : 1];
-    const std::int64_t column_step = v.stride[k == 0 ? 1 : 2];
-    const bool direct = v.dtype == dtype_of<Real> && column_step == 1;
-    for (std::int64_t d0 = 0; d0 < N; d0 += kDepth) {
-      const std::int64_t depth = std::min(kDepth, N - d0);
-      std::byte* panel = to + weights_at(unit % panels, d0, k);
-      const std::int64_t corner = base + (transposed ? d0 * row_step + first * column_step
-                                                     : first * row_step + d0 * column_step);
-      const Real* x = static_cast<const Real*>(v.data) + (direct ? corner : 0);
-      std::int64_t step = row_step;
-      if (!direct) {
-        step = transposed ? tile.cols : kDepth;
-        const std::int64_t rows_here = transposed ? depth : valid;
-        for (std::int64_t r = 0; r < rows_here; ++r) {
-          row.load(row_at(v, corner + r * row_step, column_step), transposed ? valid : depth,
-                   stage + r * step);
-        }
-        x = stage;
+  const std::int64_t first = panel * tile.cols;
+  const int valid = static_cast<int>(std::min<std::int64_t>(tile.cols, N - first));
+  const TensorView& v = k == 0 ? plan.in.Wo : plan.in.Wa;
+  const std::int64_t base = k == 0 ? 0 : (k - 1) * v.stride[0];
+  const std::int64_t row_step = v.stride[k == 0 ? 0 : 1];
+  const std::int64_t column_step = v.stride[k == 0 ? 1 : 2];
+  const bool direct = v.dtype == dtype_of<Real> && column_step == 1;
+  for (std::int64_t d0 = 0; d0 < N; d0 += kDepth) {
+    const std::int64_t depth = std::min(kDepth, N - d0);
+    std::byte* place = to + weights_at(panel, d0, k);
+    const std::int64_t corner = base + (transposed ? d0 * row_step + first * column_step
+                                                   : first * row_step + d0 * column_step);
+    const Real* x = static_cast<const Real*>(v.data) + (direct ? corner : 0);
+    std::int64_t step = row_step;
+    if (!direct) {
+      step = transposed ? tile.cols : kDepth;
+      const std::int64_t rows_here = transposed ? depth : valid;
+      for (std::int64_t r = 0; r < rows_here; ++r) {
+        row.load(row_at(v, corner + r * row_step, column_step), transposed ? valid : depth,
+                 stage + r * step);
       }
-      if (transposed) {
-        tile.pack_columns(x, step, nullptr, nullptr, valid, depth, tile.cols, panel);
-      } else {
-        tile.pack_rows(x, step, valid, depth, tile.cols, panel);
-      }
+      x = stage;
+    }
+    if (transposed) {
+      tile.pack_columns(x, step, nullptr, nullptr, valid, depth, tile.cols, place);
+    } else {
+      tile.pack_rows(x, step, valid, depth, tile.cols, place);
     }
   }
 }
@@ -104,21 +118,25 @@ void Network<Real>::pack_left(std::int64_t i, const Real* rows_of_tile) const {
 }
 
 template <class Real>
-void Network<Real>::multiply(const Member& m, std::int64_t t, const std::byte* all_weights, Real* y,
+void Network<Real>::multiply(Member& m, std::int64_t t, const std::byte* all_weights, Real* y,
                              const ChannelDots* dots) const {
-  const auto share = m.share(panels * batch_tiles);
-  for (std::int64_t unit = share.begin; unit < share.end;) {
-    const std::int64_t panel = unit / batch_tiles;
-    const std::int64_t first = unit % batch_tiles;
-    const std::int64_t last = std::min(batch_tiles, first + share.end - unit);
-    // All tiles of samples use the same weights in turn.
-    for (std::int64_t d0 = 0; d0 < N; d0 += kDepth) {
-      for (std::int64_t i = first; i < last; ++i) {
-        multiply_tile(t, panel, d0, i, all_weights, y, dots);
+  // Some parts for each thread, none of more than one panel: all its tiles of samples use the same
+  // weights in turn.
+  const std::int64_t most =
+      std::clamp<std::int64_t>(panels * batch_tiles / (8 * m.size()), 1, batch_tiles);
+  m.each(panels * batch_tiles, most, [&](std::int64_t unit, std::int64_t end) {
+    while (unit < end) {
+      const std::int64_t panel = unit / batch_tiles;
+      const std::int64_t first = unit % batch_tiles;
+      const std::int64_t last = std::min(batch_tiles, first + end - unit);
+      for (std::int64_t d0 = 0; d0 < N; d0 += kDepth) {
+        for (std::int64_t i = first; i < last; ++i) {
+          multiply_tile(t, panel, d0, i, all_weights, y, dots);
+        }
       }
+      unit += last - first;
     }
-    unit += last - first;
-  }
+  });
 }
 
 template <class Real>

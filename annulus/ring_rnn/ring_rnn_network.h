@@ -1,10 +1,10 @@
 // One call's recurrent network on the CPU, in the form its threads share: weights and states packed
 // into panels, the coefficients c = (J1, A_t) of every tile of samples, and the product of a step.
 //
-// A step is two phases with a barrier after each: work on the rows of a state (a thread has some
-// tiles of samples), then the product (a thread has some tiles of the result). Every number is made
-// from its own operands in an order fixed by N and K alone, so no bit depends on the number of
-// threads; a channel whose coefficients are zero for a tile of samples is left out of its sums.
+// A step is two phases of a team: work on the rows of a state (an item is a tile of samples), then
+// the product (an item is a tile of the result). Every number is made from its own operands in an
+// order fixed by N and K alone, so no bit depends on the number of threads; a channel whose
+// coefficients are zero for a tile of samples is left out of its sums.
 #pragma once
 
 #include <algorithm>
@@ -96,8 +96,8 @@ struct Network {
         left_bytes(round_up(tile.panel_bytes(tile.rows, p.N), 64)),
         J0(0) {}
 
-  // How many of `threads` (0 = all) are worth their barriers: one for every 2^18 products of a step,
-  // which take as long as some barriers do (8 us, 1 us). No result depends on it.
+  // How many of `threads` (0 = all) are worth their meeting: one for every 2^18 products of a step,
+  // which take as long as some phases cost (8 us, 1 us each). No result depends on it.
   int team(int threads) const {
     const double products =
         static_cast<double>(B) * static_cast<double>(K + 1) * static_cast<double>(N * N);
@@ -135,13 +135,11 @@ struct Network {
   }
 
   void fill_parameters();
-  // Coefficients of all steps, zero for masked samples where `drop_masked`; then, behind a barrier,
-  // `any` of them.
-  void fill_coefficients(const Member& m, bool drop_masked);
-  void fill_any(const Member& m);
+  // Coefficients of all steps, zero for masked samples where `drop_masked`; then `any` of them.
+  void fill_coefficients(Member& m, bool drop_masked);
+  void fill_any(Member& m);
   // W (or its transpose) as panels; only the channels in `which`, or all.
-  void pack_weights(const Member& m, bool transposed, const unsigned char* which,
-                    std::byte* to) const;
+  void pack_weights(Member& m, bool transposed, const unsigned char* which, std::byte* to) const;
   void pack_left(std::int64_t i, const Real* rows_of_tile) const;
   // Asks a product for s . z_k beside sum_k c_k z_k.
   struct ChannelDots {
@@ -150,14 +148,26 @@ struct Network {
     Real* partial;             // [padded_B][K + 1][panels], to be summed over panels
   };
   // y[b] = sum_k c_k z_k with z_k = s W_k^T for all samples of step t, from `left`.
-  void multiply(const Member& m, std::int64_t t, const std::byte* all_weights, Real* y,
+  void multiply(Member& m, std::int64_t t, const std::byte* all_weights, Real* y,
                 const ChannelDots* dots = nullptr) const;
+  // f(b) for every sample, the tiles of samples spread over the team; then g(i) for every tile.
+  template <class F, class G>
+  void each_sample(Member& m, F&& f, G&& g) const {
+    m.each(batch_tiles, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        for (std::int64_t b = i * tile.rows; b < i * tile.rows + count(i); ++b) f(b);
+        g(i);
+      }
+    });
+  }
   void load_state(const TensorView& v, std::int64_t b, Real* to) const {
     row.load(row_at2(v, b), N, to);
     std::fill(to + N, to + ld, Real(0));
   }
 
  private:
+  void fill_coefficients(std::int64_t t, std::int64_t i, bool drop_masked);
+  void pack_panel(bool transposed, std::int64_t k, std::int64_t panel, std::byte* to) const;
   void multiply_tile(std::int64_t t, std::int64_t panel, std::int64_t d0, std::int64_t i,
                      const std::byte* all_weights, Real* y, const ChannelDots* dots) const;
 };
