@@ -11,6 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "annulus/core/macros.h"
+
 namespace annulus::cpu {
 
 enum class Arithmetic : std::uint8_t {
@@ -64,12 +66,12 @@ struct Tiles {
 
 // The tiles for this machine; the same object for the life of the process.
 template <class Real>
-const Tiles<Real>& tiles(Arithmetic arithmetic);
+ANNULUS_API const Tiles<Real>& tiles(Arithmetic arithmetic);
 
 template <>
-const Tiles<float>& tiles<float>(Arithmetic arithmetic);
+ANNULUS_API const Tiles<float>& tiles<float>(Arithmetic arithmetic);
 template <>
-const Tiles<double>& tiles<double>(Arithmetic arithmetic);  // kPlain alone
+ANNULUS_API const Tiles<double>& tiles<double>(Arithmetic arithmetic);  // kPlain alone
 
 namespace detail {
 // By machine: nullptr where the instructions are not there.

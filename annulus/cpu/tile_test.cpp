@@ -1,0 +1,162 @@
+// Tiles of this machine against plain sums: packing from rows and columns, gathered and scaled, odd
+// depths, tiles that are not full, several right operands, dots. Small whole numbers are exact in
+// every arithmetic, so what is misplaced shows in full; random numbers show the arithmetic's error.
+
+#include "annulus/cpu/tile.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace annulus::cpu {
+namespace {
+
+struct Panel {
+  explicit Panel(std::int64_t bytes)
+      : data(std::aligned_alloc(64, static_cast<std::size_t>((bytes + 63) / 64 * 64)), std::free) {}
+  std::unique_ptr<void, void (*)(void*)> data;
+};
+
+// One operand: rows in the order of the product, and how they are given to the packing.
+template <class Real>
+struct Operand {
+  std::vector<Real> value;  // [R][depth], zero from `valid` on
+  Panel panel;
+};
+
+template <class Real>
+class TileCheck {
+ public:
+  TileCheck(const Tiles<Real>& tiles, unsigned seed, bool whole)
+      : tiles_(tiles), random_(seed), whole_(whole) {}
+
+  // The largest error of the products and dots, relative to the sums of their terms' sizes.
+  double worst() {
+    double worst = 0;
+    const std::int64_t depth = 1 + below(75);
+    const int rows = 1 + below(tiles_.rows), count = 1 + below(3);
+    const bool add = below(2) == 1, dots = below(2) == 1;
+    const Operand<Real> a = operand(tiles_.rows, rows, depth);
+    std::vector<Operand<Real>> b;
+    std::vector<std::vector<Real>> scale;
+    std::vector<Factor<Real>> factors;
+    for (int f = 0; f < count; ++f) {
+      b.push_back(operand(tiles_.cols, 1 + below(tiles_.cols), depth));
+      scale.push_back(numbers(tiles_.rows));
+    }
+    for (int f = 0; f < count; ++f) {
+      const auto k = static_cast<std::size_t>(f);
+      if (f == 1) scale[k].assign(scale[k].size(), Real(1));
+      factors.push_back({b[k].panel.data.get(), f == 1 ? nullptr : scale[k].data()});
+    }
+    const std::int64_t ld = tiles_.cols + 3;
+    const std::vector<Real> old = numbers(tiles_.rows * ld);
+    const std::vector<Real> s = numbers(tiles_.rows * ld);
+    std::vector<Real> y = old, dot(static_cast<std::size_t>(count * tiles_.rows));
+    const Dots<Real> asked = {s.data(), ld, dot.data()};
+    tiles_.multiply(a.panel.data.get(), factors.data(), count, depth, rows, y.data(), ld, add,
+                    dots ? &asked : nullptr);
+    const auto at = [](const std::vector<Real>& v, std::int64_t i) {
+      return static_cast<double>(v[static_cast<std::size_t>(i)]);
+    };
+    for (int r = 0; r < rows; ++r) {
+      std::vector<double> sum_dot(b.size(), 0.0), size_dot(b.size(), 1e-3);
+      for (int c = 0; c < tiles_.cols; ++c) {
+        double sum = add ? at(old, r * ld + c) : 0, size = std::fabs(sum) + 1e-3;
+        for (std::size_t f = 0; f < b.size(); ++f) {
+          for (std::int64_t d = 0; d < depth; ++d) {
+            const double term = at(a.value, r * depth + d) * at(b[f].value, c * depth + d);
+            sum += term * at(scale[f], r);
+            size += std::fabs(term * at(scale[f], r));
+            sum_dot[f] += term * at(s, r * ld + c);
+            size_dot[f] += std::fabs(term * at(s, r * ld + c));
+          }
+        }
+        worst = std::max(worst, std::fabs(at(y, r * ld + c) - sum) / size);
+      }
+      for (std::size_t f = 0; dots && f < b.size(); ++f) {
+        const double got = at(dot, static_cast<std::int64_t>(f) * tiles_.rows + r);
+        worst = std::max(worst, std::fabs(got - sum_dot[f]) / size_dot[f]);
+      }
+    }
+    return worst;
+  }
+
+ private:
+  int below(int n) { return static_cast<int>(random_() % static_cast<unsigned>(n)); }
+  Real number() {
+    return whole_ ? static_cast<Real>(below(7) - 3)
+                  : static_cast<Real>(std::normal_distribution<double>()(random_));
+  }
+  std::vector<Real> numbers(std::int64_t n) {
+    std::vector<Real> v(static_cast<std::size_t>(n));
+    for (Real& x : v) x = number();
+    return v;
+  }
+
+  // Packed from rows, or from columns in another order and with a factor each.
+  Operand<Real> operand(int R, int valid, std::int64_t depth) {
+    Operand<Real> o{std::vector<Real>(static_cast<std::size_t>(R * depth), Real(0)),
+                    Panel(tiles_.panel_bytes(R, depth))};
+    const auto value = [&](std::int64_t r, std::int64_t d) -> Real& {
+      return o.value[static_cast<std::size_t>(r * depth + d)];
+    };
+    if (below(2) == 0) {
+      const std::int64_t ld = depth + below(4);
+      const std::vector<Real> x = numbers(valid * ld);
+      for (std::int64_t r = 0; r < valid; ++r) {
+        for (std::int64_t d = 0; d < depth; ++d)
+          value(r, d) = x[static_cast<std::size_t>(r * ld + d)];
+      }
+      tiles_.pack_rows(x.data(), ld, valid, depth, R, o.panel.data.get());
+      return o;
+    }
+    const std::int64_t ld = valid + below(4);
+    const std::vector<Real> x = numbers(depth * ld);
+    const bool gather = below(2) == 1, scaled = below(2) == 1;
+    const std::vector<Real> scale = numbers(depth);
+    std::vector<std::int32_t> index;
+    for (std::int64_t d = 0; d < depth; ++d) {
+      index.push_back(below(static_cast<int>(depth)));
+      const std::int64_t from = gather ? index.back() : d;
+      for (std::int64_t r = 0; r < valid; ++r) {
+        value(r, d) = x[static_cast<std::size_t>(from * ld + r)] *
+                      (scaled ? scale[static_cast<std::size_t>(d)] : Real(1));
+      }
+    }
+    tiles_.pack_columns(x.data(), ld, gather ? index.data() : nullptr,
+                        scaled ? scale.data() : nullptr, valid, depth, R, o.panel.data.get());
+    return o;
+  }
+
+  const Tiles<Real>& tiles_;
+  std::mt19937 random_;
+  bool whole_;
+};
+
+template <class Real>
+void check(Arithmetic arithmetic, double limit) {
+  const Tiles<Real>& t = tiles<Real>(arithmetic);
+  SCOPED_TRACE(std::string(t.name) + ", " + std::to_string(t.rows) + " x " +
+               std::to_string(t.cols));
+  for (unsigned seed = 0; seed < 300; ++seed) {
+    EXPECT_EQ(TileCheck<Real>(t, seed, true).worst(), 0) << "whole numbers, seed " << seed;
+    EXPECT_LE(TileCheck<Real>(t, seed, false).worst(), limit) << "seed " << seed;
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+// Limits: of the size of the terms, twice the worst that rounding of operands and sums may do.
+TEST(Tile, F64) { check<double>(Arithmetic::kPlain, 1e-14); }
+TEST(Tile, F32) { check<float>(Arithmetic::kPlain, 2e-6); }
+TEST(Tile, Bf16) { check<float>(Arithmetic::kBf16, 2e-2); }
+TEST(Tile, Bf16x3) { check<float>(Arithmetic::kBf16x3, 6e-5); }
+TEST(Tile, Bf16x6) { check<float>(Arithmetic::kBf16x6, 2e-6); }
+
+}  // namespace
+}  // namespace annulus::cpu
