@@ -39,7 +39,7 @@ struct Plan {
 
   // Rows of out.saved.
   std::int64_t saved_steps() const {
-    return checkpoint == 0 ? T : (T + checkpoint - 1) / checkpoint;
+    return checkpoint == 0 ? T : T / checkpoint + (T % checkpoint != 0 ? 1 : 0);
   }
   // A gradient that needs the weights' outer products.
   bool needs_dweights() const { return grad.dWa.defined() || grad.dWo.defined(); }
