@@ -309,11 +309,9 @@ Case ring_rnn_case(const RingRnnProblem& p) {
   c.draw = [p](Rng& rng, const TensorSpec& spec, std::span<double> values) {
     ring_rnn_draw(p, rng, spec, values);
   };
-  if (p.activation == RingActivation::kRelu && p.drive) {
-    c.refine = [p](const Call&, std::vector<std::vector<double>>& inputs) {
-      ring_rnn_keep_off_kink(p, inputs);
-    };
-  }
+  c.refine = [p](const Call&, std::vector<std::vector<double>>& inputs) {
+    ring_rnn_refine(p, inputs);
+  };
   return c;
 }
 

@@ -83,10 +83,13 @@ std::int64_t ring_live_channels(const RingRnnProblem& p);
 // Values of one input. Also good for the first values of a tensor alone.
 void ring_rnn_draw(const RingRnnProblem& p, Rng& rng, const TensorSpec& spec,
                    std::span<double> values);
-// relu has no slope at 0, so two right programs disagree by a whole term where y is 0 but for its
-// rounding. Pushes the drive of such units away from 0, by several times what the precision can
-// move y; `inputs` are those of the forward, in its order.
-void ring_rnn_keep_off_kink(const RingRnnProblem& p, std::vector<std::vector<double>>& inputs);
+// A last look at the drawn inputs (those of the forward, in its order), which keeps units off the
+// places where two right programs disagree:
+// - relu has no slope at 0. Pushes the drive of units whose y is nearly 0 away from it, by several
+//   times what the precision can move y.
+// - tanh' = 1 - tanh^2 is a difference of equal numbers where all units of a state are saturated.
+//   Makes weights and drive smaller until no state is.
+void ring_rnn_refine(const RingRnnProblem& p, std::vector<std::vector<double>>& inputs);
 // Share of all units and steps with y > 0, in the definition: a dead network has none.
 double ring_active_share(const RingRnnProblem& p);
 

@@ -370,8 +370,11 @@ RingRnnProblem ring_rnn_fuzz_problem(std::uint64_t seed) {
     p.gain *= std::numbers::sqrt2;
     const bool exact = p.dtype == DType::kF64 || p.precision == RingPrecision::kFp32 ||
                        p.precision == RingPrecision::kBf16x6;
-    if (!exact) p.drive = true;  // see ring_rnn_keep_off_kink
-    if (!p.drive) p.J0 = std::abs(p.J0);
+    if (!exact) p.drive = true;  // see ring_rnn_refine
+    if (!p.drive) {
+      p.J0 = std::abs(p.J0);
+      p.alpha = std::min(p.alpha, 0.5);  // a state of exact zeros sits on the kink
+    }
   }
   p.gradients = rng.below(3) == 0   ? static_cast<unsigned>(kRingAllGradients)
                 : rng.below(4) == 0 ? 0u

@@ -50,7 +50,7 @@ double slope(RingActivation f, double y) {
     case RingActivation::kGelu:
       return normal_distribution(y) + y * normal_density(y);
     case RingActivation::kTanh:
-      return 1 - std::tanh(y) * std::tanh(y);
+      return 1 / (std::cosh(y) * std::cosh(y));
     case RingActivation::kSilu:
       return sigmoid(y) * (1 + y * (1 - sigmoid(y)));
   }
