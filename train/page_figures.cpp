@@ -169,9 +169,10 @@ std::string error_by_length_figure(const Results& results) {
     T = std::max(T, static_cast<double>(p.T));
   }
   c.x = steps_axis(T);
+  // A network that loses its way is wrong a hundred times as much as one that does not.
+  c.y.log = true;
   fit(c.y, c.lines);
-  c.y.low = 0;
-  c.y.label = "mean circular error at that step, rad";
+  c.y.label = "mean circular error at that step, rad, log scale";
   c.rules.push_back({true, length, "training length"});
   c.rules.push_back({false, results.turning_at_once, "turning at once"});
   return draw(c);

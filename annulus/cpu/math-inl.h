@@ -20,7 +20,7 @@ namespace annulus::cpu::HWY_NAMESPACE {
 // which a last multiplication takes back, and rounds subnormal results as it should.
 HWY_INLINE VF exp_negative(VF x) {
   const F32 d;
-  const hn::RebindToSigned<F32> di;
+  const hn::RebindToUnsigned<F32> du;  // a sum that wraps, for a NaN, is defined
   const VF magic = hn::Set(d, 12582912.0f + 64.0f);
   const VF bounded = hn::Max(x, hn::Set(d, -104.0f));
   const VF shifted = hn::MulAdd(bounded, hn::Set(d, 1.44269504f), magic);
@@ -35,8 +35,8 @@ HWY_INLINE VF exp_negative(VF x) {
   p = hn::MulAdd(p, r, hn::Set(d, 0.499999934f));
   p = hn::MulAdd(p, hn::Mul(r, r), r);
   p = hn::Add(p, hn::Set(d, 1.0f));
-  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(di, shifted));
-  const VF scaled = hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent));
+  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(du, shifted));
+  const VF scaled = hn::BitCast(d, hn::Add(hn::BitCast(du, p), exponent));
   return hn::Mul(scaled, hn::Set(d, 0x1p-64f));
 }
 
