@@ -60,7 +60,8 @@ class Worker {
         base_(scratch.worker_reals +
               index * (Phases<T>::reals(width_) + Scratch<T>::kRows * width_)),
         phase_(scratch.segments, scratch.tables, base_,
-               scratch.worker_turns + index * Phases<T>::turns(width_)),
+               scratch.worker_turns + index * Phases<T>::turns(width_),
+               scratch.worker_places + index * Phases<T>::places(width_)),
         hardware_bf16_(annulus::cpu::has_arm_bf16()) {
     Real* p = base_ + Phases<T>::reals(width_);
     row_.cos = p;
@@ -181,30 +182,30 @@ class Worker {
   void for_tiles(std::int64_t begin, std::int64_t end, std::int64_t b0, std::int64_t b1, F&& f) {
     const std::int64_t group = plan_.offsets.defined() ? 1 : b1 - b0;
     for (std::int64_t b = b0; b < b1; b += group) {
-      for (std::int64_t t0 = begin; t0 < end; t0 += kTile) {
-        const int tokens = static_cast<int>(std::min<std::int64_t>(kTile, end - t0));
-        for (int i = 0; i < tokens; ++i) {
+      for (std::int64_t t0 = begin; t0 < end;) {
+        int tokens = 0;
+        phase_.start_tile();
+        for (; tokens < kTile && t0 + tokens < end && phase_.has_room(); ++tokens) {
           std::int64_t position[LrpeGrid::kMaxAxes] = {};
-          if (t0 + i < plan_.prefix) {
-            phase_.set_zero_phase(i);
+          if (t0 + tokens < plan_.prefix) {
+            phase_.set_zero_phase(tokens);
           } else {
-            positions(t0 + i, b, position);
-            phase_.set_positions(i, position);
+            positions(t0 + tokens, b, position);
+            phase_.set_positions(tokens, position);
           }
-          remember(i, position);
+          remember(tokens, position);
         }
         f(b, b + group, t0, tokens);
+        t0 += tokens;
       }
     }
   }
 
   // The direct path: rows go from `in` to `out` without a stop, one sequence after the other.
   void turn_tiles(const Place& place, const Operand& in, const Operand& out, Direction direction) {
-    // Two sequences at once share the making of the phases. Not in place, and not where four streams of full
-    // width would be written in turn (on Neoverse-V1, 4096 tokens, one thread, one at a time / two at once: f32
-    // forward 7.7 / 13.8 ms, f32 backward 8.9 / 7.0, bf16 forward 9.0 / 7.8, bf16 backward 9.8 / 7.3).
-    const bool two_at_once =
-        whole_lines(out) && in.first != out.first && (sizeof(T) == 2 || out.second == nullptr);
+    // Two sequences at once share the making of the phases; not in place, and only where a block of columns
+    // is whole lines (lrpe_cosine_direct-inl.h).
+    const bool two_at_once = whole_lines(out) && in.first != out.first;
     for_tiles(place.begin, place.end, 0, plan_.B,
               [&](std::int64_t first, std::int64_t last, std::int64_t t0, int tokens) {
                 std::int64_t b = first;

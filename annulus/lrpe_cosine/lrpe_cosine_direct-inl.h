@@ -64,6 +64,13 @@ struct TokenRows {
   T *y1, *y2;
   std::int64_t x_step, y_step;
   std::int64_t x_next, y_next;  // to the second sequence, where two are turned at once
+
+  void next_token() {
+    x1 += x_step;
+    x2 += x_step;
+    y1 += y_step;
+    y2 += y_step;
+  }
 };
 
 // One element, as the vectors do it.
@@ -86,260 +93,240 @@ HWY_INLINE void turn_scalar(const T* x1, const T* x2, T* y1, T* y2, std::int64_t
   }
 }
 
-// Two vectors of x (and their pairs), turned.
-template <Turn2 kTurn, class Io, class T>
-HWY_INLINE void apply_vectors(simd_t s0, simd_t c0, simd_t s1, simd_t c1, const T* x1, const T* x2,
-                              T* y1, T* y2) {
-  simd_t a0, a1;
-  Io::load2(x1, a0, a1);
-  if constexpr (kTurn == Turn2::kSpread) {
-    Io::store2(ops::mul(a0, c0), ops::mul(a1, c1), y1);
-    Io::store2(ops::mul(a0, s0), ops::mul(a1, s1), y2);
+// The two components of a vector once turned.
+template <Turn2 kTurn>
+HWY_INLINE simd_t first_of(simd_t a, [[maybe_unused]] simd_t b, simd_t s, simd_t c) {
+  const simd_t ac = ops::mul(a, c);
+  if constexpr (kTurn == Turn2::kSpread) return ac;
+  if constexpr (kTurn == Turn2::kRotate) return ops::neg_mul_add(b, s, ac);
+  return ops::mul_add(b, s, ac);
+}
+template <Turn2 kTurn>
+HWY_INLINE simd_t second_of(simd_t a, [[maybe_unused]] simd_t b, simd_t s, simd_t c) {
+  if constexpr (kTurn == Turn2::kSpread) return ops::mul(a, s);
+  if constexpr (kTurn == Turn2::kRotate) return ops::mul_add(b, c, ops::mul(a, s));
+  return ops::neg_mul_add(a, s, ops::mul(b, c));
+}
+
+// kVectors (an even number) vectors of x and of their pairs, turned: all of them of y1, then all of y2.
+// Where there are two in and two out, x may be y: nothing is written before all is read.
+template <Turn2 kTurn, class Io, int kVectors, class T>
+HWY_INLINE void apply_vectors(const simd_t (&s)[kVectors], const simd_t (&c)[kVectors],
+                              const T* x1, const T* x2, T* y1, T* y2) {
+  const auto lanes = static_cast<std::int64_t>(simd::lanes());
+  if constexpr (kTurn == Turn2::kGather) {
+    ANNULUS_UNROLL
+    for (int u = 0; u < kVectors; u += 2) {
+      simd_t a0, a1, b0, b1;
+      Io::load2(x1 + u * lanes, a0, a1);
+      Io::load2(x2 + u * lanes, b0, b1);
+      Io::store2(first_of<kTurn>(a0, b0, s[u], c[u]), first_of<kTurn>(a1, b1, s[u + 1], c[u + 1]),
+                 y1 + u * lanes);
+    }
   } else {
-    simd_t b0, b1;
-    Io::load2(x2, b0, b1);
-    if constexpr (kTurn == Turn2::kRotate) {
-      Io::store2(ops::neg_mul_add(b0, s0, ops::mul(a0, c0)),
-                 ops::neg_mul_add(b1, s1, ops::mul(a1, c1)), y1);
-      Io::store2(ops::mul_add(b0, c0, ops::mul(a0, s0)), ops::mul_add(b1, c1, ops::mul(a1, s1)),
-                 y2);
-    } else {
-      Io::store2(ops::mul_add(b0, s0, ops::mul(a0, c0)), ops::mul_add(b1, s1, ops::mul(a1, c1)),
-                 y1);
-      if constexpr (kTurn == Turn2::kRotateBack) {
-        Io::store2(ops::neg_mul_add(a0, s0, ops::mul(b0, c0)),
-                   ops::neg_mul_add(a1, s1, ops::mul(b1, c1)), y2);
+    simd_t a[kVectors];
+    simd_t b[kVectors];
+    ANNULUS_UNROLL
+    for (int u = 0; u < kVectors; u += 2) {
+      Io::load2(x1 + u * lanes, a[u], a[u + 1]);
+      if constexpr (kTurn == Turn2::kSpread) {
+        b[u] = b[u + 1] = a[u];  // not used
+      } else {
+        Io::load2(x2 + u * lanes, b[u], b[u + 1]);
       }
     }
+    ANNULUS_UNROLL
+    for (int u = 0; u < kVectors; u += 2) {
+      Io::store2(first_of<kTurn>(a[u], b[u], s[u], c[u]),
+                 first_of<kTurn>(a[u + 1], b[u + 1], s[u + 1], c[u + 1]), y1 + u * lanes);
+    }
+    ANNULUS_UNROLL
+    for (int u = 0; u < kVectors; u += 2) {
+      Io::store2(second_of<kTurn>(a[u], b[u], s[u], c[u]),
+                 second_of<kTurn>(a[u + 1], b[u + 1], s[u + 1], c[u + 1]), y2 + u * lanes);
+    }
   }
 }
 
-// Two vectors of columns from k on, of kSequences sequences `x_next` and `y_next` apart: their phase, x, and
-// out. `far`: no |sin cos| was near zero so far.
-template <Turn2 kTurn, class Io, bool kWatch, int kSequences, class T>
-HWY_INLINE void turn_vectors(const float* ac, const float* as, const float* fc, const float* fs,
-                             std::int64_t k, const T* x1, const T* x2, T* y1, T* y2,
-                             [[maybe_unused]] std::int64_t x_next,
-                             [[maybe_unused]] std::int64_t y_next, [[maybe_unused]] ops::Far& far) {
-  const std::int64_t k1 = k + static_cast<std::int64_t>(simd::lanes());
-  simd_t s0, c0, s1, c1;
-  compose_vector(ac + k, as + k, fc + k, fs + k, s0, c0);
-  compose_vector(ac + k1, as + k1, fc + k1, fs + k1, s1, c1);
-  if constexpr (kWatch) {
-    far = ops::still_far(far, ops::mul(c0, s0), kNearZero<T>);
-    far = ops::still_far(far, ops::mul(c1, s1), kNearZero<T>);
-  }
-  apply_vectors<kTurn, Io>(s0, c0, s1, c1, x1 + k, x2 + k, y1 + k, y2 + k);
+// The columns [k, k + kVectors vectors) of a token's rows, of one sequence or two.
+template <Turn2 kTurn, class Io, int kSequences, int kVectors, class T>
+HWY_INLINE void apply_columns(const simd_t (&s)[kVectors], const simd_t (&c)[kVectors],
+                              const TokenRows<T>& rows, std::int64_t k) {
+  apply_vectors<kTurn, Io>(s, c, rows.x1 + k, rows.x2 + k, rows.y1 + k, rows.y2 + k);
   if constexpr (kSequences == 2) {
-    apply_vectors<kTurn, Io>(s0, c0, s1, c1, x1 + x_next + k, x2 + x_next + k, y1 + y_next + k,
-                             y2 + y_next + k);
+    const std::int64_t x = rows.x_next + k;
+    const std::int64_t y = rows.y_next + k;
+    apply_vectors<kTurn, Io>(s, c, rows.x1 + x, rows.x2 + x, rows.y1 + y, rows.y2 + y);
   }
 }
 
-// The same where the columns lie on two axes: the first `split` on segment i, whose columns begin `before`
-// columns earlier, the others on segment i + 1.
-template <Turn2 kTurn, class Io, bool kWatch, int kSequences, class T>
-HWY_INLINE void turn_edge(const TokenPhase& p, const TokenPhase& q, std::int64_t before,
-                          std::int64_t split, const T* x1, const T* x2, T* y1, T* y2,
-                          std::int64_t x_next, std::int64_t y_next,
-                          [[maybe_unused]] ops::Far& far) {
+// The segment that holds a column.
+inline int segment_of(const Segments& segments, std::int64_t column) {
+  int i = 0;
+  while (column >= segments.at[i].column + segments.at[i].length) ++i;
+  return i;
+}
+
+// One vector of columns from `column` on, whichever segments they lie on.
+template <class PhasesT>
+HWY_INLINE void compose_anywhere(const Segments& segments, const PhasesT& phases, int token,
+                                 std::int64_t column, simd_t& s, simd_t& c) {
   const auto lanes = static_cast<std::int64_t>(simd::lanes());
-  simd_t s0, c0, s1, c1, s2, c2, s3, c3;
-  compose_vector(p, before, s0, c0);
-  compose_vector(p, before + lanes, s1, c1);
-  compose_vector(q, -split, s2, c2);
-  compose_vector(q, -split + lanes, s3, c3);
-  if constexpr (kWatch) {
-    // At position 0 the product is exact: no second look, though the sines are 0.
-    if (p.position != 0) {
-      far = ops::still_far(far, ops::mul(c0, s0), kNearZero<T>);
-      far = ops::still_far(far, ops::mul(c1, s1), kNearZero<T>);
-    }
-    if (q.position != 0) {
-      far = ops::still_far(far, ops::mul(c2, s2), kNearZero<T>);
-      far = ops::still_far(far, ops::mul(c3, s3), kNearZero<T>);
-    }
+  const int i = segment_of(segments, column);
+  const Segment& g = segments.at[i];
+  const std::int64_t here = g.column + g.length - column;  // columns on this segment
+  if (here >= lanes) return compose_vector(phases.at(i, token), column - g.column, s, c);
+  if (lanes - here <= segments.at[i + 1].length) {
+    simd_t s1, c1;  // what lies beside a segment is padding: read, and spliced away
+    compose_vector(phases.at(i, token), column - g.column, s, c);
+    compose_vector(phases.at(i + 1, token), -here, s1, c1);
+    s = ops::splice(here, s, s1);
+    c = ops::splice(here, c, c1);
+    return;
   }
-  s0 = ops::splice(split, s0, s2);
-  c0 = ops::splice(split, c0, c2);
-  s1 = ops::splice(split - lanes, s1, s3);
-  c1 = ops::splice(split - lanes, c1, c3);
-  apply_vectors<kTurn, Io>(s0, c0, s1, c1, x1, x2, y1, y2);
-  if constexpr (kSequences == 2) {
-    apply_vectors<kTurn, Io>(s0, c0, s1, c1, x1 + x_next, x2 + x_next, y1 + y_next, y2 + y_next);
+  float sines[kRowPad], cosines[kRowPad];
+  for (std::int64_t q = 0; q < lanes; ++q) {
+    const int at = segment_of(segments, column + q);
+    compose(phases.at(at, token), column + q - segments.at[at].column, sines[q], cosines[q]);
   }
+  s = simd::load(sines);
+  c = simd::load(cosines);
 }
 
-// Elements [begin, end) of segment i, one at a time: what is left over of a row.
-template <Turn2 kTurn, class T, class PhasesT>
-HWY_NOINLINE void turn_scalars(const PhasesT& phases, int i, int token, std::int64_t begin,
-                               std::int64_t end, const T* x1, const T* x2, T* y1, T* y2) {
+// kVectors vectors from column k on: at `offset` of one segment, or anywhere.
+template <Turn2 kTurn, class Io, int kSequences, int kVectors, class T>
+HWY_INLINE void turn_block(const float* ac, const float* as, const float* fc, const float* fs,
+                           std::int64_t offset, const TokenRows<T>& rows, std::int64_t k) {
+  const auto lanes = static_cast<std::int64_t>(simd::lanes());
+  simd_t s[kVectors];
+  simd_t c[kVectors];
+  ANNULUS_UNROLL
+  for (int u = 0; u < kVectors; ++u) {
+    const std::int64_t q = offset + u * lanes;
+    compose_vector(ac + q, as + q, fc + q, fs + q, s[u], c[u]);
+  }
+  apply_columns<kTurn, Io, kSequences>(s, c, rows, k);
+}
+template <Turn2 kTurn, class Io, int kSequences, int kVectors, class T, class PhasesT>
+HWY_INLINE void turn_block_anywhere(const Segments& segments, const PhasesT& phases, int token,
+                                    const TokenRows<T>& rows, std::int64_t k) {
+  const auto lanes = static_cast<std::int64_t>(simd::lanes());
+  simd_t s[kVectors];
+  simd_t c[kVectors];
+  ANNULUS_UNROLL
+  for (int u = 0; u < kVectors; ++u) {
+    compose_anywhere(segments, phases, token, k + u * lanes, s[u], c[u]);
+  }
+  apply_columns<kTurn, Io, kSequences>(s, c, rows, k);
+}
+
+// Columns [begin, end), one at a time: what is left over of a row.
+template <Turn2 kTurn, int kSequences, class T, class PhasesT>
+HWY_NOINLINE void turn_scalars(const Segments& segments, const PhasesT& phases, int token,
+                               const TokenRows<T>& rows, std::int64_t begin, std::int64_t end) {
   for (std::int64_t k = begin; k < end; ++k) {
+    const int i = segment_of(segments, k);
     float s = 0;
     float c = 0;
-    compose(phases.at(i, token), k, s, c);
-    if (PhasesT::kExactNearZero && phases.watched(i, token) && phases.coarse(s, c)) {
-      phases.exact(i, token, k, s, c);
+    compose(phases.at(i, token), k - segments.at[i].column, s, c);
+    turn_scalar<kTurn>(rows.x1, rows.x2, rows.y1, rows.y2, k, s, c);
+    if constexpr (kSequences == 2) {
+      turn_scalar<kTurn>(rows.x1 + rows.x_next, rows.x2 + rows.x_next, rows.y1 + rows.y_next,
+                         rows.y2 + rows.y_next, k, s, c);
     }
-    turn_scalar<kTurn>(x1, x2, y1, y2, k, s, c);
   }
 }
 
-// The vectors of segment i that hold an element too close to a zero, again and one element at a
-// time.
-template <Turn2 kTurn, class T, class PhasesT>
-HWY_NOINLINE void mend(const PhasesT& phases, int i, int token, std::int64_t n, const T* x1,
-                       const T* x2, T* y1, T* y2) {
-  const auto lanes = static_cast<std::int64_t>(simd::lanes());
-  for (std::int64_t k = 0; k < n; k += lanes) {
-    simd_t s, c;
-    compose_vector(phases.at(i, token), k, s, c);
-    if (!ops::some_near(ops::still_far(ops::all_far(), ops::mul(c, s), kNearZero<T>))) continue;
-    turn_scalars<kTurn>(phases, i, token, k, std::min(k + lanes, n), x1, x2, y1, y2);
-  }
-}
+// How many vectors make a block: a cache line of y where the registers allow. A core that sees a line
+// written whole does not fetch it first, even where the lines of four rows come in turn; with half a line
+// of each at a time it fetches every one (Neoverse-V1, two sequences at once, 4096 tokens in fp32, one
+// thread: 12.4 ms with half lines, 2.5 with whole ones, which is what a copy takes).
+inline constexpr int kMaxLanes =
+#if ANNULUS_HAVE_HWY
+    static_cast<int>(hwy::HWY_NAMESPACE::MaxLanes(simd::F32()));
+#else
+    1;
+#endif
+template <Turn2 kTurn, class T>
+inline constexpr int kBlockVectors = std::clamp<int>(
+    64 / static_cast<int>(sizeof(T)) / kMaxLanes, 2,
+    // Sines, cosines and both components of x live at once.
+    kTurn == Turn2::kRotate || kTurn == Turn2::kRotateBack ? 4 : 8);
 
-// A tile of one sequence. It is a leaf that keeps everything in registers, because of the hardware:
-// a store to anywhere else between two rows of y (a spilled register is enough), or rows of two
-// sequences in turn, end the core's write streaming, and every line of y is then fetched before it
-// is overwritten. Measured on Neoverse-V1, 4096 tokens in fp32: 12.8 ms with such stores, 3.4
-// without. For the same reason the phases are made again for each sequence, four operations an
-// element, rather than stored in a row of their own.
+// A tile of one sequence or two whose segments are whole blocks. It is a leaf that keeps everything in
+// registers: a store to anywhere else between two rows of y (a spilled register is enough) ends the core's
+// write streaming too. For the same reason the phases are not stored in a row of their own but made on the
+// way, four operations an element.
 template <Turn2 kTurn, class Io, int kSequences, class T, class PhasesT>
-HWY_NOINLINE void turn_tile(const Segments& segments, const PhasesT& phases, TokenRows<T> rows,
-                            int tokens) {
-  constexpr bool kWatch = PhasesT::kExactNearZero;
-  const auto step = 2 * static_cast<std::int64_t>(simd::lanes());  // columns of turn_vectors
-  const bool in_place = rows.x1 == rows.y1;
-  const auto for_sequences = [&rows](auto&& f) {
-    f(std::int64_t{0}, std::int64_t{0});
-    if constexpr (kSequences == 2) f(rows.x_next, rows.y_next);
-  };
+HWY_NOINLINE void turn_tile_even(const Segments& segments, const PhasesT& phases, TokenRows<T> rows,
+                                 int tokens) {
+  constexpr int kVectors = kBlockVectors<kTurn, T>;
+  const std::int64_t block = kVectors * static_cast<std::int64_t>(simd::lanes());
   for (int token = 0; token < tokens; ++token) {
+    std::int64_t k = 0;
     for (int i = 0; i < segments.count; ++i) {
-      const std::int64_t n = segments.at[i].length;
-      const std::int64_t column = segments.at[i].column;
-      const T* x1 = rows.x1 + column;
-      const T* x2 = rows.x2 + column;
-      T* y1 = rows.y1 + column;
-      T* y2 = rows.y2 + column;
       // Pointers, one by one: a struct would be copied to the stack.
       const float* ac = phases.at(i, token).anchor_cos;
       const float* as = phases.at(i, token).anchor_sin;
       const float* fc = phases.at(i, token).fine_cos;
       const float* fs = phases.at(i, token).fine_sin;
-      // In place x is gone once it is turned, so the second look comes first.
-      if (kWatch && in_place && phases.any_coarse(i, token)) {
-        turn_scalars<kTurn>(phases, i, token, 0, n, x1, x2, y1, y2);
-        continue;
-      }
-      ops::Far far = ops::all_far();
-      std::int64_t k = 0;
-      for (; k + 2 * step <= n; k += 2 * step) {
-        turn_vectors<kTurn, Io, kWatch, kSequences>(ac, as, fc, fs, k, x1, x2, y1, y2, rows.x_next,
-                                                    rows.y_next, far);
-        turn_vectors<kTurn, Io, kWatch, kSequences>(ac, as, fc, fs, k + step, x1, x2, y1, y2,
-                                                    rows.x_next, rows.y_next, far);
-      }
-      for (; k + step <= n; k += step) {
-        turn_vectors<kTurn, Io, kWatch, kSequences>(ac, as, fc, fs, k, x1, x2, y1, y2, rows.x_next,
-                                                    rows.y_next, far);
-      }
-      if (k < n && k > 0 && !in_place) {  // the last vectors overlap the ones before
-        turn_vectors<kTurn, Io, kWatch, kSequences>(ac, as, fc, fs, n - step, x1, x2, y1, y2,
-                                                    rows.x_next, rows.y_next, far);
-      } else if (k < n) {
-        for_sequences([&](std::int64_t x, std::int64_t y) {
-          turn_scalars<kTurn>(phases, i, token, k, n, x1 + x, x2 + x, y1 + y, y2 + y);
-        });
-      }
-      if (kWatch && !in_place && ops::some_near(far) && phases.watched(i, token)) {
-        for_sequences([&](std::int64_t x, std::int64_t y) {
-          mend<kTurn>(phases, i, token, n, x1 + x, x2 + x, y1 + y, y2 + y);
-        });
+      for (std::int64_t q = 0; q < segments.at[i].length; q += block, k += block) {
+        turn_block<kTurn, Io, kSequences, kVectors>(ac, as, fc, fs, q, rows, k);
       }
     }
-    rows.x1 += rows.x_step;
-    rows.x2 += rows.x_step;
-    rows.y1 += rows.y_step;
-    rows.y2 += rows.y_step;
+    rows.next_token();
   }
 }
 
-// The same for axes whose columns do not fill whole vectors: vectors are counted from the start of the row, and
-// some hold the end of one segment and the start of the next. Each segment by itself, its last vectors
-// overlapping, leaves lines of y half written for a while, and again the core fetches them: 13.7 ms instead of 7.6
-// for a 3-D forward of 4096 tokens in fp32, one thread.
+// The same for any segments: blocks are counted from the start of the row, and some hold the end of one
+// segment and the start of the next. (Each segment by itself would leave lines of y half written for a while.)
 template <Turn2 kTurn, class Io, int kSequences, class T, class PhasesT>
-HWY_NOINLINE void turn_tile_across(const Segments& segments, const PhasesT& phases,
-                                   TokenRows<T> rows, int tokens) {
-  constexpr bool kWatch = PhasesT::kExactNearZero;
-  const auto step = 2 * static_cast<std::int64_t>(simd::lanes());
+HWY_NOINLINE void turn_tile_any(const Segments& segments, const PhasesT& phases, TokenRows<T> rows,
+                                int tokens) {
+  constexpr int kVectors = kBlockVectors<kTurn, T>;
+  const auto lanes = static_cast<std::int64_t>(simd::lanes());
+  const std::int64_t block = kVectors * lanes;
+  const std::int64_t pair = 2 * lanes;
+  const Segment& last = segments.at[segments.count - 1];
+  const std::int64_t columns = last.column + last.length;
+  const bool in_place = rows.x1 == rows.y1;
   for (int token = 0; token < tokens; ++token) {
-    ops::Far far = ops::all_far();
-    std::int64_t k = 0;  // column
-    for (int i = 0; i < segments.count; ++i) {
+    std::int64_t k = 0;
+    for (int i = 0; i < segments.count && k + block <= columns; ++i) {
       const std::int64_t column = segments.at[i].column;
       const std::int64_t end = column + segments.at[i].length;
-      const float* ac = phases.at(i, token).anchor_cos;
-      const float* as = phases.at(i, token).anchor_sin;
-      const float* fc = phases.at(i, token).fine_cos;
-      const float* fs = phases.at(i, token).fine_sin;
-      const ops::Far before = far;
-      for (; k + step <= end; k += step) {
-        turn_vectors<kTurn, Io, kWatch, kSequences>(
-            ac, as, fc, fs, k - column, rows.x1 + column, rows.x2 + column, rows.y1 + column,
-            rows.y2 + column, rows.x_next, rows.y_next, far);
+      const TokenPhase& p = phases.at(i, token);
+      for (; k + block <= end; k += block) {
+        turn_block<kTurn, Io, kSequences, kVectors>(p.anchor_cos, p.anchor_sin, p.fine_cos,
+                                                    p.fine_sin, k - column, rows, k);
       }
-      if (kWatch && !phases.watched(i, token)) far = before;
-      if (k < end) {
-        turn_edge<kTurn, Io, kWatch, kSequences>(
-            phases.at(i, token), phases.at(i + 1, token), k - column, end - k, rows.x1 + k,
-            rows.x2 + k, rows.y1 + k, rows.y2 + k, rows.x_next, rows.y_next, far);
-        k += step;
+      if (k < end && k + block <= columns) {
+        turn_block_anywhere<kTurn, Io, kSequences, kVectors>(segments, phases, token, rows, k);
+        k += block;
       }
     }
-    if (kWatch && ops::some_near(far)) {
-      for (int i = 0; i < segments.count; ++i) {
-        if (!phases.watched(i, token)) continue;
-        const Segment& g = segments.at[i];
-        for (std::int64_t n = 0; n < kSequences; ++n) {
-          const std::int64_t x = g.column + n * rows.x_next;
-          const std::int64_t y = g.column + n * rows.y_next;
-          mend<kTurn>(phases, i, token, g.length, rows.x1 + x, rows.x2 + x, rows.y1 + y,
-                      rows.y2 + y);
-        }
-      }
+    for (; k + pair <= columns; k += pair) {
+      turn_block_anywhere<kTurn, Io, kSequences, 2>(segments, phases, token, rows, k);
     }
-    rows.x1 += rows.x_step;
-    rows.x2 += rows.x_step;
-    rows.y1 += rows.y_step;
-    rows.y2 += rows.y_step;
+    if (k < columns && k > 0 && !in_place) {  // the last vectors overlap the ones before
+      turn_block_anywhere<kTurn, Io, kSequences, 2>(segments, phases, token, rows, columns - pair);
+    } else if (k < columns) {
+      turn_scalars<kTurn, kSequences>(segments, phases, token, rows, k, columns);
+    }
+    rows.next_token();
   }
-}
-
-// Whether that is the better way, and possible: whole vectors in all, none of them on three segments. In place the
-// second look must come before the first (turn_tile), but where there is none, any way will do.
-inline bool goes_across(const Segments& segments, bool watched_in_place) {
-  const auto step = 2 * static_cast<std::int64_t>(simd::lanes());
-  std::int64_t columns = 0;
-  bool uneven = false;
-  for (int i = 0; i < segments.count; ++i) {
-    if (segments.at[i].length < step) return false;
-    columns += segments.at[i].length;
-    uneven |= columns % step != 0;
-  }
-  return uneven && columns % step == 0 && !watched_in_place;
 }
 
 template <Turn2 kTurn, class Io, int kSequences, class T, class PhasesT>
-inline void turn_tile_best(const Segments& segments, const PhasesT& phases,
-                           const TokenRows<T>& rows, int tokens) {
-  const bool in_place = rows.x1 == rows.y1;
-  if (goes_across(segments, PhasesT::kExactNearZero && in_place)) {
-    turn_tile_across<kTurn, Io, kSequences>(segments, phases, rows, tokens);
+inline void turn_tile(const Segments& segments, const PhasesT& phases, const TokenRows<T>& rows,
+                      int tokens) {
+  const std::int64_t block = kBlockVectors<kTurn, T> * static_cast<std::int64_t>(simd::lanes());
+  bool even = true;
+  for (int i = 0; i < segments.count; ++i) even &= segments.at[i].length % block == 0;
+  if (even) {
+    turn_tile_even<kTurn, Io, kSequences>(segments, phases, rows, tokens);
   } else {
-    turn_tile<kTurn, Io, kSequences>(segments, phases, rows, tokens);
+    turn_tile_any<kTurn, Io, kSequences>(segments, phases, rows, tokens);
   }
 }
 
@@ -353,14 +340,14 @@ inline void turn_tile_as(const Segments& segments, const PhasesT& phases, TokenR
   if (!two_out) rows.y2 = rows.y1;
   if (direction == Direction::kForward) {
     if (two_in) {
-      turn_tile_best<Turn2::kRotate, Io, kSequences>(segments, phases, rows, tokens);
+      turn_tile<Turn2::kRotate, Io, kSequences>(segments, phases, rows, tokens);
     } else {
-      turn_tile_best<Turn2::kSpread, Io, kSequences>(segments, phases, rows, tokens);
+      turn_tile<Turn2::kSpread, Io, kSequences>(segments, phases, rows, tokens);
     }
   } else if (two_out) {
-    turn_tile_best<Turn2::kRotateBack, Io, kSequences>(segments, phases, rows, tokens);
+    turn_tile<Turn2::kRotateBack, Io, kSequences>(segments, phases, rows, tokens);
   } else {
-    turn_tile_best<Turn2::kGather, Io, kSequences>(segments, phases, rows, tokens);
+    turn_tile<Turn2::kGather, Io, kSequences>(segments, phases, rows, tokens);
   }
 }
 

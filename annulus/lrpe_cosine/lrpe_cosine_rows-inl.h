@@ -7,8 +7,9 @@
 //     cos(a + f) = cos a cos f - sin a sin f,    sin(a + f) = sin a cos f + cos a sin f
 // Positions, not places in the call, decide the split, so prefill and decode give the same bits.
 // The product is off by at most 1.5e-7 of the length of the pair (x1, x2), which keeps fp32's 2e-7;
-// but close to a zero of the sine that is more than a 16-bit ulp of the value itself. Those few
-// elements (2 % of rows hold one) are found by |sin cos| and computed again from the exact phase.
+// but close to a zero of the sine that is more than a 16-bit ulp of the value itself. A row that
+// holds such an element (3 % of the rows in bf16) is found beforehand, by 16 bits of its phases, and
+// made in a buffer of its own with those elements from the exact phase.
 //
 // fp64: every element from 128 bits of phase, by the reference's own function.
 #if defined(ANNULUS_LRPE_COSINE_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -34,7 +35,7 @@ namespace annulus::lrpe::HWY_NAMESPACE {
 
 namespace simd = annulus::cpu::HWY_NAMESPACE;
 
-inline constexpr int kFineBits = 4;
+inline constexpr int kFineBits = 5;
 inline constexpr std::int64_t kFine = std::int64_t{1} << kFineBits;
 // Rows are padded so that whole vectors (two of up to 16 lanes) may be read and written past their
 // end.
@@ -139,6 +140,12 @@ struct ThetaTables<float> {
     return fine + 2 * (row * kFine + f) * width;
   }
   float* fine_sin(std::int64_t row, std::int64_t f) const { return fine_cos(row, f) + width; }
+
+  // [rows][kFine][width]: the place of each phase in its quarter turn, for types that look for zeros.
+  std::uint16_t* near = nullptr;
+  std::uint16_t* fine_near(std::int64_t row, std::int64_t f) const {
+    return near + (row * kFine + f) * width;
+  }
 };
 template <>
 struct ThetaTables<double> {
@@ -147,8 +154,25 @@ struct ThetaTables<double> {
   double* poison = nullptr;  // 0, or NaN where theta is not finite
 };
 
-// sin and cos of n turns to fp32 accuracy; arrays are padded to kRowPad.
-inline void sincos_row(const std::uint64_t* turn, std::int64_t n, float* s, float* c) {
+// turn += step << bits, for n of them; arrays are padded to kRowPad.
+template <int kBits>
+inline void advance_turns(const std::uint64_t* step, std::int64_t n, std::uint64_t* turn) {
+#if ANNULUS_HAVE_HWY
+  namespace hn = hwy::HWY_NAMESPACE;
+  const hn::ScalableTag<std::uint64_t> d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  for (std::int64_t k = 0; k < n; k += lanes) {
+    hn::StoreU(hn::Add(hn::LoadU(d, turn + k), hn::ShiftLeft<kBits>(hn::LoadU(d, step + k))), d,
+               turn + k);
+  }
+#else
+  for (std::int64_t k = 0; k < n; ++k) turn[k] += step[k] << kBits;
+#endif
+}
+
+// sin and cos of n turns to fp32 accuracy; arrays are padded to kRowPad. Not inlined, so that its constants
+// find registers.
+HWY_NOINLINE void sincos_row(const std::uint64_t* turn, std::int64_t n, float* s, float* c) {
 #if ANNULUS_HAVE_HWY
   namespace hn = hwy::HWY_NAMESPACE;
   using P = SinCosF32;
@@ -199,10 +223,39 @@ inline constexpr float kNearZero<bfloat16> = 1.2e-4f;
 template <>
 inline constexpr float kNearZero<float16> = 8.0e-4f;
 
+// The same question in whole numbers, asked of all phases of a row: the place of a phase in its quarter
+// turn, in 2^-16 of one, is the sum of those of its anchor and its fine part; either is cut off, so
+// the sum is low by less than 2. |sin cos| < limit needs a place within 2 limit / pi quarter turns
+// of a whole one (the 1.01 holds the curvature and the rounding of sin and cos). kNearHalf is added
+// to the anchor's place: what is near then lies below kNearWindow.
+template <class T>
+inline constexpr int kNearHalf = static_cast<int>(kNearZero<T> * 65536 * 0.6366198f * 1.01f) + 3;
+template <class T>
+inline constexpr int kNearWindow = 2 * kNearHalf<T> - 2;
+inline std::uint16_t place_in_quarter(std::uint64_t turn) {
+  return static_cast<std::uint16_t>(turn << 2 >> 48);
+}
+// Whether the sum of two places is below `window` in any of n columns; rows are padded.
+inline bool any_near(const std::uint16_t* a, const std::uint16_t* b, std::int64_t n, int window) {
+#if ANNULUS_HAVE_HWY
+  namespace hn = hwy::HWY_NAMESPACE;
+  const hn::ScalableTag<std::uint16_t> d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  auto least = hn::Set(d, 0xffff);
+  for (std::int64_t k = 0; k < n; k += lanes) {
+    least = hn::Min(least, hn::Add(hn::LoadU(d, a + k), hn::LoadU(d, b + k)));
+  }
+  return !hn::AllFalse(d, hn::Lt(least, hn::Set(d, static_cast<std::uint16_t>(window))));
+#else
+  bool near = false;
+  for (std::int64_t k = 0; k < n; ++k) near |= static_cast<std::uint16_t>(a[k] + b[k]) < window;
+  return near;
+#endif
+}
+
 // Where the phases of one segment of one token come from.
 struct TokenPhase {
   const float *anchor_cos, *anchor_sin, *fine_cos, *fine_sin;
-  std::int64_t position;
 };
 
 // (anchor) * (fine), for a vector of columns and for one of them, rounded alike.
@@ -237,27 +290,29 @@ template <class T>
 class Phases<T, float> {
  public:
   static constexpr bool kExactNearZero = kNearZero<T> > 0;
-  // Scratch per worker for rows of `width`: floats and turns.
-  static std::int64_t reals(std::int64_t width) { return 2 * (kRing + 1) * width; }
+  // Rows with an element near zero that a tile may hold; it ends where there is no room for another.
+  static constexpr int kMended = kExactNearZero ? 8 : 0;
+  static_assert(kMended == 0 || kMended >= LrpeGrid::kMaxAxes);
+  // Scratch per worker for rows of `width`: floats, turns and places in the quarter turn.
+  static std::int64_t reals(std::int64_t width) { return 2 * (kRing + 1 + kMended) * width; }
   static std::int64_t turns(std::int64_t width) { return width; }
+  static std::int64_t places(std::int64_t width) { return kExactNearZero ? kRing * width : 0; }
 
   Phases(const Segments& segments, const ThetaTables<float>& tables, float* scratch,
-         std::uint64_t* turns)
-      : segments_(segments), tables_(tables), ring_(scratch), turn_(turns) {
-    // The last row of the ring is phase zero: (1, 0) whether taken as anchor or as fine.
+         std::uint64_t* turns, std::uint16_t* places)
+      : segments_(segments), tables_(tables), ring_(scratch), turn_(turns), place_(places) {
+    // The row after the ring is phase zero: (1, 0) whether taken as anchor or as fine.
     zero_cos_ = scratch + 2 * kRing * segments.width;
     zero_sin_ = zero_cos_ + segments.width;
+    mended_ = zero_sin_ + segments.width;
     std::fill_n(zero_cos_, segments.width, 1.0f);
     std::fill_n(zero_sin_, segments.width, 0.0f);
-    // Where two segments share a vector, what lies beside a segment is read, and must not look like a zero.
-    if (segments.count > 1) std::fill_n(ring_, 2 * kRing * segments.width, 0.7f);
   }
 
   void start_head(std::int64_t theta_row) {
     row_ = theta_row;
     for (auto& k : known_) k = false;
-    // The padding of a row stays an eighth of a turn from every zero, so it never asks for a second
-    // look.
+    // The padding of a row stays an eighth of a turn from every zero, so it never looks near one.
     for (int i = 0; i < segments_.count; ++i) {
       const Segment& g = segments_.at[i];
       std::fill(turn_ + g.slot + g.length, turn_ + g.slot + round_up(g.length, kRowPad),
@@ -265,10 +320,13 @@ class Phases<T, float> {
     }
   }
 
+  void start_tile() { mended_rows_ = 0; }
+  bool has_room() const { return !kExactNearZero || mended_rows_ + segments_.count <= kMended; }
+
   void set_zero_phase(int token) {
     for (int i = 0; i < segments_.count; ++i) {
       const std::int64_t slot = segments_.at[i].slot;
-      at_[i][token] = {zero_cos_ + slot, zero_sin_ + slot, zero_cos_ + slot, zero_sin_ + slot, 0};
+      at_[i][token] = {zero_cos_ + slot, zero_sin_ + slot, zero_cos_ + slot, zero_sin_ + slot};
     }
   }
 
@@ -278,55 +336,24 @@ class Phases<T, float> {
       const std::int64_t anchor = p & ~(kFine - 1);
       if (!known_[i] || anchor_[i] != anchor) move_anchor(i, anchor);
       at_[i][token] = {anchor_cos(i), anchor_sin(i), tables_.fine_cos(row_, p - anchor),
-                       tables_.fine_sin(row_, p - anchor), p};
+                       tables_.fine_sin(row_, p - anchor)};
+      if constexpr (kExactNearZero) {
+        // At position 0 the product is exact.
+        if (p != 0 && any_near(anchor_place(i), tables_.fine_near(row_, p - anchor),
+                               segments_.at[i].length, kNearWindow<T>)) {
+          mend(i, token, p);
+        }
+      }
     }
   }
 
   const TokenPhase& at(int i, int token) const { return at_[i][token]; }
-  // At position 0 (and without a position) the product is exact; elsewhere it may be too coarse
-  // near a zero.
-  bool watched(int i, int token) const { return at_[i][token].position != 0; }
-
-  // The sine and cosine of column k of segment i from the exact phase, where the product is too
-  // coarse.
-  bool coarse(float s, float c) const { return std::abs(c * s) < kNearZero<T>; }
-  void exact(int i, int token, std::int64_t k, float& s, float& c) const {
-    sincos_turn(turn_at(tables_.step[row_ * tables_.width + k], at_[i][token].position), s, c);
-  }
-
-  // Whether segment i of a token holds an element that needs the exact phase.
-  bool any_coarse(int i, int token) const {
-    if (!watched(i, token)) return false;
-    const TokenPhase& p = at_[i][token];
-    const auto lanes = static_cast<std::int64_t>(simd::lanes());
-    ops::Far far = ops::all_far();
-    for (std::int64_t k = 0; k < segments_.at[i].length; k += lanes) {
-      simd_t c, s;
-      compose_vector(p, k, s, c);
-      far = ops::still_far(far, ops::mul(c, s), kNearZero<T>);
-    }
-    return ops::some_near(far);
-  }
 
   // The whole row of a token.
   void row(int token, float* c, float* s) const {
-    const auto lanes = static_cast<std::int64_t>(simd::lanes());
     for (int i = 0; i < segments_.count; ++i) {
       const Segment& g = segments_.at[i];
-      float* ci = c + g.slot;
-      float* si = s + g.slot;
-      for (std::int64_t k = 0; k < g.length; k += lanes) {
-        simd_t vc, vs;
-        compose_vector(at_[i][token], k, vs, vc);
-        simd::store(vc, ci + k);
-        simd::store(vs, si + k);
-      }
-      if constexpr (kExactNearZero) {
-        if (!any_coarse(i, token)) continue;
-        for (std::int64_t k = 0; k < g.length; ++k) {
-          if (coarse(si[k], ci[k])) exact(i, token, k, si[k], ci[k]);
-        }
-      }
+      compose_row(at_[i][token], g.length, c + g.slot, s + g.slot);
     }
   }
 
@@ -335,20 +362,57 @@ class Phases<T, float> {
     return ring_ + 2 * current_[i] * segments_.width + segments_.at[i].slot;
   }
   float* anchor_sin(int i) const { return anchor_cos(i) + segments_.width; }
+  std::uint16_t* anchor_place(int i) const {
+    return place_ + current_[i] * segments_.width + segments_.at[i].slot;
+  }
+
+  static void compose_row(const TokenPhase& p, std::int64_t n, float* c, float* s) {
+    const auto lanes = static_cast<std::int64_t>(simd::lanes());
+    for (std::int64_t k = 0; k < n; k += lanes) {
+      simd_t vc, vs;
+      compose_vector(p, k, vs, vc);
+      simd::store(vc, c + k);
+      simd::store(vs, s + k);
+    }
+  }
 
   void move_anchor(int i, std::int64_t anchor) {
     const Segment& g = segments_.at[i];
     const std::uint64_t* step = tables_.step + row_ * tables_.width;
     std::uint64_t* turn = turn_ + g.slot;
     if (known_[i] && anchor == anchor_[i] + kFine) {
-      for (std::int64_t k = 0; k < g.length; ++k) turn[k] += step[k] << kFineBits;
+      advance_turns<kFineBits>(step, g.length, turn);
     } else {
       for (std::int64_t k = 0; k < g.length; ++k) turn[k] = turn_at(step[k], anchor);
     }
     current_[i] = (current_[i] + 1) % kRing;
     sincos_row(turn, g.length, anchor_sin(i), anchor_cos(i));
+    if constexpr (kExactNearZero) {
+      std::uint16_t* place = anchor_place(i);
+      for (std::int64_t k = 0; k < round_up(g.length, kRowPad); ++k) {
+        place[k] = static_cast<std::uint16_t>(place_in_quarter(turn[k]) + kNearHalf<T>);
+      }
+    }
     known_[i] = true;
     anchor_[i] = anchor;
+  }
+
+  // Segment i of the token as a row of its own, exact where the product is too coarse.
+  HWY_NOINLINE void mend(int i, int token, std::int64_t position) {
+    const Segment& g = segments_.at[i];
+    float* c = mended_ + 2 * mended_rows_++ * segments_.width + g.slot;
+    float* s = c + segments_.width;
+    compose_row(at_[i][token], g.length, c, s);
+    const std::uint64_t* step = tables_.step + row_ * tables_.width;
+    const auto lanes = static_cast<std::int64_t>(simd::lanes());
+    for (std::int64_t k0 = 0; k0 < g.length; k0 += lanes) {
+      const auto product = ops::mul(simd::load(c + k0), simd::load(s + k0));
+      if (!ops::some_near(ops::still_far(ops::all_far(), product, kNearZero<T>))) continue;
+      for (std::int64_t k = k0; k < std::min(k0 + lanes, g.length); ++k) {
+        if (std::abs(c[k] * s[k]) < kNearZero<T>) sincos_turn(turn_at(step[k], position), s[k], c[k]);
+      }
+    }
+    at_[i][token] = {c, s, zero_cos_ + g.slot, zero_sin_ + g.slot};
   }
 
   static constexpr int kMaxSegments = LrpeGrid::kMaxAxes;
@@ -356,7 +420,9 @@ class Phases<T, float> {
   const ThetaTables<float>& tables_;
   float* ring_;
   std::uint64_t* turn_;
-  float *zero_cos_, *zero_sin_;
+  std::uint16_t* place_;
+  float *zero_cos_, *zero_sin_, *mended_;
+  int mended_rows_ = 0;
   TokenPhase at_[kMaxSegments][kTile] = {};
   std::int64_t row_ = 0;
   std::int64_t anchor_[kMaxSegments] = {};
@@ -369,11 +435,15 @@ class Phases<double, double> {
  public:
   static std::int64_t reals(std::int64_t) { return 0; }
   static std::int64_t turns(std::int64_t) { return 0; }
+  static std::int64_t places(std::int64_t) { return 0; }
 
-  Phases(const Segments& segments, const ThetaTables<double>& tables, double*, std::uint64_t*)
+  Phases(const Segments& segments, const ThetaTables<double>& tables, double*, std::uint64_t*,
+         std::uint16_t*)
       : segments_(segments), tables_(tables) {}
 
   void start_head(std::int64_t theta_row) { row_ = theta_row; }
+  void start_tile() {}
+  bool has_room() const { return true; }
   void set_zero_phase(int token) { placed_[token] = false; }
   void set_positions(int token, const std::int64_t* position) {
     std::copy_n(position, LrpeGrid::kMaxAxes, position_[token]);
@@ -414,13 +484,12 @@ inline void fill_tables(const ThetaTables<float>& t, std::int64_t row, const dou
   for (std::int64_t f = 0; f < kFine; ++f) {
     float* c = t.fine_cos(row, f);
     float* s = t.fine_sin(row, f);
-    if (!(fine_rows >> f & 1u)) {  // no token's, but beside one that is
-      std::fill_n(c, kRowPad, 0.7f);
-      std::fill_n(s + t.width - kRowPad, kRowPad, 0.7f);
-      continue;
-    }
+    if (!(fine_rows >> f & 1u)) continue;
     for (std::int64_t k = 0; k < t.width; ++k) turn[k] = turn_at(step[k], f);
     sincos_row(turn, t.width, s, c);
+    if (t.near != nullptr) {
+      for (std::int64_t k = 0; k < t.width; ++k) t.fine_near(row, f)[k] = place_in_quarter(turn[k]);
+    }
     for (std::int64_t k = 0; k < E; ++k) {
       if (!std::isfinite(theta[k])) c[k] = s[k] = std::numeric_limits<float>::quiet_NaN();
     }

@@ -68,6 +68,8 @@ struct Scratch {
     // Dense column strides are known only at run time, so the row buffers are always counted.
     p(worker_reals, kWorkers * (Phases<T>::reals(width) + kRows * width));
     p(worker_turns, kWorkers * Phases<T>::turns(width));
+    p(worker_places, kWorkers * Phases<T>::places(width));
+    p(table_places, Phases<T>::places(width) > 0 ? rows * tables.width * kFine : 0);
     p(worker_sums, partials > 0 || columns > 0 ? kWorkers * width : 0);
     p(column_max, columns);
     p(column_scale, columns);
@@ -91,8 +93,7 @@ struct Scratch {
     } else {
       tables.step = steps;
       tables.fine = tables_real + kRowPad;
-      std::fill_n(tables_real, kRowPad, 0.7f);
-      std::fill_n(tables.fine + rows * tables.width * 2 * kFine, kRowPad, 0.7f);
+      if (Phases<T>::places(width) > 0) tables.near = table_places;
     }
   }
 
@@ -108,6 +109,8 @@ struct Scratch {
   std::uint64_t* table_turns = nullptr;
   Real* worker_reals = nullptr;
   std::uint64_t* worker_turns = nullptr;
+  std::uint16_t* worker_places = nullptr;
+  std::uint16_t* table_places = nullptr;
   double* worker_sums = nullptr;
   Real* column_max = nullptr;
   Real* column_scale = nullptr;
@@ -126,7 +129,7 @@ inline std::int64_t batch_offset(const Plan& plan, std::int64_t b) {
 
 // Which of the fine rows some token will use.
 inline unsigned fine_rows(const Plan& plan) {
-  constexpr unsigned kAll = (1u << kFine) - 1;
+  constexpr unsigned kAll = static_cast<unsigned>((1ull << kFine) - 1);
   const std::int64_t tokens = plan.L - plan.prefix;
   if (plan.axes == 1 && tokens < kFine) {
     unsigned mask = 0;
