@@ -132,6 +132,11 @@ if(Highway_FOUND)
     target_compile_definitions(annulus_dependencies INTERFACE
       "HWY_DISABLED_TARGETS=(HWY_SVE|HWY_SVE2|HWY_SVE_256|HWY_SVE2_128)")
   endif()
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    # The lowest target of the dispatch. Without this it is, under GCC before 12.3, one lane and lacks
+    # operations our kernels use; every x86_64 processor since 2006 (2011 of AMD) has SSSE3.
+    target_compile_definitions(annulus_dependencies INTERFACE HWY_BASELINE_TARGETS=HWY_SSSE3)
+  endif()
 else()
   annulus_note(SIMD "no Highway (libhwy-dev): scalar CPU kernels, several times slower")
 endif()
