@@ -1,7 +1,7 @@
 // Sines and cosines for the CPU kernel.
 //
-// fp32 and narrower. A phase is a coarse position (a multiple of 16, the anchor) plus a fine one
-// (0..15). The fine rows are made once per call and head, an anchor's row once per 16 tokens, both
+// fp32 and narrower. A phase is a coarse position (a multiple of 32, the anchor) plus a fine one
+// (0..31). The fine rows are made once per call and head, an anchor's row once per 32 tokens, both
 // to full fp32 accuracy from the exact phase; an element's sine and cosine are then one complex
 // product, 4 operations instead of about 25:
 //     cos(a + f) = cos a cos f - sin a sin f,    sin(a + f) = sin a cos f + cos a sin f
@@ -131,7 +131,7 @@ template <>
 struct ThetaTables<float> {
   std::int64_t width = 0;
   std::uint64_t* step = nullptr;  // [rows][width]
-  // [rows][kFine][2][width], cosines then sines. One head's 16 rows lie together (16 KiB at E =
+  // [rows][kFine][2][width], cosines then sines. One head's 32 rows lie together (32 KiB at E =
   // 128): as two tables a power of two apart they fight for the same sets of a 4-way first-level
   // cache. kRowPad entries before and after them may be read.
   float* fine = nullptr;
@@ -278,10 +278,10 @@ inline void compose(const TokenPhase& p, std::int64_t k, float& s, float& c) {
 }
 
 // The phases of up to kTile consecutive tokens. The anchors they use are kept in a ring: a run of
-// 64 tokens meets at most 10 of them on an axis (an extent of 17 alternates between two), so none
+// 64 tokens meets at most 5 of them on an axis (an extent of 33 alternates between two), so none
 // is overwritten while a token of the tile points at it.
 inline constexpr int kTile = 64;
-inline constexpr int kRing = 16;
+inline constexpr int kRing = 8;
 
 template <class T, class Real = compute_t<T>>
 class Phases;
