@@ -148,10 +148,23 @@ HWY_INLINE void apply_vectors(const simd_t (&s)[kVectors], const simd_t (&c)[kVe
   }
 }
 
+inline constexpr int kAhead = 8;  // tokens
+
 // The columns [k, k + kVectors vectors) of a token's rows, of one sequence or two.
 template <Turn2 kTurn, class Io, int kSequences, int kVectors, class T>
 HWY_INLINE void apply_columns(const simd_t (&s)[kVectors], const simd_t (&c)[kVectors],
                               const TokenRows<T>& rows, std::int64_t k) {
+  if constexpr (kTurn != Turn2::kSpread) {
+    // Four rows are read in turn, more than the core follows by itself (Neoverse-V1, two cores, 4096
+    // tokens, backward, cold: f32 4.0 ms without, 3.0 with; bf16 3.4, 3.0; forward no difference).
+    const std::int64_t ahead = k + kAhead * rows.x_step;
+    __builtin_prefetch(rows.x1 + ahead, 0, 0);
+    __builtin_prefetch(rows.x2 + ahead, 0, 0);
+    if constexpr (kSequences == 2) {
+      __builtin_prefetch(rows.x1 + rows.x_next + ahead, 0, 0);
+      __builtin_prefetch(rows.x2 + rows.x_next + ahead, 0, 0);
+    }
+  }
   apply_vectors<kTurn, Io>(s, c, rows.x1 + k, rows.x2 + k, rows.y1 + k, rows.y2 + k);
   if constexpr (kSequences == 2) {
     const std::int64_t x = rows.x_next + k;
