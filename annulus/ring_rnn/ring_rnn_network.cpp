@@ -26,25 +26,27 @@ void Network<Real>::fill_coefficients(std::int64_t t, std::int64_t i, bool drop_
   Real* c = coefficient + channels(t, i) * tile.rows;
   unsigned char* u = used + channels(t, i);
   std::fill_n(c, (K + 1) * tile.rows, Real(0));
+  std::fill_n(u, K + 1, static_cast<unsigned char>(0));
   for (int r = 0; r < count(i); ++r) {
     const std::int64_t b = i * tile.rows + r;
     if (drop_masked && !read_flag(plan.in.mask, b, t, true)) continue;
+    if (J1 != Real(0)) u[0] = 1;
     c[r] = J1;
     const Row actions = row_at3(plan.in.A, b, t);
     Real run[kRun];
     for (std::int64_t k0 = 0; k0 < K; k0 += kRun) {
       const std::int64_t n = std::min(kRun, K - k0);
       row.load(row_from(actions, k0), n, run);
-      for (std::int64_t k = 0; k < n; ++k) c[(1 + k0 + k) * tile.rows + r] = run[k];
+      for (std::int64_t k = 0; k < n; ++k) {
+        if (run[k] == Real(0)) continue;  // a NaN is not zero
+        c[(1 + k0 + k) * tile.rows + r] = run[k];
+        u[1 + k0 + k] = 1;
+      }
     }
   }
   std::int32_t* which = list + (t * batch_tiles + i) * (K + 2);
   which[0] = 0;
   for (std::int64_t k = 0; k <= K; ++k) {
-    u[k] = 0;
-    for (int r = 0; r < tile.rows; ++r) {
-      if (c[k * tile.rows + r] != Real(0)) u[k] = 1;  // a NaN is not zero
-    }
     if (u[k] != 0) which[++which[0]] = static_cast<std::int32_t>(k);
   }
 }
