@@ -220,6 +220,32 @@ HWY_INLINE void turn_block(const float* ac, const float* as, const float* fc, co
   }
   apply_columns<kTurn, Io, kSequences>(s, c, rows, k);
 }
+// ... or on two segments, p up to column `edge` and q from there on, whose columns begin at p0 and q0.
+template <Turn2 kTurn, class Io, int kSequences, int kVectors, class T>
+HWY_INLINE void turn_block_edge(const TokenPhase& p, std::int64_t p0, const TokenPhase& q,
+                                std::int64_t q0, std::int64_t edge, const TokenRows<T>& rows,
+                                std::int64_t k) {
+  const auto lanes = static_cast<std::int64_t>(simd::lanes());
+  simd_t s[kVectors];
+  simd_t c[kVectors];
+  ANNULUS_UNROLL
+  for (int u = 0; u < kVectors; ++u) {
+    const std::int64_t at = k + u * lanes;
+    const bool behind = at >= edge;
+    const std::int64_t offset = at - (behind ? q0 : p0);
+    compose_vector((behind ? q.anchor_cos : p.anchor_cos) + offset,
+                   (behind ? q.anchor_sin : p.anchor_sin) + offset,
+                   (behind ? q.fine_cos : p.fine_cos) + offset,
+                   (behind ? q.fine_sin : p.fine_sin) + offset, s[u], c[u]);
+    if (!behind && at + lanes > edge) {
+      simd_t s1, c1;  // what lies beside a segment is padding: read, and spliced away
+      compose_vector(q, at - q0, s1, c1);
+      s[u] = ops::splice(edge - at, s[u], s1);
+      c[u] = ops::splice(edge - at, c[u], c1);
+    }
+  }
+  apply_columns<kTurn, Io, kSequences>(s, c, rows, k);
+}
 template <Turn2 kTurn, class Io, int kSequences, int kVectors, class T, class PhasesT>
 HWY_INLINE void turn_block_anywhere(const Segments& segments, const PhasesT& phases, int token,
                                     const TokenRows<T>& rows, std::int64_t k) {
@@ -313,10 +339,15 @@ HWY_NOINLINE void turn_tile_any(const Segments& segments, const PhasesT& phases,
         turn_block<kTurn, Io, kSequences, kVectors>(p.anchor_cos, p.anchor_sin, p.fine_cos,
                                                     p.fine_sin, k - column, rows, k);
       }
-      if (k < end && k + block <= columns) {
+      if (k >= end || k + block > columns) continue;
+      const Segment& next = segments.at[i + 1];
+      if (k + block <= next.column + next.length) {
+        turn_block_edge<kTurn, Io, kSequences, kVectors>(p, column, phases.at(i + 1, token),
+                                                         next.column, end, rows, k);
+      } else {
         turn_block_anywhere<kTurn, Io, kSequences, kVectors>(segments, phases, token, rows, k);
-        k += block;
       }
+      k += block;
     }
     for (; k + pair <= columns; k += pair) {
       turn_block_anywhere<kTurn, Io, kSequences, 2>(segments, phases, token, rows, k);
