@@ -1,5 +1,7 @@
 // Tensors, checks, checked arithmetic, DLPack, workspace accounting, parallel_for.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #if __has_include(<dlpack/dlpack.h>)
 #include <dlpack/dlpack.h>
@@ -209,6 +211,31 @@ TEST(ParallelFor, FromManyThreadsAtOnce) {
   }
   for (std::thread& t : threads) t.join();
   EXPECT_EQ(sum, 8 * 4950);
+}
+
+// What a data loader does: its workers are forks of a process that has computed already.
+TEST(ParallelFor, GoesOnInAChild) {
+  const auto sum_of_100 = [] {
+    std::atomic<std::int64_t> sum{0};
+    cpu::parallel_for(100, 4, [&](std::int64_t i) { sum += i; });
+    std::atomic<std::int64_t> items{0};
+    cpu::run_team(4, [&](cpu::Member& m) {
+      m.each(100, 3, [&](std::int64_t begin, std::int64_t end) { items += end - begin; });
+    });
+    return sum + items;
+  };
+  ASSERT_EQ(sum_of_100(), 5050);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(60);  // a child that waits for threads it does not have would wait for ever
+    _exit(sum_of_100() == 5050 ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0)
+      << (WIFSIGNALED(status) ? "killed by signal " + std::to_string(WTERMSIG(status)) : "wrong");
+  EXPECT_EQ(sum_of_100(), 5050);
 }
 
 #ifdef ANNULUS_TEST_DLPACK

@@ -1,6 +1,9 @@
 #include "annulus/cpu/parallel.h"
 
+#include <pthread.h>
+
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -21,11 +24,31 @@ int resolve_threads(int requested) {
 #endif
 }
 
+namespace {
+
+// fork() copies no threads, but libgomp believes in its own and waits for them for ever. So in the child of
+// a process that had used threads, calls run on the one that made them: no result depends on their number.
+std::atomic<bool> threads_started{false}, threads_lost{false};
+
+// How many threads a call may have that asked for n.
+int available_threads(int n) {
+  if (n <= 1 || threads_lost.load(std::memory_order_relaxed)) return 1;
+  static const int watched = pthread_atfork(nullptr, nullptr, [] {
+    if (threads_started.load(std::memory_order_relaxed)) threads_lost.store(true);
+  });
+  static_cast<void>(watched);
+  threads_started.store(true, std::memory_order_relaxed);
+  return n;
+}
+
+}  // namespace
+
 namespace detail {
 
 void parallel_for(std::int64_t tasks, int threads, void (*body)(void*, std::int64_t), void* state) {
-  const int n = static_cast<int>(std::min<std::int64_t>(resolve_threads(threads), tasks));
-  if (n <= 1) {
+  const int n =
+      available_threads(static_cast<int>(std::min<std::int64_t>(resolve_threads(threads), tasks)));
+  if (n == 1) {
     for (std::int64_t i = 0; i < tasks; ++i) body(state, i);
     return;
   }
@@ -61,8 +84,8 @@ void parallel_for(std::int64_t tasks, int threads, void (*body)(void*, std::int6
 }
 
 void run_team(int threads, void (*body)(void*, Member&), void* state) {
-  const int n = resolve_threads(threads);
-  if (n <= 1) {
+  const int n = available_threads(resolve_threads(threads));
+  if (n == 1) {
     Team team(1);
     Member member(team, 0);
     body(state, member);

@@ -111,8 +111,8 @@ HWY_INLINE simd_t second_of(simd_t a, [[maybe_unused]] simd_t b, simd_t s, simd_
 // kVectors (an even number) vectors of x and of their pairs, turned: all of them of y1, then all of y2.
 // Where there are two in and two out, x may be y: nothing is written before all is read.
 template <Turn2 kTurn, class Io, int kVectors, class T>
-HWY_INLINE void apply_vectors(const simd_t (&s)[kVectors], const simd_t (&c)[kVectors],
-                              const T* x1, const T* x2, T* y1, T* y2) {
+HWY_INLINE void apply_vectors(const simd_t (&s)[kVectors], const simd_t (&c)[kVectors], const T* x1,
+                              const T* x2, T* y1, T* y2) {
   const auto lanes = static_cast<std::int64_t>(simd::lanes());
   if constexpr (kTurn == Turn2::kGather) {
     ANNULUS_UNROLL
@@ -287,10 +287,10 @@ inline constexpr int kMaxLanes =
     1;
 #endif
 template <Turn2 kTurn, class T>
-inline constexpr int kBlockVectors = std::clamp<int>(
-    64 / static_cast<int>(sizeof(T)) / kMaxLanes, 2,
-    // Sines, cosines and both components of x live at once.
-    kTurn == Turn2::kRotate || kTurn == Turn2::kRotateBack ? 4 : 8);
+inline constexpr int kBlockVectors =
+    std::clamp<int>(64 / static_cast<int>(sizeof(T)) / kMaxLanes, 2,
+                    // Sines, cosines and both components of x live at once.
+                    kTurn == Turn2::kRotate || kTurn == Turn2::kRotateBack ? 4 : 8);
 
 // A tile of one sequence or two whose segments are whole blocks. It is a leaf that keeps everything in
 // registers: a store to anywhere else between two rows of y (a spilled register is enough) ends the core's

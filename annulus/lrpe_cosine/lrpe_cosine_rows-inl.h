@@ -409,7 +409,8 @@ class Phases<T, float> {
       const auto product = ops::mul(simd::load(c + k0), simd::load(s + k0));
       if (!ops::some_near(ops::still_far(ops::all_far(), product, kNearZero<T>))) continue;
       for (std::int64_t k = k0; k < std::min(k0 + lanes, g.length); ++k) {
-        if (std::abs(c[k] * s[k]) < kNearZero<T>) sincos_turn(turn_at(step[k], position), s[k], c[k]);
+        if (std::abs(c[k] * s[k]) < kNearZero<T>)
+          sincos_turn(turn_at(step[k], position), s[k], c[k]);
       }
     }
     at_[i][token] = {c, s, zero_cos_ + g.slot, zero_sin_ + g.slot};

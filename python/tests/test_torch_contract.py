@@ -284,6 +284,26 @@ def test_in_place_is_noticed(device):
         y.sum().backward()
 
 
+def _fork_worker(x, theta, expected, answer):
+    # Compared without torch, whose own loops hang here.
+    answer.put(annulus.lrpe_cosine(x, theta, (64,)).numpy().tobytes() == expected)
+
+
+def test_goes_on_in_a_fork():
+    """As in the workers of a DataLoader: threads do not survive a fork, the results do."""
+    import multiprocessing
+
+    x, theta = randn(2, 8, 64, 32, device="cpu"), randn(8, 32, device="cpu")
+    expected = annulus.lrpe_cosine(x, theta, (64,))
+    context = multiprocessing.get_context("fork")
+    answer = context.SimpleQueue()
+    worker = context.Process(target=_fork_worker, args=(x, theta, expected.numpy().tobytes(), answer), daemon=True)
+    worker.start()
+    worker.join(60)
+    assert worker.exitcode == 0, "it hangs" if worker.exitcode is None else "it failed"
+    assert answer.get()
+
+
 def test_streams_and_graphs():
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device: streams and graphs are CUDA's")
