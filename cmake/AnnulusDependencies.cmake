@@ -290,9 +290,10 @@ if(Git_FOUND AND EXISTS ${PROJECT_SOURCE_DIR}/.git)
     endif()
   endif()
 endif()
-if(ANNULUS_COMMIT_STRING STREQUAL "unknown" AND EXISTS ${PROJECT_SOURCE_DIR}/third_party/COMMIT)
-  # Sources that travelled without their history say where they come from (scripts/gpu_carry).
-  file(STRINGS ${PROJECT_SOURCE_DIR}/third_party/COMMIT ANNULUS_COMMIT_STRING LIMIT_COUNT 1)
+set(ANNULUS_COMMIT "" CACHE STRING "Commit of sources that travelled without their history (scripts/gpu)")
+mark_as_advanced(ANNULUS_COMMIT)
+if(ANNULUS_COMMIT)
+  set(ANNULUS_COMMIT_STRING ${ANNULUS_COMMIT})
 endif()
 
 # Gives one source file the strings it reports; called where that file's target is made.
