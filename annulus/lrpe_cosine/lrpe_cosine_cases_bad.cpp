@@ -1,12 +1,8 @@
 // Calls that break one rule of lrpe_cosine.h each.
-#include <memory>
-#include <stdexcept>
-#include <string>
-#include <utility>
 
 #include "annulus/cuda/memory.h"
 #include "annulus/lrpe_cosine/lrpe_cosine_cases.h"
-#include "testing/tensors.h"
+#include "testing/bad_calls.h"
 
 namespace annulus::testing {
 
@@ -16,9 +12,9 @@ using Expect = BadCall::Expect;
 
 // Good arguments of every function, B = 2, H = 4 (k: 2), L = 6, D = 8, E = 8; a bad call spoils
 // one.
-class Attempt {
+class Attempt : public AttemptTensors {
  public:
-  explicit Attempt(Device device) : device_(device) {
+  explicit Attempt(Device device) : AttemptTensors(device) {
     x = input("x", {2, 4, 6, 8});
     k = input("k", {2, 2, 6, 8});
     theta = input("theta", {4, 8});
@@ -37,19 +33,6 @@ class Attempt {
     cosine.shape = rotate.shape = LrpeGrid{6};
   }
 
-  TensorView input(const char* name, std::vector<std::int64_t> shape, DType t = DType::kF32) {
-    const TensorSpec spec{name, t, std::move(shape)};
-    const std::vector<double> values(static_cast<std::size_t>(numel_of(spec)), 1.0);
-    tensors_.push_back(std::make_unique<TestTensor>(spec, Layout::kContiguous, device_, values));
-    return tensors_.back()->view();
-  }
-  TensorView output(const char* name, std::vector<std::int64_t> shape, DType t = DType::kF32) {
-    const TensorSpec spec{name, t, std::move(shape)};
-    tensors_.push_back(std::make_unique<TestTensor>(spec, Layout::kContiguous, device_));
-    return tensors_.back()->view();
-  }
-  Device other_device() const { return device_.type == DeviceType::kCPU ? cuda_device(0) : kCPU; }
-
   void forward() { lrpe_cosine_forward(x, theta, y, cosine, context); }
   void backward() { lrpe_cosine_backward(dy, x, theta, dx, dtheta, cosine, context); }
   void qk() { lrpe_cosine_qk_forward(x, k, theta_k, y, yk, cosine, context); }
@@ -59,56 +42,13 @@ class Attempt {
   void rotate_forward() { lrpe_rotate_forward(x, theta, yr, rotate, context); }
   void rotate_backward() { lrpe_rotate_backward(dr, x, theta, dx, dtheta, rotate, context); }
 
-  void verify_untouched() {
-    synchronize(device_);
-    for (auto& t : tensors_) {
-      std::vector<std::uint64_t> bits;
-      const std::string fault = t->collect(&bits);
-      if (!fault.empty()) throw std::logic_error("a refused call wrote: " + fault);
-      if (t->is_input()) continue;
-      for (const std::uint64_t b : bits) {
-        if (b != poison_bits(t->spec().dtype)) {
-          throw std::logic_error("a refused call wrote to " + t->spec().name);
-        }
-      }
-    }
-  }
-
   TensorView x, k, theta, theta_k, dy, dyk, dr, y, yk, yr, dx, dk, dtheta, dtheta_k, offsets;
   LrpeCosineOptions cosine;
   LrpeRotateOptions rotate;
   Context context;
-
- private:
-  Device device_;
-  std::vector<std::unique_ptr<TestTensor>> tensors_;
 };
 
-class BadCalls {
- public:
-  template <class F>
-  void add(const char* what, const char* argument, F f, Expect expect = Expect::kInvalidArgument) {
-    calls_.push_back({what, expect, argument, [f](Device device) {
-                        Attempt a(device);
-                        try {
-                          f(a);
-                        } catch (...) {
-                          a.verify_untouched();
-                          throw;
-                        }
-                      }});
-  }
-  std::vector<BadCall> take() { return std::move(calls_); }
-
- private:
-  std::vector<BadCall> calls_;
-};
-
-void set_shape(TensorView& v, std::initializer_list<std::int64_t> shape) {
-  v = contiguous(v.data, v.dtype, {shape.begin(), shape.size()}, v.device);
-}
-
-void shift_bytes(TensorView& v, int bytes) { v.data = static_cast<std::byte*>(v.data) + bytes; }
+using BadCalls = BadCallsOf<Attempt>;
 
 void add_tensor_rules(BadCalls& b) {
   b.add("x is missing", "x", [](Attempt& a) { a.x = {}, a.forward(); });

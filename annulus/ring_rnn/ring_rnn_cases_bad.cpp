@@ -1,13 +1,9 @@
 // Calls that break one rule of ring_rnn.h each.
 #include <cmath>
-#include <memory>
-#include <stdexcept>
-#include <string>
-#include <utility>
 
 #include "annulus/cuda/memory.h"
 #include "annulus/ring_rnn/ring_rnn_cases.h"
-#include "testing/tensors.h"
+#include "testing/bad_calls.h"
 
 namespace annulus::testing {
 
@@ -16,9 +12,9 @@ namespace {
 using Expect = BadCall::Expect;
 
 // Good arguments of every function, B = 2, T = 3, K = 2, N = 4; a bad call spoils one.
-class Attempt {
+class Attempt : public AttemptTensors {
  public:
-  explicit Attempt(Device device) : device_(device) {
+  explicit Attempt(Device device) : AttemptTensors(device) {
     in.A = input("A", {2, 3, 2});
     in.Wa = input("Wa", {2, 4, 4});
     in.Wo = input("Wo", {4, 4});
@@ -55,19 +51,6 @@ class Attempt {
                         DType::kI32, std::array{words}, device);
   }
 
-  TensorView input(const char* name, std::vector<std::int64_t> shape, DType t = DType::kF32) {
-    const TensorSpec spec{name, t, std::move(shape)};
-    const std::vector<double> values(static_cast<std::size_t>(numel_of(spec)), 0.25);
-    tensors_.push_back(std::make_unique<TestTensor>(spec, Layout::kContiguous, device_, values));
-    return tensors_.back()->view();
-  }
-  TensorView output(const char* name, std::vector<std::int64_t> shape, DType t = DType::kF32) {
-    const TensorSpec spec{name, t, std::move(shape)};
-    tensors_.push_back(std::make_unique<TestTensor>(spec, Layout::kContiguous, device_));
-    return tensors_.back()->view();
-  }
-  Device other_device() const { return device_.type == DeviceType::kCPU ? cuda_device(0) : kCPU; }
-
   void forward() { ring_rnn_forward(in, out, options, context); }
   void backward() {
     ring_rnn_backward(in, dout, dh_n, read_out, read_saved, grad, options, context);
@@ -83,21 +66,6 @@ class Attempt {
     grad.dreset_state = dreset_state;
   }
 
-  void verify_untouched() {
-    synchronize(device_);
-    for (auto& t : tensors_) {
-      std::vector<std::uint64_t> bits;
-      const std::string fault = t->collect(&bits);
-      if (!fault.empty()) throw std::logic_error("a refused call wrote: " + fault);
-      if (t->is_input()) continue;
-      for (const std::uint64_t b : bits) {
-        if (b != poison_bits(t->spec().dtype)) {
-          throw std::logic_error("a refused call wrote to " + t->spec().name);
-        }
-      }
-    }
-  }
-
   RingRnnInputs in;
   RingRnnOutputs out;
   RingRnnGradients grad;
@@ -107,34 +75,10 @@ class Attempt {
   Context context;
 
  private:
-  Device device_;
-  std::vector<std::unique_ptr<TestTensor>> tensors_;
   Buffer block_;
 };
 
-class BadCalls {
- public:
-  template <class F>
-  void add(const char* what, const char* argument, F f, Expect expect = Expect::kInvalidArgument) {
-    calls_.push_back({what, expect, argument, [f](Device device) {
-                        Attempt a(device);
-                        try {
-                          f(a);
-                        } catch (...) {
-                          a.verify_untouched();
-                          throw;
-                        }
-                      }});
-  }
-  std::vector<BadCall> take() { return std::move(calls_); }
-
- private:
-  std::vector<BadCall> calls_;
-};
-
-void set_shape(TensorView& v, std::initializer_list<std::int64_t> shape) {
-  v = contiguous(v.data, v.dtype, {shape.begin(), shape.size()}, v.device);
-}
+using BadCalls = BadCallsOf<Attempt>;
 
 void add_tensor_rules(BadCalls& b) {
   b.add("A is missing", "A", [](Attempt& a) { a.in.A = {}, a.forward(); });

@@ -2,15 +2,14 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <memory>
 #include <numbers>
-#include <stdexcept>
 #include <string>
 #include <utility>
 
 #include "annulus/core/dispatch.h"
 #include "annulus/cuda/memory.h"
 #include "annulus/ring_rnn/ring_rnn_cases.h"
+#include "testing/bad_calls.h"
 #include "testing/tensors.h"
 
 namespace annulus::testing {
@@ -237,115 +236,82 @@ RingReadoutProblem ring_readout_fuzz_problem(std::uint64_t seed) {
 namespace {
 
 // Good arguments, B = 2, T = 3, N = 4; a bad call spoils one.
-class Attempt {
+class Attempt : public AttemptTensors {
  public:
-  explicit Attempt(Device device) : device_(device) {
-    states = tensor("states", {2, 3, 4}, true);
-    dangle = tensor("dangle", {2, 3}, true);
-    damplitude = tensor("damplitude", {2, 3}, true);
-    angle = tensor("angle", {2, 3}, false);
-    amplitude = tensor("amplitude", {2, 3}, false);
-    dstates = tensor("dstates", {2, 3, 4}, false);
+  explicit Attempt(Device device) : AttemptTensors(device) {
+    states = input("states", {2, 3, 4});
+    dangle = input("dangle", {2, 3});
+    damplitude = input("damplitude", {2, 3});
+    angle = output("angle", {2, 3});
+    amplitude = output("amplitude", {2, 3});
+    dstates = output("dstates", {2, 3, 4});
   }
-  TensorView tensor(const char* name, std::vector<std::int64_t> shape, bool input) {
-    const TensorSpec spec{name, DType::kF32, std::move(shape)};
-    const std::vector<double> values(static_cast<std::size_t>(numel_of(spec)), 0.25);
-    tensors_.push_back(
-        input ? std::make_unique<TestTensor>(spec, Layout::kContiguous, device_, values)
-              : std::make_unique<TestTensor>(spec, Layout::kContiguous, device_));
-    return tensors_.back()->view();
-  }
-  Device other_device() const { return device_.type == DeviceType::kCPU ? cuda_device(0) : kCPU; }
   void forward() { ring_readout_forward(states, angle, amplitude, context); }
   void backward() { ring_readout_backward(states, dangle, damplitude, dstates, context); }
-  void verify_untouched() {
-    synchronize(device_);
-    for (auto& t : tensors_) {
-      std::vector<std::uint64_t> bits;
-      const std::string fault = t->collect(&bits);
-      if (!fault.empty()) throw std::logic_error("a refused call wrote: " + fault);
-      const auto written = [&](std::uint64_t b) { return b != poison_bits(t->spec().dtype); };
-      if (!t->is_input() && std::any_of(bits.begin(), bits.end(), written)) {
-        throw std::logic_error("a refused call wrote to " + t->spec().name);
-      }
-    }
-  }
 
   TensorView states, dangle, damplitude, angle, amplitude, dstates;
   Context context;
-
- private:
-  Device device_;
-  std::vector<std::unique_ptr<TestTensor>> tensors_;
 };
 
 }  // namespace
 
 std::vector<BadCall> ring_readout_bad_calls(Device device) {
-  std::vector<BadCall> calls;
-  const auto add = [&](const char* what, const char* argument, void (*f)(Attempt&),
-                       Expect expect = Expect::kInvalidArgument) {
-    calls.push_back({what, expect, argument, [f](Device on) {
-                       Attempt a(on);
-                       try {
-                         f(a);
-                       } catch (...) {
-                         a.verify_untouched();
-                         throw;
-                       }
-                     }});
-  };
-  add("states is missing", "states", [](Attempt& a) { a.states = {}, a.forward(); });
-  add("angle is missing", "angle", [](Attempt& a) { a.angle = {}, a.forward(); });
-  add("amplitude is missing", "amplitude", [](Attempt& a) { a.amplitude = {}, a.forward(); });
-  add("dstates is missing", "dstates", [](Attempt& a) { a.dstates = {}, a.backward(); });
-  add("states has 2 dimensions", "states", [](Attempt& a) { a.states.rank = 2, a.forward(); });
-  add("angle has 1 dimension", "angle", [](Attempt& a) { a.angle.rank = 1, a.forward(); });
-  add("dstates has 2 dimensions", "dstates", [](Attempt& a) { a.dstates.rank = 2, a.backward(); });
-  add("states is i64", "states", [](Attempt& a) { a.states.dtype = DType::kI64, a.forward(); });
-  add("states is bool", "states", [](Attempt& a) { a.states.dtype = DType::kBool, a.backward(); });
-  add("angle is bf16", "angle", [](Attempt& a) { a.angle.dtype = DType::kBF16, a.forward(); });
-  add("amplitude is f64 beside f32", "amplitude",
-      [](Attempt& a) { a.amplitude.dtype = DType::kF64, a.forward(); });
-  add("dangle is f16", "dangle", [](Attempt& a) { a.dangle.dtype = DType::kF16, a.backward(); });
-  add("dstates has another dtype than states", "dstates",
-      [](Attempt& a) { a.dstates.dtype = DType::kBF16, a.backward(); });
-  add("angle on another device", "angle",
-      [](Attempt& a) { a.angle.device = a.other_device(), a.forward(); });
-  add("dstates on another device", "dstates",
-      [](Attempt& a) { a.dstates.device = a.other_device(), a.backward(); });
-  add("damplitude on another device", "damplitude",
-      [](Attempt& a) { a.damplitude.device = a.other_device(), a.backward(); });
-  add("states is a null pointer", "states",
-      [](Attempt& a) { a.states.data = nullptr, a.forward(); });
-  add("amplitude is a null pointer", "amplitude",
-      [](Attempt& a) { a.amplitude.data = nullptr, a.forward(); });
-  add("negative number of steps", "states",
-      [](Attempt& a) { a.states.shape[1] = -3, a.forward(); });
-  add("sizes whose product is beyond 2^63", "63 bits",
-      [](Attempt& a) { a.states.shape[0] = a.states.shape[1] = 1ll << 40, a.forward(); });
-  add("states is not aligned to its elements", "states",
-      [](Attempt& a) { a.states.data = static_cast<std::byte*>(a.states.data) + 1, a.forward(); });
-  add("angle is (T, B)", "angle",
-      [](Attempt& a) { std::swap(a.angle.shape[0], a.angle.shape[1]), a.forward(); });
-  add("amplitude has the wrong shape", "amplitude",
-      [](Attempt& a) { a.amplitude.shape[1] = 2, a.forward(); });
-  add("dangle has the wrong shape", "dangle",
-      [](Attempt& a) { a.dangle.shape[0] = 1, a.backward(); });
-  add("dstates has the wrong shape", "dstates",
-      [](Attempt& a) { a.dstates.shape[2] = 3, a.backward(); });
-  add("angle has stride 0", "angle", [](Attempt& a) { a.angle.stride[0] = 0, a.forward(); });
-  add("dstates has stride 0", "dstates", [](Attempt& a) { a.dstates.stride[1] = 0, a.backward(); });
-  add("angle overlaps states", "angle",
-      [](Attempt& a) { a.states.data = a.angle.data, a.forward(); });
-  add("angle and amplitude overlap", "amplitude",
-      [](Attempt& a) { a.amplitude.data = a.angle.data, a.forward(); });
-  add("dstates is states", "dstates",
-      [](Attempt& a) { a.states.data = a.dstates.data, a.backward(); });
-  add("dstates overlaps dangle", "dstates",
-      [](Attempt& a) { a.dangle.data = a.dstates.data, a.backward(); });
+  BadCallsOf<Attempt> b;
+  b.add("states is missing", "states", [](Attempt& a) { a.states = {}, a.forward(); });
+  b.add("angle is missing", "angle", [](Attempt& a) { a.angle = {}, a.forward(); });
+  b.add("amplitude is missing", "amplitude", [](Attempt& a) { a.amplitude = {}, a.forward(); });
+  b.add("dstates is missing", "dstates", [](Attempt& a) { a.dstates = {}, a.backward(); });
+  b.add("states has 2 dimensions", "states", [](Attempt& a) { a.states.rank = 2, a.forward(); });
+  b.add("angle has 1 dimension", "angle", [](Attempt& a) { a.angle.rank = 1, a.forward(); });
+  b.add("dstates has 2 dimensions", "dstates",
+        [](Attempt& a) { a.dstates.rank = 2, a.backward(); });
+  b.add("states is i64", "states", [](Attempt& a) { a.states.dtype = DType::kI64, a.forward(); });
+  b.add("states is bool", "states",
+        [](Attempt& a) { a.states.dtype = DType::kBool, a.backward(); });
+  b.add("angle is bf16", "angle", [](Attempt& a) { a.angle.dtype = DType::kBF16, a.forward(); });
+  b.add("amplitude is f64 beside f32", "amplitude",
+        [](Attempt& a) { a.amplitude.dtype = DType::kF64, a.forward(); });
+  b.add("dangle is f16", "dangle", [](Attempt& a) { a.dangle.dtype = DType::kF16, a.backward(); });
+  b.add("dstates has another dtype than states", "dstates",
+        [](Attempt& a) { a.dstates.dtype = DType::kBF16, a.backward(); });
+  b.add("angle on another device", "angle",
+        [](Attempt& a) { a.angle.device = a.other_device(), a.forward(); });
+  b.add("dstates on another device", "dstates",
+        [](Attempt& a) { a.dstates.device = a.other_device(), a.backward(); });
+  b.add("damplitude on another device", "damplitude",
+        [](Attempt& a) { a.damplitude.device = a.other_device(), a.backward(); });
+  b.add("states is a null pointer", "states",
+        [](Attempt& a) { a.states.data = nullptr, a.forward(); });
+  b.add("amplitude is a null pointer", "amplitude",
+        [](Attempt& a) { a.amplitude.data = nullptr, a.forward(); });
+  b.add("negative number of steps", "states",
+        [](Attempt& a) { a.states.shape[1] = -3, a.forward(); });
+  b.add("sizes whose product is beyond 2^63", "63 bits",
+        [](Attempt& a) { a.states.shape[0] = a.states.shape[1] = 1ll << 40, a.forward(); });
+  b.add("states is not aligned to its elements", "states", [](Attempt& a) {
+    a.states.data = static_cast<std::byte*>(a.states.data) + 1, a.forward();
+  });
+  b.add("angle is (T, B)", "angle",
+        [](Attempt& a) { std::swap(a.angle.shape[0], a.angle.shape[1]), a.forward(); });
+  b.add("amplitude has the wrong shape", "amplitude",
+        [](Attempt& a) { a.amplitude.shape[1] = 2, a.forward(); });
+  b.add("dangle has the wrong shape", "dangle",
+        [](Attempt& a) { a.dangle.shape[0] = 1, a.backward(); });
+  b.add("dstates has the wrong shape", "dstates",
+        [](Attempt& a) { a.dstates.shape[2] = 3, a.backward(); });
+  b.add("angle has stride 0", "angle", [](Attempt& a) { a.angle.stride[0] = 0, a.forward(); });
+  b.add("dstates has stride 0", "dstates",
+        [](Attempt& a) { a.dstates.stride[1] = 0, a.backward(); });
+  b.add("angle overlaps states", "angle",
+        [](Attempt& a) { a.states.data = a.angle.data, a.forward(); });
+  b.add("angle and amplitude overlap", "amplitude",
+        [](Attempt& a) { a.amplitude.data = a.angle.data, a.forward(); });
+  b.add("dstates is states", "dstates",
+        [](Attempt& a) { a.states.data = a.dstates.data, a.backward(); });
+  b.add("dstates overlaps dangle", "dstates",
+        [](Attempt& a) { a.dangle.data = a.dstates.data, a.backward(); });
   if (device.type == DeviceType::kCPU && !cuda::built()) {
-    add(
+    b.add(
         "CUDA tensors in a build without CUDA", "CUDA",
         [](Attempt& a) {
           a.states.device = a.angle.device = a.amplitude.device = cuda_device(0);
@@ -353,7 +319,7 @@ std::vector<BadCall> ring_readout_bad_calls(Device device) {
         },
         Expect::kNotSupported);
   }
-  return calls;
+  return b.take();
 }
 
 namespace {

@@ -228,17 +228,21 @@ void step_float(RingActivation f, std::int64_t n, float constant, const float* d
   const F32 d;
   const auto lanes = static_cast<std::int64_t>(simd::lanes());
   const VF c = hn::Set(d, constant);
-  for (std::int64_t i = 0; i < n; i += lanes) {
-    VF v = hn::Add(hn::LoadU(d, y + i), c);
-    if (drive != nullptr) v = hn::Add(v, hn::LoadU(d, drive + i));
-    hn::StoreU(v, d, y + i);
+  const auto finished = [&](std::int64_t k) {
+    VF v = hn::Add(hn::LoadU(d, y + k), c);
+    if (drive != nullptr) v = hn::Add(v, hn::LoadU(d, drive + k));
+    hn::StoreU(v, d, y + k);
+    return v;
+  };
+  if (r == nullptr) {
+    for (std::int64_t i = 0; i < n; i += lanes) finished(i);
+    return;
   }
-  if (r == nullptr) return;
   visit_activation(f, [&]<RingActivation F>() {
     for_vectors(n, [&](std::int64_t i) {
       VF v[kFlight];
       ANNULUS_UNROLL
-      for (int u = 0; u < kFlight; ++u) v[u] = hn::LoadU(d, y + i + u * lanes);
+      for (int u = 0; u < kFlight; ++u) v[u] = finished(i + u * lanes);
       ANNULUS_UNROLL
       for (int u = 0; u < kFlight; ++u) v[u] = value<F>(v[u]);
       ANNULUS_UNROLL
