@@ -1,11 +1,11 @@
 // LRPE-cosine on the CPU.
 //
 // A task is one head of one tensor and a run of tokens; it makes the anchors of a tile of 64 tokens once and
-// turns the tile of each sequence in turn. Tasks are fixed by the problem, and each writes only what is its
+// turns the tile of all sequences, two at a time. Tasks are fixed by the problem, and each writes only what is its
 // own, so the bits do not depend on the number of threads. Without an activation and with dense columns a row
 // goes from x to y in registers; everything else goes through row buffers.
 //
-// lrpe_cosine.md has the floors (arithmetic and stores, on the cores measured) and the figures.
+// lrpe_cosine.md has the figures and what limits them.
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "annulus/lrpe_cosine/lrpe_cosine_cpu.cpp"
@@ -212,7 +212,7 @@ class Worker {
     }
   }
 
-  // The direct path: rows go from `in` to `out` without a stop, one sequence after the other.
+  // The direct path: rows go from `in` to `out` without a stop, two sequences at a time.
   void turn_tiles(const Place& place, const Operand& in, const Operand& out, Direction direction) {
     // Two sequences at once share the making of the phases; not in place, and only where a block of columns
     // is whole lines (lrpe_cosine_direct-inl.h).

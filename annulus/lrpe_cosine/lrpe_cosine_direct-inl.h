@@ -35,8 +35,7 @@ struct PlainIo {
 #if ANNULUS_HAVE_HWY && HWY_ARCH_ARM_A64 && HWY_TARGET == HWY_NEON
 // bfcvtn: one instruction where the portable rounding takes seven. Written as assembly because the
 // file is compiled for every Arm core; the caller asks the CPU first. Both vectors leave in one
-// store: Neoverse-V1 makes 0.67 stores a cycle, whether of 8 bytes or of 16, and stores are what
-// this kernel waits for.
+// store.
 struct Bf16Io {
   template <class V>
   static HWY_INLINE void load2(const bfloat16* p, V& v0, V& v1) {
