@@ -1,6 +1,7 @@
 #include "annulus/cpu/parallel.h"
 
 #include <pthread.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <atomic>
@@ -26,19 +27,33 @@ int resolve_threads(int requested) {
 
 namespace {
 
-// fork() copies no threads, but libgomp believes in its own and waits for them for ever. So in the child of
-// a process that had used threads, calls run on the one that made them: no result depends on their number.
-std::atomic<bool> threads_started{false}, threads_lost{false};
+// fork() copies no threads, but libgomp believes in its own (and in those of another user of it, torch say)
+// and waits for them for ever. So in the child of a process that had threads, calls run on the one that
+// made them: no result depends on their number. Watched from the moment the library is loaded.
+std::atomic<bool> threads_lost{false};
+
+class ForkWatch {
+ public:
+  ForkWatch() {
+    pthread_atfork([] { threads_there_.store(count_threads() > 1); }, nullptr,
+                   [] {
+                     if (threads_there_.load()) threads_lost.store(true);
+                   });
+  }
+
+ private:
+  // The folder has an entry for every thread. Where there is none to look at, the worst is assumed.
+  static long count_threads() {
+    struct stat folder {};
+    return stat("/proc/self/task", &folder) == 0 ? static_cast<long>(folder.st_nlink) - 2 : 2;
+  }
+  static inline std::atomic<bool> threads_there_{false};
+};
+const ForkWatch fork_watch;
 
 // How many threads a call may have that asked for n.
 int available_threads(int n) {
-  if (n <= 1 || threads_lost.load(std::memory_order_relaxed)) return 1;
-  static const int watched = pthread_atfork(nullptr, nullptr, [] {
-    if (threads_started.load(std::memory_order_relaxed)) threads_lost.store(true);
-  });
-  static_cast<void>(watched);
-  threads_started.store(true, std::memory_order_relaxed);
-  return n;
+  return n <= 1 || threads_lost.load(std::memory_order_relaxed) ? 1 : n;
 }
 
 }  // namespace

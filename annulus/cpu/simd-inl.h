@@ -32,20 +32,37 @@ using VF = hn::Vec<F32>;
 HWY_INLINE std::size_t lanes() { return hn::Lanes(F32()); }
 
 HWY_INLINE VF load(const float* p) { return hn::LoadU(F32(), p); }
+#if HWY_TARGET == HWY_SSSE3 || HWY_TARGET == HWY_SSE4
+// No conversion of the hardware: Highway's own loses infinities and NaN and truncates.
+HWY_INLINE VF load(const float16* p) {
+  float lane[hn::MaxLanes(F32())];
+  for (std::size_t i = 0; i < lanes(); ++i) lane[i] = static_cast<float>(p[i]);
+  return hn::LoadU(F32(), lane);
+}
+#else
 HWY_INLINE VF load(const float16* p) {
   const hn::Rebind<hwy::float16_t, F32> d16;
   return hn::PromoteTo(F32(), hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(p)));
 }
+#endif
 HWY_INLINE VF load(const bfloat16* p) {
   const hn::Rebind<hwy::bfloat16_t, F32> d16;
   return hn::PromoteTo(F32(), hn::LoadU(d16, reinterpret_cast<const hwy::bfloat16_t*>(p)));
 }
 
 HWY_INLINE void store(VF v, float* p) { hn::StoreU(v, F32(), p); }
+#if HWY_TARGET == HWY_SSSE3 || HWY_TARGET == HWY_SSE4
+HWY_INLINE void store(VF v, float16* p) {
+  float lane[hn::MaxLanes(F32())];
+  hn::StoreU(v, F32(), lane);
+  for (std::size_t i = 0; i < lanes(); ++i) p[i] = float16(lane[i]);
+}
+#else
 HWY_INLINE void store(VF v, float16* p) {
   const hn::Rebind<hwy::float16_t, F32> d16;
   hn::StoreU(hn::DemoteTo(d16, v), d16, reinterpret_cast<hwy::float16_t*>(p));
 }
+#endif
 // Highway 1.0 truncates on the way to bfloat16; this rounds to nearest even and keeps NaN a NaN.
 HWY_INLINE void store(VF v, bfloat16* p) {
   const hn::RebindToUnsigned<F32> du;

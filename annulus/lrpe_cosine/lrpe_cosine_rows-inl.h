@@ -312,7 +312,7 @@ class Phases<T, float> {
   void start_head(std::int64_t theta_row) {
     row_ = theta_row;
     for (auto& k : known_) k = false;
-    // The padding of a row stays an eighth of a turn from every zero, so it never looks near one.
+    // The padding of a row starts an eighth of a turn from every zero, so that it seldom looks near one.
     for (int i = 0; i < segments_.count; ++i) {
       const Segment& g = segments_.at[i];
       std::fill(turn_ + g.slot + g.length, turn_ + g.slot + round_up(g.length, kRowPad),
@@ -380,7 +380,7 @@ class Phases<T, float> {
     const Segment& g = segments_.at[i];
     const std::uint64_t* step = tables_.step + row_ * tables_.width;
     std::uint64_t* turn = turn_ + g.slot;
-    if (known_[i] && anchor == anchor_[i] + kFine) {
+    if (known_[i] && anchor == wrapping_add(anchor_[i], kFine)) {
       advance_turns<kFineBits>(step, g.length, turn);
     } else {
       for (std::int64_t k = 0; k < g.length; ++k) turn[k] = turn_at(step[k], anchor);
