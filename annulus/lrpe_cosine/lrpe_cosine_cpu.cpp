@@ -175,7 +175,7 @@ class Worker {
     }
     position[0] = plan_.axes == 1 ? wrapping_add(s, batch_offset(plan_, b)) : s;
   }
-  // ... of the token after it: divisions for every token were a tenth of a 3-D call.
+  // ... of the token after it, without a division.
   void next_position(std::int64_t* position) const {
     int j = plan_.axes - 1;
     for (; j > 0 && position[j] + 1 == plan_.extent[j]; --j) position[j] = 0;

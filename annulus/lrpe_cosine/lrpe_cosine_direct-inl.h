@@ -188,14 +188,6 @@ HWY_INLINE void compose_anywhere(const Segments& segments, const PhasesT& phases
   const Segment& g = segments.at[i];
   const std::int64_t here = g.column + g.length - column;  // columns on this segment
   if (here >= lanes) return compose_vector(phases.at(i, token), column - g.column, s, c);
-  if (lanes - here <= segments.at[i + 1].length) {
-    simd_t s1, c1;  // what lies beside a segment is padding: read, and spliced away
-    compose_vector(phases.at(i, token), column - g.column, s, c);
-    compose_vector(phases.at(i + 1, token), -here, s1, c1);
-    s = ops::splice(here, s, s1);
-    c = ops::splice(here, c, c1);
-    return;
-  }
   float sines[kRowPad], cosines[kRowPad];
   for (std::int64_t q = 0; q < lanes; ++q) {
     const int at = segment_of(segments, column + q);
@@ -277,8 +269,8 @@ HWY_NOINLINE void turn_scalars(const Segments& segments, const PhasesT& phases, 
 
 // How many vectors make a block: a cache line of y where the registers allow. A core that sees a line
 // written whole does not fetch it first, even where the lines of four rows come in turn; with half a line
-// of each at a time it fetches every one (Neoverse-V1, two sequences at once, 4096 tokens in fp32, one
-// thread: 12.4 ms with half lines, 2.5 with whole ones, which is what a copy takes).
+// of each at a time it fetches every one (Neoverse-V1, one thread, this loop by itself over two sequences of
+// 4096 tokens in fp32: 12.4 ms with half lines, 2.5 with whole ones, which is what a copy takes).
 inline constexpr int kMaxLanes =
 #if ANNULUS_HAVE_HWY
     static_cast<int>(hwy::HWY_NAMESPACE::MaxLanes(simd::F32()));

@@ -8,7 +8,7 @@
 // Positions, not places in the call, decide the split, so prefill and decode give the same bits.
 // The product is off by at most 1.5e-7 of the length of the pair (x1, x2), which keeps fp32's 2e-7;
 // but close to a zero of the sine that is more than a 16-bit ulp of the value itself. A row that
-// holds such an element (3 % of the rows in bf16) is found beforehand, by 16 bits of its phases, and
+// holds such an element (one in forty of 128 columns in bf16, if phases are spread evenly) is found beforehand, by 16 bits of its phases, and
 // made in a buffer of its own with those elements from the exact phase.
 //
 // fp64: every element from 128 bits of phase, by the reference's own function.
