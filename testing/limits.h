@@ -76,9 +76,9 @@ struct ArithmeticLimits {
   double guard;       // relative rms, forward
 };
 
-// bf16x3 keeps 8 + 8 significant bits of an operand; one product is right to about 5e-6 (rms).
-// Four times that leaves room for a recurrence that adds up a dozen steps of two neurons, not for a
-// lost part, which costs 1e-3. tf32 has the mantissa of f16, so it has f16's guard.
+// bf16x3 keeps 8 + 8 significant bits of an operand; one product is right to about 5e-6 (rms), and
+// a guard of twice that leaves room for a recurrence of gain 1, not for a lost part, which costs
+// 1e-3. tf32 has the mantissa of f16, so it has f16's guard.
 constexpr ArithmeticLimits limits_of(Arithmetic a) {
   switch (a) {
     case Arithmetic::kBf16:
@@ -86,7 +86,7 @@ constexpr ArithmeticLimits limits_of(Arithmetic a) {
     case Arithmetic::kTf32:
       return {10, kPolicy.guard_f16};
     case Arithmetic::kBf16x3:
-      return {15, 2e-5};
+      return {15, 1e-5};
     case Arithmetic::kOwn:
       break;
   }

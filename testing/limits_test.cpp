@@ -25,7 +25,7 @@ static_assert(guard_of(DType::kF32, Arithmetic::kBf16) == 1e-2);
 static_assert(guard_of(DType::kF16, Arithmetic::kBf16) == 1e-2);
 static_assert(guard_of(DType::kBF16, Arithmetic::kBf16) == 1e-2);
 static_assert(guard_of(DType::kF32, Arithmetic::kTf32) == 2e-3);
-static_assert(guard_of(DType::kF32, Arithmetic::kBf16x3) == 2e-5);
+static_assert(guard_of(DType::kF32, Arithmetic::kBf16x3) == 1e-5);
 static_assert(guard_of(DType::kF16, Arithmetic::kBf16x3) == 2e-3);
 
 // The only variable the tests read is how many cases to fuzz, and only operators_test.cpp reads it.
