@@ -58,16 +58,11 @@ template <class V>
 HWY_INLINE V neg_mul_add(V a, V b, V c) {
   return hn::NegMulAdd(a, b, c);
 }
-// "Every |v| so far is at least the limit": a NaN counts as not, so that it hides nothing behind it.
-using Far = hn::Mask<simd::F32>;
-HWY_INLINE Far all_far() {
-  const auto zero = hn::Zero(simd::F32());
-  return hn::Eq(zero, zero);
+// Whether any |v| is below the limit; a NaN counts as one that is, so that it hides nothing.
+HWY_INLINE bool some_below(simd::VF v, float limit) {
+  const simd::F32 d;
+  return !hn::AllTrue(d, hn::Ge(hn::Abs(v), hn::Set(d, limit)));
 }
-HWY_INLINE Far still_far(Far far, simd::VF v, float limit) {
-  return hn::And(far, hn::Ge(hn::Abs(v), hn::Set(simd::F32(), limit)));
-}
-HWY_INLINE bool some_near(Far far) { return !hn::AllTrue(simd::F32(), far); }
 // The first n lanes of a (none where n <= 0), the others of b.
 HWY_INLINE simd::VF splice(std::int64_t n, simd::VF a, simd::VF b) {
   const auto first =
@@ -81,10 +76,7 @@ HWY_INLINE Real one_mul_add(Real a, Real b, Real c) {
 }
 #else
 inline float mul(float a, float b) { return a * b; }
-using Far = bool;
-inline Far all_far() { return true; }
-inline Far still_far(Far far, float v, float limit) { return far && std::abs(v) >= limit; }
-inline bool some_near(Far far) { return !far; }
+inline bool some_below(float v, float limit) { return !(std::abs(v) >= limit); }
 inline float splice(std::int64_t n, float a, float b) { return n > 0 ? a : b; }
 template <class Real>
 inline Real one_mul_add(Real a, Real b, Real c) {
@@ -407,7 +399,7 @@ class Phases<T, float> {
     const auto lanes = static_cast<std::int64_t>(simd::lanes());
     for (std::int64_t k0 = 0; k0 < g.length; k0 += lanes) {
       const auto product = ops::mul(simd::load(c + k0), simd::load(s + k0));
-      if (!ops::some_near(ops::still_far(ops::all_far(), product, kNearZero<T>))) continue;
+      if (!ops::some_below(product, kNearZero<T>)) continue;
       for (std::int64_t k = k0; k < std::min(k0 + lanes, g.length); ++k) {
         if (std::abs(c[k] * s[k]) < kNearZero<T>)
           sincos_turn(turn_at(step[k], position), s[k], c[k]);
