@@ -37,6 +37,12 @@ struct SharedBarrier {
         "r"(bytes)
         : "memory");
   }
+  // Arrives when the copies that this thread has begun with copy_async_16 are complete; counts as one
+  // of the phase's arrivals.
+  __device__ void arrive_after_copies() {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&word))
+                 : "memory");
+  }
   __device__ void wait(unsigned parity) {
     unsigned done;
     do {
@@ -53,6 +59,11 @@ struct SharedBarrier {
 // Makes freshly made barriers known to the copy engine.
 __device__ __forceinline__ void fence_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// What threads wrote to shared memory, copy_async_16 included, before wgmma reads it.
+__device__ __forceinline__ void fence_for_wgmma() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
@@ -123,6 +134,65 @@ __device__ __forceinline__ void wgmma_64x64(float (&d)[32], const uint4& a, std:
         "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
         "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(static_cast<int>(add)));
+}
+
+// The same with a in shared memory, rows like the columns of b.
+__device__ __forceinline__ void wgmma_64x64(float (&d)[32], std::uint64_t a, std::uint64_t b,
+                                            bool add) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %34, 0;"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
+      "%32, %33, p, 1, 1, 0, 0;}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+}
+
+// The right operand the other way round: rows of 128 bytes are 64 neighbouring columns n of one k,
+// 16-byte pieces swapped by k modulo 8: element (k, n) at byte block_stride (n / 64) + 128 k +
+// 16 ((n / 8 mod 8) xor (k mod 8)) + 2 (n mod 8). Aligned to 1024 bytes. The low word, ...
+__device__ __forceinline__ std::uint32_t row_operand_low(const void* shared,
+                                                         std::uint32_t block_stride) {
+  return ((shared_address(shared) >> 4) & 0x3fff) | ((block_stride >> 4) << 16);
+}
+// ... and the whole of it for rows k 16 step ...
+__device__ __forceinline__ std::uint64_t row_operand(std::uint32_t low, int step) {
+  constexpr std::uint64_t kGroupStride = 1024 >> 4;  // eight rows
+  constexpr std::uint64_t kSwizzle128 = 1;
+  return (low + static_cast<std::uint32_t>(step) * (2048 >> 4)) | (kGroupStride << 32) |
+         (kSwizzle128 << 62);
+}
+
+// d (64 x 128) = or += a (64 x 16) b (16 x 128), a and d as of wgmma_64x64; b a row_operand, or two
+// swizzled_operands one behind the other.
+template <bool RowOperand>
+__device__ __forceinline__ void wgmma_64x128(float (&d)[64], const uint4& a, std::uint64_t b,
+                                             bool add) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %69, 0;"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
+      "{%64,%65,%66,%67}, %68, p, 1, 1, %70;}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
+        "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
+        "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
+        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
+        "+f"(d[63])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(static_cast<int>(add)),
+        "n"(RowOperand ? 1 : 0));
 }
 
 #endif  // ANNULUS_DEVICE_HOPPER

@@ -282,6 +282,44 @@ __device__ __forceinline__ Activated<Real> activate_and_slope(RingActivation f, 
   }
 }
 
+// Of several numbers: the question which F comes once.
+template <int Count, class Real>
+__device__ __forceinline__ void activate(RingActivation f, const Real (&y)[Count],
+                                         Real (&value)[Count]) {
+  const auto each = [&]<RingActivation F>() {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) value[i] = activate<F>(y[i]);
+  };
+  switch (f) {
+    case RingActivation::kRelu:
+      return each.template operator()<RingActivation::kRelu>();
+    case RingActivation::kGelu:
+      return each.template operator()<RingActivation::kGelu>();
+    case RingActivation::kTanh:
+      return each.template operator()<RingActivation::kTanh>();
+    default:
+      return each.template operator()<RingActivation::kSilu>();
+  }
+}
+template <int Count, class Real>
+__device__ __forceinline__ void activate_and_slope(RingActivation f, const Real (&y)[Count],
+                                                   Activated<Real> (&value)[Count]) {
+  const auto each = [&]<RingActivation F>() {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) value[i] = activate_and_slope<F>(y[i]);
+  };
+  switch (f) {
+    case RingActivation::kRelu:
+      return each.template operator()<RingActivation::kRelu>();
+    case RingActivation::kGelu:
+      return each.template operator()<RingActivation::kGelu>();
+    case RingActivation::kTanh:
+      return each.template operator()<RingActivation::kTanh>();
+    default:
+      return each.template operator()<RingActivation::kSilu>();
+  }
+}
+
 // ---------------------------------------------------------------------------------------------------
 // The ends of a forward step
 
@@ -334,8 +372,20 @@ __device__ __forceinline__ StepInputs<compute_t<T>> load_step(const Args& a, std
   return in;
 }
 
-// Element (b, i) of step t, with `acc` = sum_k c_k sum_j W_k[i,j] s_j and `sum` = sum_j s_j. Writes
-// out, saved and h_n.
+// y of a step that counts, with `acc` = sum_k c_k sum_j W_k[i,j] s_j and `sum` = sum_j s_j, and the
+// state after it.
+template <class Real>
+__device__ __forceinline__ Real mixed_input(const Args& a, const StepInputs<Real>& in, Real acc,
+                                            Real sum, Real J0) {
+  const Real y = fma_of(J0, sum, acc);
+  return a.drive ? y + in.drive : y;
+}
+template <class Real>
+__device__ __forceinline__ Real leaked(const StepInputs<Real>& in, Real activated) {
+  return fma_of(in.alpha, activated, mul_of(Real(1) - in.alpha, in.s));
+}
+
+// Element (b, i) of step t. Writes out, saved and h_n.
 template <class T, bool kRecompute = false>
 __device__ __forceinline__ Stepped<compute_t<T>> finish_step(const Args& a, std::int64_t b,
                                                              std::int64_t i, std::int64_t t,
@@ -346,9 +396,8 @@ __device__ __forceinline__ Stepped<compute_t<T>> finish_step(const Args& a, std:
   Real r = in.s;
   Real y = 0;
   if (in.live) {
-    y = fma_of(J0, sum, acc);
-    if (a.drive) y += in.drive;
-    r = fma_of(in.alpha, activate(a.activation, y), mul_of(Real(1) - in.alpha, in.s));
+    y = mixed_input(a, in, acc, sum, J0);
+    r = leaked(in, activate(a.activation, y));
   }
   if constexpr (!kRecompute) {
     put<T>(a.out, r, b, t, i);

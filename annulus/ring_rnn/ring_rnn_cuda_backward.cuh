@@ -6,6 +6,21 @@
 
 namespace annulus::ring::cuda::tensor {
 
+// dL/ds of a step that counts.
+__device__ __forceinline__ float state_gradient(float l, float alpha, float J0, float row_sum,
+                                                float sum) {
+  return fmaf(1.0f - alpha, l, fmaf(J0, row_sum, sum));
+}
+
+// g of a step that counts, and its part of dL/dalpha.
+struct Opened {
+  float g, moved;
+};
+__device__ __forceinline__ Opened open_step(const Activated<float>& f, float alpha, float s,
+                                            float l) {
+  return {mul_of(mul_of(alpha, f.slope), l), l * (f.value - s)};
+}
+
 template <bool Dots>
 struct Backward {
   static constexpr bool kBackward = true;
@@ -19,54 +34,79 @@ struct Backward {
     return row * loop.shape.padded_n + col;
   }
 
-  // l of step t -> g of step t, and everything else that is made of them.
-  template <class T>
-  static __device__ __forceinline__ void pass(const Loop& loop, std::int64_t t, std::int64_t row,
-                                              int col, const float (&l)[4], float (&g)[4],
-                                              float (&s)[4]) {
+  // What g of step t is made of besides l, of four columns.
+  struct Opening {
+    float y[4], s[4], alpha_sum[4];
+    bool counts;
+  };
+  static __device__ __forceinline__ Opening opening(const Loop& loop, std::int64_t t,
+                                                    std::int64_t row, int col) {
     const Args& a = loop.args;
-    const bool counts = row < a.B && live(a, row, t);
-    const bool needs_s = loop.alpha_sums != nullptr || loop.s_sums != nullptr;
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      g[e] = 0;
-      s[e] = 0;
-      const int i = col + e;
-      if (row >= a.B || i >= a.N) continue;
-      float moved = 0;
-      if (counts) {
-        const float y = loop.y[(t - loop.y_first) * loop.y_stride[0] + row * loop.y_stride[1] +
-                               i * loop.y_stride[2]];
-        const Activated<float> f = activate_and_slope(a.activation, y);
-        g[e] = mul_of(mul_of(get<T>(a.alpha, i), f.slope), l[e]);
-        if (needs_s) s[e] = state_before<T>(a, row, t, i);
-        moved = l[e] * (f.value - s[e]);
-      }
-      if (loop.alpha_sums != nullptr) {
-        float& sum = loop.alpha_sums[at(loop, row, i)];
-        sum = t == a.T - 1 ? moved : sum + moved;
-      }
-      if (a.ddrive) put<T>(a.ddrive, g[e], row, t, i);
+    Opening open = {};
+    open.counts = row < a.B && live(a, row, t);
+    if (loop.alpha_sums != nullptr && t < a.T - 1) {
+      unpack(loop.alpha_sums + at(loop, row, col), open.alpha_sum);
     }
+    if (!open.counts) return open;
+    const int count = columns_of<4>(loop.args.N, col);
+    load_row(loop.y + (t - loop.y_first) * loop.y_stride[0] + row * loop.y_stride[1] +
+                 col * loop.y_stride[2],
+             loop.y_stride[2], count, open.y);
+    if (loop.alpha_sums == nullptr && loop.s_sums == nullptr) return open;
+    visit_narrow(loop.dtype, [&]<class T>() {
+      const StateRow from = state_row<T>(a, row, t);
+      if (from.wide) {
+        load_row(static_cast<const float*>(from.data) + col * from.step, from.step, count, open.s);
+      } else {
+        load_row(static_cast<const T*>(from.data) + col * from.step, from.step, count, open.s);
+      }
+    });
+    return open;
   }
 
+  static __device__ __forceinline__ void load_alpha(const Loop& loop, int col, float (&alpha)[4]) {
+    visit_narrow(loop.dtype, [&]<class T>() {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        alpha[e] = col + e < loop.args.N ? get<T>(loop.args.alpha, col + e) : 0.0f;
+      }
+    });
+  }
+
+  // l of step t -> g of step t, and everything else that is made of them.
   static __device__ __forceinline__ void make_g(const Loop& loop, std::int64_t t, std::int64_t row,
-                                                int tile, int col, const float (&l)[4],
+                                                int tile, int col, const Opening& open,
+                                                const float (&alpha)[4], const float (&l)[4],
                                                 float (&g)[4]) {
+    const Args& a = loop.args;
     const Shape& shape = loop.shape;
-    float s[4];
-    visit_narrow(loop.dtype, [&]<class T>() { pass<T>(loop, t, row, col, l, g, s); });
-    *reinterpret_cast<float4*>(loop.state + at(loop, row, col)) =
-        make_float4(l[0], l[1], l[2], l[3]);
+    const int count = columns_of<4>(loop.args.N, col);
+    float sums[4];
+    Activated<float> f[4];
+    activate_and_slope(a.activation, open.y, f);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const Opened step = open_step(f[e], alpha[e], open.s[e], l[e]);
+      const bool counts = open.counts && e < count;
+      g[e] = counts ? step.g : 0.0f;
+      sums[e] = counts ? open.alpha_sum[e] + step.moved : open.alpha_sum[e];
+    }
+    if (loop.alpha_sums != nullptr) store(loop.alpha_sums + at(loop, row, col), sums);
+    store(loop.state + at(loop, row, col), l);
     if (loop.g != nullptr) {
-      *reinterpret_cast<float4*>(loop.g + t * shape.padded_b * shape.padded_n +
-                                 at(loop, row, col)) = make_float4(g[0], g[1], g[2], g[3]);
+      store(loop.g + t * shape.padded_b * shape.padded_n + at(loop, row, col), g);
+    }
+    if (a.ddrive && row < a.B) {
+      visit_narrow(loop.dtype, [&]<class T>() {
+        store_row(static_cast<T*>(a.ddrive.data) + offset<T>(a.ddrive, row, t, col),
+                  a.ddrive.stride[2], count, g);
+      });
     }
     if (loop.s_sums != nullptr) {
       const float sum_g = sum_row((g[0] + g[1]) + (g[2] + g[3]));
-      const float sum_s = sum_row((s[0] + s[1]) + (s[2] + s[3]));
+      const float sum_s = sum_row((open.s[0] + open.s[1]) + (open.s[2] + open.s[3]));
       if ((threadIdx.x & 15) == 0) {
-        const std::int64_t to = (t * shape.tiles + tile) * shape.padded_b + row;
+        const std::int64_t to = (t * shape.row_parts + tile) * shape.padded_b + row;
         loop.g_sums[to] = sum_g;
         loop.s_sums[to] = sum_s;
       }
@@ -77,68 +117,102 @@ struct Backward {
                                                float (&v)[4]) {
     const Args& a = loop.args;
     const std::int64_t t = loop.last - 1;
-    float l[4];
+    const Opening open = opening(loop, t, row, col);
+    float l[4] = {}, alpha[4];
+    load_alpha(loop, col, alpha);
     if (loop.last < a.T) {  // the launch before left it
-      const float4 held = *reinterpret_cast<const float4*>(loop.state + at(loop, row, col));
-      l[0] = held.x;
-      l[1] = held.y;
-      l[2] = held.z;
-      l[3] = held.w;
-      return make_g(loop, t, row, col / kTile, col, l, v);
+      unpack(loop.state + at(loop, row, col), l);
+      return make_g(loop, t, row, col / kTile, col, open, alpha, l, v);
     }
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      l[e] = 0;
       if (row >= a.B || col + e >= a.N) continue;
       if (a.dh_n) l[e] = get<float>(a.dh_n, row, col + e);
       if (a.dout) {
         visit_narrow(loop.dtype, [&]<class T>() { l[e] += get<T>(a.dout, row, t, col + e); });
       }
     }
-    make_g(loop, t, row, col / kTile, col, l, v);
+    make_g(loop, t, row, col / kTile, col, open, alpha, l, v);
+  }
+
+  // What the end of a step is made of besides the product, of four columns.
+  struct Ahead {
+    float l[4], alpha[4], dout[4];
+    float taken[4];  // by resets, out of the recurrence, so far
+    float J0;
+    bool counts, reset;
+    Opening before;  // of the step before
+  };
+  static __device__ __forceinline__ Ahead ahead(const Loop& loop, std::int64_t t, std::int64_t row,
+                                                int col) {
+    const Args& a = loop.args;
+    Ahead ahead = {};
+    if (t > loop.leave_at) ahead.before = opening(loop, t - 1, row, col);
+    unpack(loop.state + at(loop, row, col), ahead.l);
+    if (loop.reset_sums != nullptr && t < a.T - 1) {
+      unpack(loop.reset_sums + at(loop, row, col), ahead.taken);
+    }
+    load_alpha(loop, col, ahead.alpha);
+    if (row >= a.B) return ahead;
+    ahead.counts = live(a, row, t);
+    ahead.reset = resets(a, row, t);
+    visit_narrow(loop.dtype, [&]<class T>() {
+      ahead.J0 = get<T>(a.J0);
+      if (a.dout && t > 0) {
+        load_row(static_cast<const T*>(a.dout.data) + offset<T>(a.dout, row, t - 1, col),
+                 a.dout.stride[2], columns_of<4>(loop.args.N, col), ahead.dout);
+      }
+    });
+    return ahead;
   }
 
   static __device__ __forceinline__ void finish(const Loop& loop, std::int64_t t, std::int64_t row,
-                                                int tile, int col, const float (&sum)[4],
-                                                float row_sum, float (&v)[4]) {
+                                                int tile, int col, const Ahead& ahead,
+                                                const float (&sum)[4], float row_sum,
+                                                float (&v)[4]) {
     const Args& a = loop.args;
-    const float4 held = *reinterpret_cast<const float4*>(loop.state + at(loop, row, col));
-    float l[4] = {held.x, held.y, held.z, held.w};
-    if (row < a.B) {
-      const bool counts = live(a, row, t);
-      const bool reset = resets(a, row, t);
+    float l[4], taken[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      l[e] = ahead.l[e];
+      taken[e] = ahead.taken[e];
+      if (row >= a.B || col + e >= a.N) continue;
+      if (ahead.counts) l[e] = state_gradient(l[e], ahead.alpha[e], ahead.J0, row_sum, sum[e]);
+      if (ahead.reset) {
+        taken[e] += l[e];
+        l[e] = 0;
+      }
+      l[e] += ahead.dout[e];
+    }
+    if (loop.reset_sums != nullptr) store(loop.reset_sums + at(loop, row, col), taken);
+    if (t == 0 && row < a.B) {
       visit_narrow(loop.dtype, [&]<class T>() {
-        const float J0 = get<T>(a.J0);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int i = col + e;
           if (i >= a.N) continue;
-          if (counts) {
-            const float alpha = get<T>(a.alpha, i);
-            l[e] = fmaf(1.0f - alpha, l[e], fmaf(J0, row_sum, sum[e]));  // dL/ds
-          }
-          float past = 0;  // what resets have taken out of the recurrence so far
-          if (loop.reset_sums != nullptr) {
-            float& taken = loop.reset_sums[at(loop, row, i)];
-            past = t == a.T - 1 ? 0.0f : taken;
-            if (reset) past += l[e];
-            taken = past;
-          }
-          if (reset) l[e] = 0;
-          if (t > 0) {
-            if (a.dout) l[e] += get<T>(a.dout, row, t - 1, i);
-          } else {
-            if (a.dreset_state) put_either<T>(a.dreset_state, past, row, i);
-            if (a.dr0) put_either<T>(a.dr0, loop.own_reset_state ? l[e] : l[e] + past, row, i);
-          }
+          if (a.dreset_state) put_either<T>(a.dreset_state, taken[e], row, i);
+          if (a.dr0) put_either<T>(a.dr0, loop.own_reset_state ? l[e] : l[e] + taken[e], row, i);
         }
       });
     }
-    if (t > loop.leave_at) return make_g(loop, t - 1, row, tile, col, l, v);
-    *reinterpret_cast<float4*>(loop.state + at(loop, row, col)) =
-        make_float4(l[0], l[1], l[2], l[3]);
+    if (t > loop.leave_at)
+      return make_g(loop, t - 1, row, tile, col, ahead.before, ahead.alpha, l, v);
+    store(loop.state + at(loop, row, col), l);
 #pragma unroll
     for (int e = 0; e < 4; ++e) v[e] = 0;
+  }
+
+ private:
+  static __device__ __forceinline__ void unpack(const float* from, float (&v)[4]) {
+    const float4 four = *reinterpret_cast<const float4*>(from);
+    v[0] = four.x;
+    v[1] = four.y;
+    v[2] = four.z;
+    v[3] = four.w;
+  }
+  static __device__ __forceinline__ void store(float* to, const float (&v)[4]) {
+    *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
   }
 };
 

@@ -17,7 +17,12 @@ struct alignas(16) Announcement {
   std::uint32_t operand;  // low word of what wgmma needs to find it
   std::uint32_t flags;
 };
-inline constexpr std::uint32_t kEndsChunk = 1, kTwoTerms = 2;
+// kEndsChannel: the last chunk of its group, and c comes with it. kEndsGroup: the last channel, too.
+inline constexpr std::uint32_t kEndsChannel = 1, kEndsGroup = 2, kTwoTerms = 4;
+
+// Chunks whose products with a channel are added up before c comes in.
+template <int Terms, class Direction>
+constexpr int kDeepGroup = Terms == 1 && Direction::kDots ? kGroupChunks : 1;
 
 // A place in the ring of announcements, and the parity of its barriers' phase.
 struct RingPlace {
@@ -35,6 +40,7 @@ struct RingPlace {
 template <int Terms>
 struct HopperShared {
   std::byte* weights;          // [slot][term][64 n][64 m], swizzled
+  std::byte* x;                // [buffer][rows / 64][chunk of the group][64 rows][64 m], swizzled
   std::byte* c;                // [ring][rows]: float, or Scale
   Announcement* announcement;  // [ring]
   float4* s_tile;              // [8][threads]
@@ -42,7 +48,8 @@ struct HopperShared {
 
   __device__ HopperShared(std::byte* base, const Shape& s) {
     weights = base + (1024 - (annulus::cuda::shared_address(base) & 1023)) % 1024;
-    std::byte* at = weights + s.slots * hopper_block_bytes(Terms);
+    x = weights + s.slots * hopper_block_bytes(Terms);
+    std::byte* at = x + s.x_buffers * x_buffer_bytes(s.rows);
     c = at;
     at += s.ring * s.rows * s.scale_bytes;
     announcement = reinterpret_cast<Announcement*>(at);
@@ -115,34 +122,39 @@ __device__ void fetch_weights(const Loop& loop, const HopperShared<Terms>& share
         const std::uint32_t bits = __ldg(mask + word) & p.channel_pattern;
         if (bits != 0) last = word * 32 + 31 - __clz(static_cast<int>(bits));
       }
-      for (int chunk = p.first_chunk; chunk < p.last_chunk; ++chunk) {
-        const std::byte* row =
-            weights + (static_cast<std::int64_t>(p.tile) * s.chunks + chunk) * s.channels * kBytes;
+      for (int group = p.first_chunk; group < p.last_chunk; group += kDeepGroup<Terms, Direction>) {
+        const int end = min(group + kDeepGroup<Terms, Direction>, p.last_chunk);
         for (int word = 0; word < s.mask_words; ++word) {
           for (std::uint32_t bits = __ldg(mask + word) & p.channel_pattern; bits != 0;
                bits &= bits - 1) {
-            claim([&](int r) {
-              const int k = word * 32 + __ffs(static_cast<int>(bits)) - 1;
-              const int slot =
-                  s.resident ? (chunk - p.first_chunk) * each + k / s.channel_splits : r;
-              std::uint32_t flags = k == last ? kEndsChunk : 0;
-              if (two_terms != nullptr && ((__ldg(two_terms + word) >> (k & 31)) & 1u) != 0) {
-                flags |= kTwoTerms;
-              }
-              shared.announcement[r] = {
-                  k, chunk, annulus::cuda::swizzled_operand_low(shared.weights + slot * kBytes),
-                  flags};
-              shared.full[r].arrive_expecting(c_bytes +
-                                              (s.resident ? 0u : static_cast<unsigned>(kBytes)));
-              if (!s.resident) {
-                annulus::cuda::copy_bulk(shared.weights + slot * kBytes,
-                                         row + static_cast<std::int64_t>(k) * kBytes, kBytes,
-                                         shared.full + r);
-              }
-              annulus::cuda::copy_bulk(shared.c + r * static_cast<int>(c_bytes),
-                                       c + k * s.padded_b * s.scale_bytes, c_bytes,
-                                       shared.full + r);
-            });
+            const int k = word * 32 + __ffs(static_cast<int>(bits)) - 1;
+            for (int chunk = group; chunk < end; ++chunk) {
+              claim([&](int r) {
+                const int slot =
+                    s.resident ? (chunk - p.first_chunk) * each + k / s.channel_splits : r;
+                std::uint32_t flags = 0;
+                if (chunk == end - 1) flags = k == last ? kEndsChannel | kEndsGroup : kEndsChannel;
+                if (two_terms != nullptr && ((__ldg(two_terms + word) >> (k & 31)) & 1u) != 0) {
+                  flags |= kTwoTerms;
+                }
+                shared.announcement[r] = {
+                    k, chunk, annulus::cuda::swizzled_operand_low(shared.weights + slot * kBytes),
+                    flags};
+                shared.full[r].arrive_expecting((flags != 0 ? c_bytes : 0u) +
+                                                (s.resident ? 0u : static_cast<unsigned>(kBytes)));
+                if (!s.resident) {
+                  const std::int64_t block =
+                      (static_cast<std::int64_t>(p.tile) * s.chunks + chunk) * s.channels + k;
+                  annulus::cuda::copy_bulk(shared.weights + slot * kBytes, weights + block * kBytes,
+                                           kBytes, shared.full + r);
+                }
+                if (flags != 0) {
+                  annulus::cuda::copy_bulk(shared.c + r * static_cast<int>(c_bytes),
+                                           c + k * s.padded_b * s.scale_bytes, c_bytes,
+                                           shared.full + r);
+                }
+              });
+            }
           }
         }
       }
@@ -270,7 +282,7 @@ __device__ __forceinline__ void store_partial(const Loop& loop, const Multiplier
   }
 }
 
-// The next announcement, and c of the two rows of this thread.
+// The next announcement, and c of the two rows of this thread where it comes with c.
 template <class C>
 struct Stage {
   Announcement what;
@@ -299,6 +311,26 @@ struct Stage {
   }
 };
 
+// s of the rows and columns of an item, for add_dots. Only the thread that wrote a place reads it.
+template <int Terms>
+__device__ __forceinline__ void load_s_tile(const Loop& loop, const HopperShared<Terms>& shared,
+                                            const Multiplier& who, std::int64_t time,
+                                            const Place& p) {
+  const std::int64_t row = static_cast<std::int64_t>(p.batch_tile) * loop.shape.rows + who.local;
+  const int col = p.tile * kTile + (who.lane & 3) * 2;
+  for (int i = 0; i < 8; i += Terms == 1 ? 2 : 1) {
+    if constexpr (Terms == 1) {
+      const uint2 even = state_words(loop, time, row, col + i * 8, 0);
+      const uint2 odd = state_words(loop, time, row, col + i * 8 + 8, 0);
+      reinterpret_cast<uint4*>(shared.s_tile)[i / 2 * who.threads + static_cast<int>(threadIdx.x)] =
+          make_uint4(even.x, even.y, odd.x, odd.y);
+    } else {
+      shared.s_tile[i * who.threads + static_cast<int>(threadIdx.x)] =
+          state_quad<Terms>(loop, time, row, col + i * 8);
+    }
+  }
+}
+
 // The product of an item with c applied to it channel by channel, in f32.
 template <int Terms, class Direction>
 __device__ void multiply_then_scale(const Loop& loop, const HopperShared<Terms>& shared,
@@ -308,22 +340,7 @@ __device__ void multiply_then_scale(const Loop& loop, const HopperShared<Terms>&
   const Multiplier who(s);
   const Place p = place_of(s, item);
   const std::int64_t first_row = static_cast<std::int64_t>(p.batch_tile) * s.rows;
-  if constexpr (Direction::kDots) {
-    // Only the thread that wrote a place of the tile reads it.
-    const int col = p.tile * kTile + (who.lane & 3) * 2;
-    for (int i = 0; i < 8; i += Terms == 1 ? 2 : 1) {
-      if constexpr (Terms == 1) {
-        const uint2 even = state_words(loop, time, first_row + who.local, col + i * 8, 0);
-        const uint2 odd = state_words(loop, time, first_row + who.local, col + i * 8 + 8, 0);
-        reinterpret_cast<uint4*>(
-            shared.s_tile)[i / 2 * who.threads + static_cast<int>(threadIdx.x)] =
-            make_uint4(even.x, even.y, odd.x, odd.y);
-      } else {
-        shared.s_tile[i * who.threads + static_cast<int>(threadIdx.x)] =
-            state_quad<Terms>(loop, time, first_row + who.local, col + i * 8);
-      }
-    }
-  }
+  if constexpr (Direction::kDots) load_s_tile<Terms>(loop, shared, who, time, p);
   float acc[32] = {};
   WarpRows<Terms> f;
   const std::int64_t row16 = (first_row + who.warp * 16) / 16;
@@ -335,7 +352,7 @@ __device__ void multiply_then_scale(const Loop& loop, const HopperShared<Terms>&
     const auto then = Stage<float>::next(shared, s, who, ring);  // while the tensor cores work
     annulus::cuda::wgmma_wait<0>();
     now.release(shared, who);
-    if ((now.what.flags & kEndsChunk) && now.what.chunk + 1 < p.last_chunk) {
+    if ((now.what.flags & kEndsGroup) && now.what.chunk + 1 < p.last_chunk) {
       f.load(loop, row16, now.what.chunk + 1, parity, who.lane);
     }
 #pragma unroll
@@ -350,16 +367,131 @@ __device__ void multiply_then_scale(const Loop& loop, const HopperShared<Terms>&
   store_partial(loop, who, item, acc);
 }
 
+// A group of four warps' own rows of X, a few chunks of it at a time, in shared memory.
+class GroupRows {
+ public:
+  __device__ GroupRows(const Loop& loop, const HopperShared<1>& shared, const Multiplier& who,
+                       std::int64_t first_row, const Place& p, int parity)
+      : s_(loop.shape),
+        group_(who.warp >> 2),
+        thread_(static_cast<int>(threadIdx.x) & 127),
+        last_(p.last_chunk) {
+    x_ = shared.x + group_ * kGroupBytes;
+    from_ = reinterpret_cast<const std::uint16_t*>(loop.operand) +
+            (parity * s_.padded_b + first_row + group_ * 64) * s_.padded_n;
+  }
+
+  // Begins to load the chunks from `chunk` on, as many as make a group. Past the last chunk nothing
+  // is loaded, but it counts as a load all the same.
+  __device__ void load(int chunk, int buffer) const {
+    for (int i = 0; i < min(kGroupChunks, last_ - chunk); ++i) {
+#pragma unroll
+      for (int piece = thread_; piece < 64 * 8; piece += 128) {
+        const int row = piece >> 3;
+        const int k = piece & 7;
+        annulus::cuda::copy_async_16(
+            at(buffer) + i * kHopperPlane + row * 128 + ((k ^ (row & 7)) << 4),
+            from_ + static_cast<std::int64_t>(row) * s_.padded_n + (chunk + i) * kHopperDepth +
+                k * 8);
+      }
+    }
+    annulus::cuda::copy_async_commit();
+  }
+  // Until at most `Loads` of the loads are on their way.
+  template <int Loads>
+  __device__ void wait() const {
+    annulus::cuda::copy_async_wait<Loads>();
+    annulus::cuda::fence_for_wgmma();
+    sync();
+  }
+  // All four warps are done with what they have read.
+  __device__ void sync() const { annulus::cuda::sync_threads(2 + group_, 128); }
+  __device__ std::uint32_t operand(int buffer, int chunk) const {
+    return annulus::cuda::swizzled_operand_low(at(buffer) + chunk * kHopperPlane);
+  }
+
+ private:
+  static constexpr int kGroupBytes = x_buffer_bytes(64);
+  __device__ std::byte* at(int buffer) const { return x_ + buffer * (s_.rows / 64) * kGroupBytes; }
+
+  const Shape& s_;
+  int group_, thread_, last_;
+  std::byte* x_;
+  const std::uint16_t* from_;
+};
+
+// The same with one term, and with s . u_k: both operands lie in shared memory, and the products of
+// several chunks are added up by the tensor cores before c and s come in, which is what takes longest.
+__device__ __forceinline__ void multiply_groups(const Loop& loop, const HopperShared<1>& shared,
+                                                std::int64_t time, int parity, std::int64_t item,
+                                                RingPlace& ring) {
+  const Shape& s = loop.shape;
+  const Multiplier who(s);
+  const Place p = place_of(s, item);
+  const std::int64_t first_row = static_cast<std::int64_t>(p.batch_tile) * s.rows;
+  const GroupRows x(loop, shared, who, first_row, p, parity);
+  x.load(p.first_chunk, 0);
+  if (s.x_buffers > 1) x.load(p.first_chunk + kGroupChunks, 1);
+  load_s_tile<1>(loop, shared, who, time, p);
+  float acc[32] = {};
+  auto now = Stage<float>::next(shared, s, who, ring);
+  int buffer = 0;
+  for (int chunk = p.first_chunk; chunk < p.last_chunk; chunk += kGroupChunks) {
+    if (s.x_buffers > 1) {
+      x.wait<1>();
+    } else {
+      x.wait<0>();
+    }
+    const std::uint32_t low = x.operand(buffer, 0), high = x.operand(buffer, 1);
+    while (now.what.channel >= 0 && now.what.chunk < chunk + kGroupChunks) {
+      float part[32];
+      const auto multiply = [&](std::uint32_t rows, std::uint32_t weights, bool add) {
+        annulus::cuda::wgmma_fence();
+#pragma unroll
+        for (int d = 0; d < 4; ++d) {
+          annulus::cuda::wgmma_64x64(part, annulus::cuda::swizzled_operand(rows, d),
+                                     annulus::cuda::swizzled_operand(weights, d), add || d > 0);
+        }
+        annulus::cuda::wgmma_commit();
+      };
+      multiply(low, now.what.operand, false);
+      auto then = Stage<float>::next(shared, s, who, ring);  // while the tensor cores work
+      if (!(now.what.flags & kEndsChannel)) {
+        multiply(high, then.what.operand, true);
+        const auto after = Stage<float>::next(shared, s, who, ring);
+        annulus::cuda::wgmma_wait<1>();
+        now.release(shared, who);
+        now = then;
+        then = after;
+      }
+      annulus::cuda::wgmma_wait<0>();
+      now.release(shared, who);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) acc[i] = fmaf((i & 2) ? now.c1 : now.c0, part[i], acc[i]);
+      add_dots<1>(loop, time, p, first_row + who.local, now.what.channel, chunk == p.first_chunk,
+                  shared.s_tile, who.threads, part);
+      now = then;
+    }
+    if (s.x_buffers > 1) {
+      x.sync();
+      x.load(chunk + 2 * kGroupChunks, buffer);
+      buffer ^= 1;
+    }
+  }
+  now.release(shared, who);
+  store_partial(loop, who, item, acc);
+}
+
 // The product of an item with c applied to the rows of X, which are bf16 all the same. What limits
 // here is the number of instructions a block of weights takes besides its four wgmma: c comes ready
 // as pairs of bf16, with a second term only where c is no bf16 itself.
-// Tried on an H200 (B 256, T 20, K 16): two blocks of weights on their way at once, 1 % faster at
-// N 2048, 2 % slower at N 1024. Without the copies of weights 5 % faster, without the factors 20 %
-// (32 instead of today's 16 a block then): what is left is wgmma itself, which with its left operand
-// in registers and 64 columns takes about 47 cycles, not 32. 128 columns would halve that surplus.
-template <class Direction>
-__device__ void scale_then_multiply(const Loop& loop, const HopperShared<1>& shared, int parity,
-                                    std::int64_t item, RingPlace& ring) {
+// Tried on an H200 (B 256, T 20, K 16, N 2048), where a block takes 890 cycles and wgmma alone would
+// take 512: two blocks of weights on their way at once, 1 % faster (N 1024: 2 % slower); two tiles a
+// block of threads, wgmma with 128 columns, 8 % slower; both operands in shared memory, 3 % slower;
+// without the copies of weights, 5 % faster.
+__device__ __forceinline__ void scale_then_multiply(const Loop& loop, const HopperShared<1>& shared,
+                                                    int parity, std::int64_t item,
+                                                    RingPlace& ring) {
   const Shape& s = loop.shape;
   const Multiplier who(s);
   const Place p = place_of(s, item);
@@ -393,7 +525,7 @@ __device__ void scale_then_multiply(const Loop& loop, const HopperShared<1>& sha
                                  annulus::cuda::swizzled_operand(now.what.operand, d), true);
     }
     annulus::cuda::wgmma_commit();
-    if ((now.what.flags & kEndsChunk) && now.what.chunk + 1 < p.last_chunk) {
+    if ((now.what.flags & kEndsGroup) && now.what.chunk + 1 < p.last_chunk) {
       f.load(loop, row16, now.what.chunk + 1, parity, who.lane);
     }
     const auto then = Stage<Scale>::next(shared, s, who, ring);  // while the tensor cores work
@@ -410,8 +542,10 @@ __device__ void multiply_items(const Loop& loop, const HopperShared<Terms>& shar
                                std::int64_t time, int parity, RingPlace& ring) {
   const Shape& s = loop.shape;
   for (std::int64_t item = blockIdx.x; item < s.items(); item += gridDim.x) {
-    if constexpr (Terms == 1 && !Direction::kDots) {
-      scale_then_multiply<Direction>(loop, shared, parity, item, ring);
+    if constexpr (Terms == 1 && Direction::kDots) {
+      multiply_groups(loop, shared, time, parity, item, ring);
+    } else if constexpr (Terms == 1) {
+      scale_then_multiply(loop, shared, parity, item, ring);
     } else {
       multiply_then_scale<Terms, Direction>(loop, shared, time, parity, item, ring);
     }
@@ -461,8 +595,11 @@ __global__ void __launch_bounds__((Groups + 1) * 128, 1)
     if (loop.phases & kMultiply) {
       multiply_items<Terms, Direction>(loop, shared, time, parity, ring);
     }
-    if (loop.together) meeting.tile();
-    if (loop.phases & kFinish) finish_items<Terms, Direction>(loop, time, parity, threads / 32);
+    if (loop.phases & kFinish) {
+      Finish<Terms, Direction> finish(loop, time, parity, threads / 32);
+      if (loop.together) meeting.tile();
+      finish.run();
+    }
     if (loop.together && step + 1 < loop.last) meeting.samples();
   }
 #endif

@@ -5,6 +5,7 @@
 #include "annulus/cuda/grid_barrier.cuh"
 #include "annulus/cuda/mma.cuh"
 #include "annulus/cuda/reduce.cuh"
+#include "annulus/cuda/vec.cuh"
 #include "annulus/ring_rnn/ring_rnn_cuda_tensor.cuh"
 
 namespace annulus::ring::cuda::tensor {
@@ -81,6 +82,42 @@ __device__ __forceinline__ float4 state_quad(const Loop& loop, std::int64_t time
 
 // ---- the ends of a step
 
+// How many of `Columns` columns from `col` on there are.
+template <int Columns>
+__device__ __forceinline__ int columns_of(std::int64_t N, int col) {
+  return static_cast<int>(max(min(N - col, std::int64_t{Columns}), std::int64_t{0}));
+}
+
+template <int Columns, class T>
+__device__ __forceinline__ bool in_one_access(const T* p, std::int64_t stride, int count) {
+  return Columns == 4 && count == 4 && stride == 1 &&
+         reinterpret_cast<std::uintptr_t>(p) % (4 * sizeof(T)) == 0;
+}
+// The first `count` numbers into a row, by one access where they lie so.
+template <int Columns, class T>
+__device__ __forceinline__ void store_row(T* to, std::int64_t stride, int count,
+                                          const float (&v)[Columns]) {
+  if (in_one_access<Columns>(to, stride, count)) {
+    annulus::cuda::store<Columns>(v, to);
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < Columns; ++e) {
+    if (e < count) to[e * stride] = T(v[e]);
+  }
+}
+// The same, read; what is beyond is 0.
+template <int Columns, class T>
+__device__ __forceinline__ void load_row(const T* from, std::int64_t stride, int count,
+                                         float (&v)[Columns]) {
+  if (in_one_access<Columns>(from, stride, count)) {
+    annulus::cuda::load<Columns>(from, v);
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < Columns; ++e) v[e] = e < count ? static_cast<float>(from[e * stride]) : 0.0f;
+}
+
 // Sixteen lanes hold a row, four columns each.
 __device__ __forceinline__ float sum_row(float v) { return annulus::cuda::warp_sum<16>(v); }
 
@@ -96,20 +133,26 @@ __device__ __forceinline__ float whole_row(const Loop& loop, std::int64_t row, i
   return sum_row(sum);
 }
 
-// X of the next step: its terms as fragments, and the part of the row's sum.
+// X of the next step: its terms, and the part of the row's sum.
 template <int Terms>
 __device__ __forceinline__ void publish(const Loop& loop, std::int64_t row, int tile, int col,
                                         const float (&v)[4], int parity) {
   const Shape& s = loop.shape;
   const std::int64_t plane = s.padded_b * s.padded_n / 2;  // words
   std::uint32_t* base = loop.operand + parity * Terms * plane;
+  std::uint32_t word[2][Terms];
+  annulus::cuda::split_pair<Terms>(v[0], v[1], word[0]);
+  annulus::cuda::split_pair<Terms>(v[2], v[3], word[1]);
+  if (Terms == 1 && s.row_major) {
+    *reinterpret_cast<uint2*>(base + (row * s.padded_n + col) / 2) =
+        make_uint2(word[0][0], word[1][0]);
+  } else {
 #pragma unroll
-  for (int pair = 0; pair < 2; ++pair) {
-    std::uint32_t word[Terms];
-    annulus::cuda::split_pair<Terms>(v[2 * pair], v[2 * pair + 1], word);
-    const std::int64_t at = operand_word(row, col + 2 * pair, s.padded_n);
+    for (int pair = 0; pair < 2; ++pair) {
+      const std::int64_t at = operand_word(row, col + 2 * pair, s.padded_n);
 #pragma unroll
-    for (int term = 0; term < Terms; ++term) base[term * plane + at] = word[term];
+      for (int term = 0; term < Terms; ++term) base[term * plane + at] = word[pair][term];
+    }
   }
   const float sum = sum_row((v[0] + v[1]) + (v[2] + v[3]));
   if ((threadIdx.x & 15) == 0) {
@@ -117,66 +160,123 @@ __device__ __forceinline__ void publish(const Loop& loop, std::int64_t row, int 
   }
 }
 
-// Calls f(row of the padded batch, row of the tile, first of four columns) for the rows that the
-// split finishes: every lane of a warp at once, two rows a warp.
-template <class F>
-__device__ __forceinline__ void for_each_row(const Shape& s, const Place& p, int warps, F&& f) {
-  const int each = (s.rows + s.splits() - 1) / s.splits();
-  const int even = (each + 1) / 2 * 2;  // whole warps
-  const int first = p.split * even;
-  const int last = min(first + even, s.rows);
-  const int lane = static_cast<int>(threadIdx.x) & 31;
-  for (int row = first + static_cast<int>(threadIdx.x >> 5) * 2 + (lane >> 4); row < last;
-       row += warps * 2) {
-    f(static_cast<std::int64_t>(p.batch_tile) * s.rows + row, row,
-      p.tile * kTile + (lane & 15) * 4);
+// The rows that a warp finishes, two at a time, over all items of its block: those of the split, a
+// half of the warp each.
+class RowWalk {
+ public:
+  __device__ RowWalk(const Shape& s, int warps) : s_(s), warps_(warps), item_(blockIdx.x) {
+    enter();
   }
-}
+  __device__ bool done() const { return item_ >= s_.items(); }
+  __device__ void next() {
+    local_ += warps_ * 2;
+    if (local_ < last_) return;
+    item_ += gridDim.x;
+    enter();
+  }
+  __device__ int tile() const { return place_.tile; }
+  // Where in `partial` the tile's first part is.
+  __device__ std::int64_t first_part() const { return item_ - place_.split; }
+  __device__ int local() const { return local_; }  // row of the tile
+  __device__ std::int64_t row() const {            // of the padded batch
+    return static_cast<std::int64_t>(place_.batch_tile) * s_.rows + local_;
+  }
+  __device__ int column() const {  // the first of this lane's four
+    return tile() * kTile + (static_cast<int>(threadIdx.x) & 15) * 4;
+  }
+
+ private:
+  __device__ void enter() {
+    const int each = (s_.rows + s_.splits() - 1) / s_.splits();
+    const int even = (each + 1) / 2 * 2;  // whole warps
+    for (; item_ < s_.items(); item_ += gridDim.x) {
+      place_ = place_of(s_, item_);
+      last_ = min((place_.split + 1) * even, s_.rows);
+      local_ = place_.split * even + static_cast<int>(threadIdx.x >> 5) * 2 +
+               ((static_cast<int>(threadIdx.x) & 31) >> 4);
+      if (local_ < last_) return;
+    }
+  }
+
+  const Shape& s_;
+  int warps_, local_, last_;
+  std::int64_t item_;
+  Place place_;
+};
 
 // X of the first step.
 template <int Terms, class Direction>
 __device__ __forceinline__ void begin_items(const Loop& loop, int warps) {
-  const Shape& s = loop.shape;
   const int parity = Direction::parity(loop, Direction::kBackward ? loop.last - 1 : loop.first);
-  for (std::int64_t item = blockIdx.x; item < s.items(); item += gridDim.x) {
-    const Place p = place_of(s, item);
-    for_each_row(s, p, warps, [&](std::int64_t row, int, int col) {
-      float v[4];
-      Direction::begin(loop, row, col, v);
-      publish<Terms>(loop, row, p.tile, col, v, parity);
-    });
+  for (RowWalk walk(loop.shape, warps); !walk.done(); walk.next()) {
+    float v[4];
+    Direction::begin(loop, walk.row(), walk.column(), v);
+    publish<Terms>(loop, walk.row(), walk.tile(), walk.column(), v, parity);
   }
 }
 
-// The parts of the sums added up, and X of the next step made of them.
+// The end of a step: the parts of the sums added up, and X of the next step made of them. What does
+// not depend on the sums is loaded by the constructor, which runs before the blocks of a tile meet:
+// one after the other these loads took longer than the products of a small network.
 template <int Terms, class Direction>
-__device__ __forceinline__ void finish_items(const Loop& loop, std::int64_t time, int parity,
-                                             int warps) {
-  const Shape& s = loop.shape;
-  for (std::int64_t item = blockIdx.x; item < s.items(); item += gridDim.x) {
-    const Place p = place_of(s, item);
-    const std::int64_t parts = item - p.split;  // the tile's first item
-    for_each_row(s, p, warps, [&](std::int64_t row, int local, int col) {
-      const float* from = loop.partial + parts * s.rows * kTile +
-                          static_cast<std::int64_t>(local) * kTile + (col - p.tile * kTile);
-      float4 sum = make_float4(0, 0, 0, 0);
-      const std::int64_t stride = static_cast<std::int64_t>(s.rows) * kTile;
-#pragma unroll 4
-      for (int i = 0; i < s.splits(); ++i) {
-        const float4 v = *reinterpret_cast<const float4*>(from + i * stride);
-        sum.x += v.x;
-        sum.y += v.y;
-        sum.z += v.z;
-        sum.w += v.w;
-      }
-      const float row_sum = whole_row(loop, row, parity);
-      const float total[4] = {sum.x, sum.y, sum.z, sum.w};
-      float v[4];
-      Direction::finish(loop, time, row, p.tile, col, total, row_sum, v);
-      publish<Terms>(loop, row, p.tile, col, v, parity ^ 1);
-    });
+class Finish {
+ public:
+  __device__ Finish(const Loop& loop, std::int64_t time, int parity, int warps)
+      : loop_(loop), time_(time), parity_(parity), walk_(loop.shape, warps) {
+    if (!walk_.done()) load();
   }
-}
+  __device__ void run() {
+    const Shape& s = loop_.shape;
+    while (!walk_.done()) {
+      const int tile = walk_.tile();
+      const int col = walk_.column();
+      const float* from = loop_.partial + walk_.first_part() * s.rows * kTile +
+                          static_cast<std::int64_t>(walk_.local()) * kTile + (col - tile * kTile);
+      float total[4] = {};
+      const std::int64_t stride = static_cast<std::int64_t>(s.rows) * kTile;
+      int i = 0;
+      for (; i + 8 <= s.splits(); i += 8) add_parts<8>(from + i * stride, stride, total);
+      if (i + 4 <= s.splits()) {
+        add_parts<4>(from + i * stride, stride, total);
+        i += 4;
+      }
+      for (; i < s.splits(); ++i) add_parts<1>(from + i * stride, stride, total);
+      float v[4];
+      Direction::finish(loop_, time_, walk_.row(), tile, col, ahead_, total, row_sum_, v);
+      publish<Terms>(loop_, walk_.row(), tile, col, v, parity_ ^ 1);
+      walk_.next();
+      if (!walk_.done()) load();
+    }
+  }
+
+ private:
+  // All of them on their way before the first is used.
+  template <int Count>
+  static __device__ __forceinline__ void add_parts(const float* from, std::int64_t stride,
+                                                   float (&total)[4]) {
+    float4 v[Count];
+#pragma unroll
+    for (int i = 0; i < Count; ++i) v[i] = *reinterpret_cast<const float4*>(from + i * stride);
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      total[0] += v[i].x;
+      total[1] += v[i].y;
+      total[2] += v[i].z;
+      total[3] += v[i].w;
+    }
+  }
+  __device__ void load() {
+    ahead_ = Direction::ahead(loop_, time_, walk_.row(), walk_.column());
+    row_sum_ = whole_row(loop_, walk_.row(), parity_);
+  }
+
+  const Loop& loop_;
+  std::int64_t time_;
+  int parity_;
+  RowWalk walk_;
+  typename Direction::Ahead ahead_;
+  float row_sum_;
+};
 
 // ---- meetings
 

@@ -375,8 +375,11 @@ __global__ void __launch_bounds__(256, 1) portable_kernel(const __grid_constant_
         store_partial(loop, w, item, acc);
       }
     }
-    if (loop.together) meeting.tile();
-    if (loop.phases & kFinish) finish_items<Terms, Direction>(loop, time, parity, warps);
+    if (loop.phases & kFinish) {
+      Finish<Terms, Direction> finish(loop, time, parity, warps);
+      if (loop.together) meeting.tile();
+      finish.run();
+    }
     if (loop.together && step + 1 < loop.last) meeting.samples();
   }
 }

@@ -64,28 +64,95 @@ __device__ __forceinline__ void store_piece(const Prepare& p, std::int64_t block
   }
 }
 
+// Eight columns of row i of W of a channel, where rows can be read in vectors.
+template <class T>
+__device__ __forceinline__ void whole_piece(const Args& a, int channel, std::int64_t i,
+                                            std::int64_t j, float (&v)[8]) {
+  const T* row = channel == 0 ? static_cast<const T*>(a.Wo.data) + i * a.Wo.stride[0]
+                              : static_cast<const T*>(a.Wa.data) + (channel - 1) * a.Wa.stride[0] +
+                                    i * a.Wa.stride[1];
+  annulus::cuda::load<8>(row + j, v);
+}
+
+// Eight rows m of a column, 16 bytes of every term.
+template <int Terms>
+__device__ __forceinline__ void split_piece(const float (&v)[8], std::uint32_t (&word)[4][Terms]) {
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    annulus::cuda::split_pair<Terms>(v[2 * w], v[2 * w + 1], word[w]);
+  }
+}
+
 // The same for Hopper: one thread makes 16 bytes, eight rows m of a column, of every term. Threads
 // that are neighbours read neighbours: along m forward, along n backward.
 template <int Terms, class T, bool Backward>
-__device__ __forceinline__ void pack_piece(const Prepare& p, std::int64_t block, int within) {
-  const Shape& s = p.shape;
+__device__ __forceinline__ void pack_piece(const Prepare& p, std::int64_t block, int channel,
+                                           std::int64_t first_m, std::int64_t first_n, int within) {
   const int piece = Backward ? within >> 6 : within & 7;
   const int n = Backward ? within & 63 : within >> 3;
+  const std::int64_t m = first_m + piece * 8;
+  const std::int64_t column = first_n + n;
+  float v[8];
+  if (!Backward && p.whole_rows && column < p.args.N && m + 8 <= p.args.N) {
+    whole_piece<T>(p.args, channel, column, m, v);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = weight<T, Backward>(p.args, channel, m + i, column);
+  }
+  std::uint32_t word[4][Terms];
+  split_piece<Terms>(v, word);
+  store_piece<Terms>(p, block, n, piece, word);
+}
+
+// Backward, rows that can be read in vectors: eight of them, turned in registers into eight columns.
+template <int Terms, class T>
+__device__ __forceinline__ void turn_piece(const Prepare& p, std::int64_t block, int channel,
+                                           std::int64_t first_m, std::int64_t first_n, int within) {
+  const int piece = within >> 3;
+  const int n = (within & 7) * 8;
+  float v[8][8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    whole_piece<T>(p.args, channel, first_m + piece * 8 + i, first_n + n, v[i]);
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float column[8] = {v[0][j], v[1][j], v[2][j], v[3][j],
+                             v[4][j], v[5][j], v[6][j], v[7][j]};
+    std::uint32_t word[4][Terms];
+    split_piece<Terms>(column, word);
+    store_piece<Terms>(p, block, n + j, piece, word);
+  }
+}
+
+// `at_once` blocks of weights, a part of the threads each.
+template <int Terms, class T>
+__device__ __forceinline__ void pack_blocks(const Prepare& p, std::int64_t first) {
+  const Shape& s = p.shape;
+  const int each = kThreads / p.at_once;
+  const int thread = static_cast<int>(threadIdx.x) % each;
+  const std::int64_t block = first * p.at_once + static_cast<int>(threadIdx.x) / each;
+  if (block >= p.hopper_blocks) return;
   const int channel =
       static_cast<int>(static_cast<unsigned>(block) % static_cast<unsigned>(s.channels));
   const unsigned where = static_cast<unsigned>(block) / static_cast<unsigned>(s.channels);
   const auto chunks = static_cast<unsigned>(s.chunks);
-  const std::int64_t m = static_cast<std::int64_t>(where % chunks) * kHopperDepth + piece * 8;
-  const std::int64_t column = static_cast<std::int64_t>(where / chunks) * kTile + n;
-  std::uint32_t word[4][Terms];
-#pragma unroll
-  for (int w = 0; w < 4; ++w) {
-    annulus::cuda::split_pair<Terms>(weight<T, Backward>(p.args, channel, m + 2 * w, column),
-                                     weight<T, Backward>(p.args, channel, m + 2 * w + 1, column),
-                                     word[w]);
+  const std::int64_t m = static_cast<std::int64_t>(where % chunks) * kHopperDepth;
+  const std::int64_t n = static_cast<std::int64_t>(where / chunks) * kTile;
+  if (p.backward && p.whole_rows && m + kHopperDepth <= p.args.N && n + kTile <= p.args.N) {
+    if (thread < kTile) turn_piece<Terms, T>(p, block, channel, m, n, thread);
+    return;
   }
-  store_piece<Terms>(p, block, n, piece, word);
+  for (int within = thread; within < kTile * 8; within += each) {
+    if (p.backward) {
+      pack_piece<Terms, T, true>(p, block, channel, m, n, within);
+    } else {
+      pack_piece<Terms, T, false>(p, block, channel, m, n, within);
+    }
+  }
 }
+
+constexpr int kCoefficients = 8;  // of a sample, loaded at once
 
 // c of a step for a tile of samples, and which channels are not zero there: for the tile (`active`)
 // and for every 32 samples (`active_rows`, which the weights' gradient reads).
@@ -97,34 +164,52 @@ __device__ __forceinline__ void coefficients(const Prepare& p, std::int64_t task
   const int local = static_cast<int>(threadIdx.x);
   const std::int64_t b = tile * s.rows + local;
   const bool inside = local < s.rows;
-  std::uint32_t bits = 0, row_bits = 0, two_bits = 0;
-  for (int k = 0; k < s.channels; ++k) {
-    float c = 0;
-    if (inside && b < s.B) c = coefficient<T>(p.args, b, t, k);
-    const std::int64_t at = (t * s.channels + k) * s.padded_b + b;
-    if (inside) p.c[at] = c;
-    if (p.scales != nullptr) {
-      __nv_bfloat16 term[2];
-      annulus::cuda::split_bf16<2>(c, term);
-      if (inside) {
-        p.scales[at] = {annulus::cuda::pack_bf16(term[0], term[0]),
-                        annulus::cuda::pack_bf16(term[1], term[1])};
+  __shared__ std::uint32_t tile_bits, two_term_bits;
+  for (int word = 0; word < s.mask_words; ++word) {
+    if (local == 0) tile_bits = two_term_bits = 0;
+    __syncthreads();
+    std::uint32_t bits = 0, two_bits = 0;  // of this warp's samples
+    const int last = min(s.channels, (word + 1) * 32);
+    for (int first = word * 32; first < last; first += kCoefficients) {
+      // All of them on their way before the first is used.
+      float c[kCoefficients];
+#pragma unroll
+      for (int i = 0; i < kCoefficients; ++i) {
+        const bool counts = inside && b < s.B && first + i < last;
+        c[i] = counts ? coefficient<T>(p.args, b, t, first + i) : 0.0f;
       }
-      const bool two = __syncthreads_or(__bfloat162float(term[1]) != 0) != 0;
-      two_bits |= static_cast<std::uint32_t>(two) << (k & 31);
-    }
-    const bool any = __syncthreads_or(c != 0) != 0;
-    const bool any_row = __ballot_sync(~0u, c != 0) != 0;
-    bits |= static_cast<std::uint32_t>(any || p.all_channels) << (k & 31);
-    row_bits |= static_cast<std::uint32_t>(any_row) << (k & 31);
-    if ((k & 31) == 31 || k == s.channels - 1) {
-      if (local == 0) p.active[task * s.mask_words + (k >> 5)] = bits;
-      if (local == 0 && p.scales != nullptr) p.two_terms[task * s.mask_words + (k >> 5)] = two_bits;
-      if (p.active_rows != nullptr && inside && (local & 31) == 0) {
-        p.active_rows[(t * (s.padded_b / 32) + b / 32) * s.mask_words + (k >> 5)] = row_bits;
+#pragma unroll
+      for (int i = 0; i < kCoefficients; ++i) {
+        const int k = first + i;
+        if (k >= last) break;
+        const std::int64_t at = (t * s.channels + k) * s.padded_b + b;
+        if (inside) p.c[at] = c[i];
+        bits |= static_cast<std::uint32_t>(__any_sync(~0u, c[i] != 0)) << (k & 31);
+        if (p.scales == nullptr) continue;
+        __nv_bfloat16 term[2];
+        annulus::cuda::split_bf16<2>(c[i], term);
+        if (inside) {
+          p.scales[at] = {annulus::cuda::pack_bf16(term[0], term[0]),
+                          annulus::cuda::pack_bf16(term[1], term[1])};
+        }
+        const bool two = __any_sync(~0u, __bfloat162float(term[1]) != 0);
+        two_bits |= static_cast<std::uint32_t>(two) << (k & 31);
       }
-      bits = row_bits = two_bits = 0;
     }
+    if ((local & 31) == 0) {
+      atomicOr(&tile_bits, bits);
+      atomicOr(&two_term_bits, two_bits);
+      if (p.active_rows != nullptr && inside) {
+        p.active_rows[(t * (s.padded_b / 32) + b / 32) * s.mask_words + word] = bits;
+      }
+    }
+    __syncthreads();
+    if (local == 0) {
+      const std::uint32_t all = last - word * 32 == 32 ? ~0u : (1u << (last - word * 32)) - 1;
+      p.active[task * s.mask_words + word] = p.all_channels ? all : tile_bits;
+      if (p.scales != nullptr) p.two_terms[task * s.mask_words + word] = two_term_bits;
+    }
+    __syncthreads();
   }
 }
 
@@ -159,13 +244,7 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
   if (block < p.weight_blocks) {
     const std::int64_t index = block * kThreads + threadIdx.x;
     if (p.shape.hopper) {
-      for (int within = static_cast<int>(threadIdx.x); within < kTile * 8; within += kThreads) {
-        if (p.backward) {
-          pack_piece<Terms, T, true>(p, block, within);
-        } else {
-          pack_piece<Terms, T, false>(p, block, within);
-        }
-      }
+      pack_blocks<Terms, T>(p, block);
     } else if (index >= p.weight_lanes) {
       return;
     } else if (p.backward) {
@@ -193,8 +272,22 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
 void run_prepare(Prepare p, DType dtype, const char* op, cudaStream_t stream) {
   const Shape& s = p.shape;
   if (p.weights != nullptr) p.weight_lanes = weight_bytes(s) / (16 * s.terms);
-  p.weight_blocks = s.hopper && p.weights != nullptr ? weight_bytes(s) / hopper_block_bytes(s.terms)
-                                                     : ceil_div(p.weight_lanes, kThreads);
+  // Rows that are dense and aligned can be read 16 bytes at a time.
+  const auto aligned = [&](const void* data, std::int64_t stride) {
+    return reinterpret_cast<std::uintptr_t>(data) % 32 == 0 && stride * size_of(dtype) % 32 == 0;
+  };
+  const Args& a = p.args;
+  p.whole_rows = a.Wo.stride[1] == 1 && aligned(a.Wo.data, a.Wo.stride[0]) &&
+                 (a.K == 0 || (a.Wa.stride[2] == 1 && aligned(a.Wa.data, a.Wa.stride[1]) &&
+                               aligned(a.Wa.data, a.Wa.stride[0])));
+  if (s.hopper && p.weights != nullptr) {
+    p.hopper_blocks = weight_bytes(s) / hopper_block_bytes(s.terms);
+    // Turning a block takes 64 threads; a few blocks have one of 256 each all the same.
+    if (p.backward && p.whole_rows && p.hopper_blocks >= 2048) p.at_once = kThreads / kTile;
+    p.weight_blocks = ceil_div(p.hopper_blocks, p.at_once);
+  } else {
+    p.weight_blocks = ceil_div(p.weight_lanes, kThreads);
+  }
   if (p.c != nullptr) p.coefficient_blocks = s.T * s.batch_tiles;
   if (p.states != nullptr) p.state_quads = s.T * s.padded_b * (s.padded_n / 4);
   const std::int64_t blocks =
@@ -205,14 +298,6 @@ void run_prepare(Prepare p, DType dtype, const char* op, cudaStream_t stream) {
                        "threads to prepare but need " +
                        std::to_string(blocks));
   }
-  // Rows that are dense and aligned can be read 16 bytes at a time.
-  const auto aligned = [&](const void* data, std::int64_t stride) {
-    return reinterpret_cast<std::uintptr_t>(data) % 32 == 0 && stride * size_of(dtype) % 32 == 0;
-  };
-  const Args& a = p.args;
-  p.whole_rows = a.Wo.stride[1] == 1 && aligned(a.Wo.data, a.Wo.stride[0]) &&
-                 (a.K == 0 || (a.Wa.stride[2] == 1 && aligned(a.Wa.data, a.Wa.stride[1]) &&
-                               aligned(a.Wa.data, a.Wa.stride[0])));
   with_terms(s.terms, [&]<int Terms>() {
     const auto launch = [&]<class T>() {
       prepare_kernel<Terms, T><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(p);

@@ -6,6 +6,7 @@
 
 #include "annulus/core/checked.h"
 #include "annulus/cuda/check.h"
+#include "annulus/ring_rnn/ring_rnn_cuda_cluster.cuh"
 
 namespace annulus::ring::cuda::tensor {
 
@@ -51,14 +52,26 @@ Shape cut(const Plan& plan, bool dots) {
   s.rows = rows_for(plan.B, s.hopper && s.terms > 1 ? 128 : 256);
   s.batch_tiles = static_cast<int>(ceil_div(plan.B, s.rows));
   s.padded_b = static_cast<std::int64_t>(s.batch_tiles) * s.rows;
+  const int multiprocessors = attribute(cudaDevAttrMultiProcessorCount, plan);
+  const auto multiprocessor_shared =
+      static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, plan));
+  if (s.hopper && s.padded_n <= kClusterNeurons * kMostBlocks) {
+    fit_cluster(s, dots, multiprocessor_shared - 1024, plan.op);
+    if (s.padded_b / s.samples > INT32_MAX / s.cluster) {
+      throw NotSupported("[" + std::string(plan.op) + "] B must be at most " +
+                         std::to_string(std::int64_t{INT32_MAX} / s.cluster * s.samples) +
+                         " with this N but is " + std::to_string(plan.B));
+    }
+    s.grid = static_cast<int>(s.padded_b / s.samples * s.cluster);
+    return s;
+  }
   // Portable: a warp has 64 rows and half the columns. Hopper: 16 rows; four warps more fetch.
   s.threads = s.hopper ? s.rows * 2 + 128 : s.rows;
   s.dot_parts = s.hopper ? 1 : 2;
+  s.row_parts = s.tiles;
   if (s.hopper && s.terms == 1 && !dots) s.scale_bytes = sizeof(Scale);
   const int per_multiprocessor = s.hopper || s.rows == 256 ? 1 : 2;
-  const std::int64_t room =
-      static_cast<std::int64_t>(attribute(cudaDevAttrMultiProcessorCount, plan)) *
-      per_multiprocessor;
+  const std::int64_t room = static_cast<std::int64_t>(multiprocessors) * per_multiprocessor;
   const std::int64_t base = static_cast<std::int64_t>(s.batch_tiles) * s.tiles;
   const auto split = [&](std::int64_t limit) {
     return std::clamp<std::int64_t>(room / (base * s.splits()), 1, limit);
@@ -80,10 +93,14 @@ Shape cut(const Plan& plan, bool dots) {
   if (s.hopper) {  // alignment, rings and their barriers
     beside += 1024 + kRing * (static_cast<std::size_t>(s.rows * s.scale_bytes) + 16 + 16) + 16;
   }
+  if (s.hopper && s.terms == 1 && dots) {
+    s.row_major = true;
+    s.x_buffers = each > kGroupChunks ? 2 : 1;
+    beside += static_cast<std::size_t>(s.x_buffers * x_buffer_bytes(s.rows));
+    beside -= static_cast<std::size_t>(s.rows) * kTile * sizeof(float) / 2;  // s is bf16, too
+  }
   const std::size_t shared =
-      static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, plan)) /
-          static_cast<std::size_t>(per_multiprocessor) -
-      1024;
+      multiprocessor_shared / static_cast<std::size_t>(per_multiprocessor) - 1024;
   const auto block =
       static_cast<std::size_t>(s.hopper ? hopper_block_bytes(s.terms) : block_bytes(s.terms));
   const std::int64_t blocks = each * ceil_div(s.channels, s.channel_splits);
@@ -118,6 +135,10 @@ class Carver {
 Loop take_loop(Carver& scratch, const Shape& s) {
   Loop loop;
   loop.shape = s;
+  if (s.cluster > 0) {  // between launches alone: nothing else leaves the clusters
+    loop.state = scratch.take<float>(s.padded_b * s.padded_n);
+    return loop;
+  }
   loop.operand = scratch.take<std::uint32_t>(s.terms * s.padded_b * s.padded_n);  // two of halves
   loop.state = scratch.take<float>(s.padded_b * s.padded_n);
   loop.row_sums = scratch.take<float>(2 * s.tiles * s.padded_b);
@@ -155,7 +176,7 @@ ForwardScratch take_forward(Carver& scratch, const Plan& plan, const Shape& s) {
   f.coefficients = take_coefficients(scratch, s);
   f.loop = take_loop(scratch, s);
   if (plan.out.angle.defined())
-    f.loop.vectors = scratch.take<float>(s.T * s.tiles * s.padded_b * 2);
+    f.loop.vectors = scratch.take<float>(s.T * s.row_parts * s.padded_b * 2);
   return f;
 }
 
@@ -174,11 +195,15 @@ struct BackwardScratch {
 };
 
 int depth_splits_for(const Plan& plan, const Shape& s) {
+  // As if K were 16, whatever it is: zeros for channels change no bit.
+  constexpr std::int64_t kUsualChannels = 17;
   const std::int64_t sides = ceil_div(plan.N, kSide);
-  const std::int64_t tiles = sides * sides * s.channels;
+  const std::int64_t tiles = s.hopper
+                                 ? s.tiles * sides * hopper_dweights_groups(s.terms, kUsualChannels)
+                                 : sides * sides * kUsualChannels;
   const std::int64_t room =
       static_cast<std::int64_t>(attribute(cudaDevAttrMultiProcessorCount, plan)) *
-      (s.terms == 1 ? 2 : 1);
+      (s.terms == 1 && !s.hopper ? 2 : 1);
   const std::int64_t deep = s.T * (s.padded_b / 32);
   return static_cast<int>(
       std::clamp<std::int64_t>(room / tiles, 1, std::max<std::int64_t>(deep / 8, 1)));
@@ -209,8 +234,8 @@ BackwardScratch take_backward(Carver& scratch, const Plan& plan, const Shape& s,
   if (grad.dalpha.defined()) b.loop.alpha_sums = scratch.take<float>(plane);
   if (plan.in.reset.defined()) b.loop.reset_sums = scratch.take<float>(plane);
   if (grad.dJ0.defined()) {
-    b.loop.g_sums = scratch.take<float>(s.T * s.tiles * s.padded_b);
-    b.loop.s_sums = scratch.take<float>(s.T * s.tiles * s.padded_b);
+    b.loop.g_sums = scratch.take<float>(s.T * s.row_parts * s.padded_b);
+    b.loop.s_sums = scratch.take<float>(s.T * s.row_parts * s.padded_b);
   }
   if (plan.checkpoint > 0) {
     b.again = take_forward(scratch, plan, forward_shape);
@@ -230,7 +255,7 @@ Prepare preparation(const Args& args, const Shape& s, uint4* weights, const Coef
   p.scales = c.scales;
   p.two_terms = c.two_terms;
   p.counters = loop.counters;
-  p.counter_count = counters_of(s);
+  if (loop.counters != nullptr) p.counter_count = counters_of(s);
   return p;
 }
 
@@ -250,17 +275,20 @@ void complete(Loop& loop, const Args& args, const Plan& plan, const uint4* weigh
 }
 
 void run_forward(const Loop& loop, const char* op, cudaStream_t stream) {
+  if (loop.shape.cluster > 0) return run_cluster_forward(loop, op, stream);
   if (loop.shape.hopper) return run_hopper_forward(loop, op, stream);
   run_portable_forward(loop, op, stream);
 }
 
 void run_backward(const Loop& loop, bool dots, const char* op, cudaStream_t stream) {
+  if (loop.shape.cluster > 0) return run_cluster_backward(loop, op, stream);
   if (!loop.shape.hopper) return run_portable_backward(loop, dots, op, stream);
   if (dots) return run_hopper_dots(loop, op, stream);
   run_hopper_backward(loop, op, stream);
 }
 
 void clear_counters(const Loop& loop, const char* op, cudaStream_t stream) {
+  if (loop.counters == nullptr) return;
   ANNULUS_CUDA_CHECK(
       op, cudaMemsetAsync(loop.counters, 0,
                           static_cast<std::size_t>(counters_of(loop.shape)) * sizeof(unsigned),
@@ -395,7 +423,11 @@ void backward(const Plan& plan, Context& context) {
     w.depth_splits = depth_splits_for(plan, s);
     w.first_channel = plan.grad.dWo.defined() ? 0 : 1;
     w.last_channel = plan.grad.dWa.defined() ? s.channels : 1;
-    run_dweights(w, plan.op, stream);
+    if (s.hopper) {
+      run_hopper_dweights(w, plan.op, stream);
+    } else {
+      run_dweights(w, plan.op, stream);
+    }
   }
   const RingRnnGradients& grad = plan.grad;
   if (dots || grad.dJ0.defined() || grad.dalpha.defined() || w.depth_splits > 1) {

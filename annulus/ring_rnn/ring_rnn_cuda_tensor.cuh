@@ -39,7 +39,18 @@ inline constexpr int kHopperPlane = kHopperDepth * kTile * 2;  // bytes of one t
 // A block of weights, all terms: what one stage holds.
 constexpr int block_bytes(int terms) { return depth_of(terms) * kTile * 2 * terms; }
 __host__ __device__ constexpr int hopper_block_bytes(int terms) { return kHopperPlane * terms; }
+// Where one term meets s . u_k, X of so many chunks at once lies in shared memory, swizzled like the
+// weights.
+inline constexpr int kGroupChunks = 2;
+__host__ __device__ constexpr int x_buffer_bytes(int rows) {
+  return kGroupChunks * rows * kHopperDepth * 2;
+}
 inline constexpr int kRing = 12;  // blocks announced ahead of the multiplying warps (Hopper)
+
+// Small networks in clusters of blocks (compute capability 9.0).
+inline constexpr int kClusterNeurons = 32;  // of a block
+inline constexpr int kMostBlocks = 8;       // of a cluster
+inline constexpr int kStagedChannels = 64;  // whose c lie in shared memory
 
 // How a call is cut.
 struct Shape {
@@ -60,7 +71,13 @@ struct Shape {
   bool hopper = false;     // wgmma and bulk copies
   int ring = kRing;        // of announcements (Hopper)
   int scale_bytes = 4;     // of c as the multiplying warps take it: float, or Scale
+  bool row_major = false;  // X lies in rows, not as fragments
+  int x_buffers = 0;       // of X in shared memory
   int dot_parts = 1;       // warps that share rows of a tile
+  int row_parts = 0;       // blocks that share a row: what they leave of its sums
+  int cluster = 0;         // blocks of a cluster; 0: not in clusters
+  int samples = 0;         // of a cluster
+  int slot_bytes = 0;      // of a channel's weights in shared memory, where slots count channels
   int grid = 0;            // blocks of threads
   int threads = 0;
   std::size_t shared_bytes = 0;
@@ -98,20 +115,21 @@ struct Loop {
   const std::uint32_t* active = nullptr;     // [T][batch tile][mask_words]: channels not all zero
   const Scale* scales = nullptr;             // as c, where the multiplying warps take Scale
   const std::uint32_t* two_terms = nullptr;  // as active: channels with a c that is no bf16
-  std::uint32_t* operand = nullptr;          // [2][term][row / 16][column / 16][lane][4]: s or g
-  float* state = nullptr;                    // [padded_b][padded_n]: s or l
-  float* row_sums = nullptr;                 // [2][tile][padded_b]: of s or g
-  float* partial = nullptr;                  // [item][rows][64]
-  unsigned* counters = nullptr;              // of the barriers; zero before a launch
-  float* vectors = nullptr;  // [T][tile][padded_b][2]: parts of the population vector, or not
+  // s or g: [2][term][row / 16][column / 16][lane][4], or bf16 [2][padded_b][padded_n].
+  std::uint32_t* operand = nullptr;
+  float* state = nullptr;        // [padded_b][padded_n]: s or l
+  float* row_sums = nullptr;     // [2][tile][padded_b]: of s or g
+  float* partial = nullptr;      // [item][rows][64]
+  unsigned* counters = nullptr;  // of the barriers; zero before a launch
+  float* vectors = nullptr;      // [T][row part][padded_b][2]: of the population vector, or not
 
   // Backward.
   float* g = nullptr;     // [T][padded_b][padded_n]
   float* dots = nullptr;  // [T][tile * splits * dot_parts][channel][padded_b]: parts of s . u_k
   float* alpha_sums = nullptr;  // [padded_b][padded_n]: l (F(y) - s), summed over steps
   float* reset_sums = nullptr;  // [padded_b][padded_n]: l of the steps that began with a reset
-  float* g_sums = nullptr;      // [T][tile][padded_b]
-  float* s_sums = nullptr;      // [T][tile][padded_b]
+  float* g_sums = nullptr;      // [T][row part][padded_b]
+  float* s_sums = nullptr;      // [T][row part][padded_b]
   const std::uint16_t* states = nullptr;  // [term][T][padded_b][padded_n]: s_t
   const float* y = nullptr;               // of steps y_first.., [.][B][N]: saved, or computed again
   std::int64_t y_first = 0;
@@ -153,6 +171,8 @@ struct Prepare {
   std::int64_t counter_count = 0;
   bool whole_rows = false;  // of the weights can be read in vectors
   std::int64_t weight_lanes = 0, weight_blocks = 0, coefficient_blocks = 0, state_quads = 0;
+  std::int64_t hopper_blocks = 0;  // of weights
+  int at_once = 1;                 // of them that a block of threads packs
 };
 
 struct WeightGradients {
@@ -190,7 +210,15 @@ void run_readout(const Loop& loop, const char* op, cudaStream_t stream);
 void run_portable_backward(const Loop& loop, bool dots, const char* op, cudaStream_t stream);
 void run_hopper_backward(const Loop& loop, const char* op, cudaStream_t stream);
 void run_hopper_dots(const Loop& loop, const char* op, cudaStream_t stream);
+void run_cluster_forward(const Loop& loop, const char* op, cudaStream_t stream);
+void run_cluster_backward(const Loop& loop, const char* op, cudaStream_t stream);
 void run_dweights(const WeightGradients& gradients, const char* op, cudaStream_t stream);
+// Channels that one of its blocks of threads takes at once make a group.
+constexpr std::int64_t hopper_dweights_groups(int terms, std::int64_t channels) {
+  const int each = terms == 3 ? 4 : 6;
+  return (channels + each - 1) / each;
+}
+void run_hopper_dweights(const WeightGradients& gradients, const char* op, cudaStream_t stream);
 void run_gather(const Loop& loop, const WeightGradients& gradients, DType dtype, const char* op,
                 cudaStream_t stream);
 

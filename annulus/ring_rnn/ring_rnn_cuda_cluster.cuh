@@ -1,0 +1,549 @@
+// The loop over steps for networks of at most 256 neurons on compute capability 9.0: samples do not
+// depend on each other, and all weights fit into a few multiprocessors, so nobody waits for the grid.
+//
+// A cluster of blocks owns 8 or 16 samples for all steps; a block of it owns 32 neurons, and its
+// weights stay where they are used: in the registers of its 16 warps, then in shared memory, the rest
+// in L2. A step is
+//   products   a warp multiplies 16 neurons x 16 of the depth of every channel by the samples
+//              (mma.sync with the weights as left operand), and adds them up scaled by c in f32;
+//   sum        over the warps of the depth, through shared memory, in fixed order;
+//   end        one thread an element, whose state never leaves its register;
+//   exchange   the new X into the shared memory of all blocks of the cluster, and their barrier.
+// A sample's numbers depend neither on how many samples share its cluster nor on K.
+#pragma once
+
+#include <algorithm>
+
+#include "annulus/core/checked.h"
+#include "annulus/cuda/check.h"
+#include "annulus/cuda/cluster.cuh"
+#include "annulus/cuda/mma.cuh"
+#include "annulus/ring_rnn/ring_rnn_cuda_parts.cuh"
+
+namespace annulus::ring::cuda::tensor {
+
+inline constexpr int kClusterThreads = 512;
+inline constexpr int kClusterWarps = kClusterThreads / 32;
+inline constexpr int kDepthWarps = kClusterWarps / 2;  // two rows of 16 neurons
+inline constexpr int kPitch = kClusterNeurons + 4;  // against bank conflicts: 2 pitches = 8 mod 32
+
+// Channels whose weights a warp keeps in registers, two at a time: 48 registers a thread.
+constexpr int held_channels(int tiles) { return 12 / tiles / 2 * 2; }
+constexpr int deep_of(int padded_n) { return padded_n <= 16 * kDepthWarps ? 1 : 2; }
+
+// Shared memory, front to back, of one block.
+template <int Terms, int Samples>
+struct ClusterShared {
+  uint4* weights;         // [slot][tile][warp][lane]
+  std::uint16_t* x;       // [2][term][depth / 16][sample][16]
+  float* c;               // [2][kStagedChannels][sample]
+  std::uint32_t* active;  // [2][kStagedChannels / 32]: channels that are not all zero
+  float* parts;           // [depth warp][sample][kPitch]
+  float* sums;            // [2][block][sample]: of X over a block's neurons
+  float* dots;            // [warp][channel][sample]
+
+  __device__ ClusterShared(std::byte* base, const Shape& s) {
+    const auto take = [&](std::int64_t bytes) {
+      std::byte* p = base;
+      base += bytes;
+      return p;
+    };
+    weights = reinterpret_cast<uint4*>(take(s.slots * s.slot_bytes));
+    x = reinterpret_cast<std::uint16_t*>(take(4 * Terms * s.padded_n * Samples));
+    c = reinterpret_cast<float*>(take(2 * kStagedChannels * Samples * 4));
+    parts = reinterpret_cast<float*>(take(kDepthWarps * Samples * kPitch * 4));
+    sums = reinterpret_cast<float*>(take(2 * kMostBlocks * Samples * 4));
+    active = reinterpret_cast<std::uint32_t*>(take(2 * kStagedChannels / 32 * 4));
+    dots = reinterpret_cast<float*>(base);
+  }
+};
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
+// Sums over the eight lanes of the same q = lane % 4 of four numbers at once: lanes 8 i + q and
+// 8 i + 4 + q get the sum of number i.
+__device__ __forceinline__ float sum_four(const float (&v)[4], int lane) {
+  float two[2];
+  const bool upper = (lane & 16) != 0;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    two[i] = (upper ? v[2 + i] : v[i]) + __shfl_xor_sync(~0u, upper ? v[i] : v[2 + i], 16);
+  }
+  const bool high = (lane & 8) != 0;
+  const float one = (high ? two[1] : two[0]) + __shfl_xor_sync(~0u, high ? two[0] : two[1], 8);
+  return one + __shfl_xor_sync(~0u, one, 4);
+}
+
+// What the products of a warp need to know.
+template <int Terms, int Deep, int Samples>
+class ClusterProducts {
+ public:
+  static constexpr int kTiles = Terms * Deep;  // of a channel
+  static constexpr int kHeld = held_channels(kTiles);
+  static constexpr int kColumns = Samples / 8;
+
+  __device__ ClusterProducts(const Loop& loop, const ClusterShared<Terms, Samples>& shared,
+                             int rank, std::int64_t first_row)
+      : loop_(loop),
+        shared_(shared),
+        first_row_(first_row),
+        rank_(rank),
+        warp_(static_cast<int>(threadIdx.x) >> 5),
+        lane_(static_cast<int>(threadIdx.x) & 31) {
+    const Shape& s = loop.shape;
+    deep_tiles_ = s.padded_n / 16;
+    deep_ = warp_ >> 1;
+    neuron_ = rank * kClusterNeurons + (warp_ & 1) * 16 + (lane_ >> 2);
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) held_[i][tile] = fetch(i, tile);
+    }
+    for (int i = kHeld; i < min(s.channels, kHeld + s.slots); ++i) {
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) *slot(i, tile) = fetch(i, tile);
+    }
+  }
+
+  // s of the step, by which dots multiplies: loaded ahead.
+  __device__ void load_states(std::int64_t time) {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) states_[j][e] = 0;
+#pragma unroll
+      for (int term = Terms - 1; term >= 0; --term) {
+        const Shape& s = loop_.shape;
+        const std::int64_t row = first_row_ + j * 8 + (lane_ & 3) * 2;
+        const std::uint16_t* at =
+            loop_.states + ((term * s.T + time) * s.padded_b + row) * s.padded_n + neuron_;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const std::uint32_t bits = __ldg(at + (e & 1) * s.padded_n + (e >> 1) * 8);
+          states_[j][e] += __uint_as_float(bits << 16);
+        }
+      }
+    }
+  }
+
+  // Adds the channels from `first` on that are staged, and leaves the parts of their dots.
+  template <bool Dots>
+  __device__ void add(const float* c, uint2 active, int parity, int first) {
+    const Shape& s = loop_.shape;
+    const int last = min(s.channels, first + kStagedChannels);
+    const std::uint64_t mask = active.x | static_cast<std::uint64_t>(active.y) << 32;
+    const bool all = mask == ~std::uint64_t{0} >> (kStagedChannels - (last - first));
+    load_x(parity);
+    c += (lane_ & 3) * 2 - first * Samples;
+    const auto pair = [&]<bool Ask>(int i, auto&& tile_of) {
+      [[maybe_unused]] float d[kColumns][4] = {};
+      const auto counts = [&](int h) {
+        return !Ask || (i + h < last && (mask >> (i + h - first) & 1) != 0);
+      };
+      // Both products before the first sum, which would wait for its product.
+      float part[2][kColumns][4];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        if (counts(h)) multiply([&](int tile) { return tile_of(h, tile); }, part[h]);
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        if (!counts(h)) continue;
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) {
+          const float2 by = *reinterpret_cast<const float2*>(c + (i + h) * Samples + j * 8);
+          const float(&v)[4] = part[h][j];
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            sum_[j][e] = fmaf((e & 1) ? by.y : by.x, v[e], sum_[j][e]);
+          }
+          if constexpr (Dots) {
+            d[j][2 * h] = fmaf(v[2], states_[j][2], v[0] * states_[j][0]);
+            d[j][2 * h + 1] = fmaf(v[3], states_[j][3], v[1] * states_[j][1]);
+          }
+        }
+      }
+      if constexpr (Dots) {
+        const int which = lane_ >> 3;
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) {
+          const float total = sum_four(d[j], lane_);
+          if ((lane_ & 4) == 0 && i + which / 2 < last) {
+            dots_at(warp_, i + which / 2 - first, j * 8 + (lane_ & 3) * 2 + which % 2) = total;
+          }
+        }
+      }
+    };
+    const auto held = [&]<bool Ask>() {
+#pragma unroll
+      for (int i = 0; i < kHeld; i += 2) {
+        pair.template operator()<Ask>(i, [&](int h, int tile) { return held_[i + h][tile]; });
+      }
+    };
+    int i = first;
+    if (first == 0) {
+      // Nobody asks channel by channel where all are at work, as they mostly are.
+      if (all && last >= kHeld) {
+        held.template operator()<false>();
+      } else {
+        held.template operator()<true>();
+      }
+      i = kHeld;
+    }
+    const auto kept = [&](int h, int tile) { return *slot(i + h, tile); };
+    const int in_slots = min(last, kHeld + s.slots);
+    if (all) {
+#pragma unroll 2
+      for (; i + 1 < in_slots; i += 2) pair.template operator()<false>(i, kept);
+    }
+    for (; i < last; i += 2) {
+      pair.template operator()<true>(i, [&](int h, int tile) {
+        return i + h < kHeld + s.slots ? *slot(i + h, tile) : fetch(i + h, tile);
+      });
+    }
+  }
+
+  // Leaves the sums of this warp where `total` finds them, and begins new ones.
+  __device__ void store() {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int sample = j * 8 + (lane_ & 3) * 2 + (e & 1);
+        shared_.parts[((warp_ >> 1) * Samples + sample) * kPitch + (warp_ & 1) * 16 + (lane_ >> 2) +
+                      (e >> 1) * 8] = sum_[j][e];
+        sum_[j][e] = 0;
+      }
+    }
+  }
+  __device__ float total(int sample, int neuron) const {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kDepthWarps; ++i) {
+      sum += shared_.parts[(i * Samples + sample) * kPitch + neuron];
+    }
+    return sum;
+  }
+
+  // Adds up the warps' parts of s . u_k of the staged channels and writes them.
+  __device__ void store_dots(std::int64_t time, int first, int thread, int threads) const {
+    const Shape& s = loop_.shape;
+    const int staged = min(s.channels - first, kStagedChannels);
+    const std::int64_t slots = static_cast<std::int64_t>(s.tiles) * s.dot_parts;
+    for (int i = thread; i < staged * Samples; i += threads) {
+      const int channel = i / Samples;
+      const int sample = i % Samples;
+      float sum = 0;
+#pragma unroll
+      for (int w = 0; w < kClusterWarps; ++w) sum += dots_at(w, channel, sample);
+      loop_.dots[((time * slots + rank_) * s.channels + first + channel) * s.padded_b + first_row_ +
+                 sample] = sum;
+    }
+  }
+
+ private:
+  __device__ float& dots_at(int warp, int channel, int sample) const {
+    const int staged = min(loop_.shape.channels, kStagedChannels);
+    return shared_.dots[(warp * staged + channel) * Samples + sample];
+  }
+  __device__ uint4* slot(int i, int tile) const {
+    return shared_.weights + (((i - kHeld) * kTiles + tile) * kClusterWarps + warp_) * 32 + lane_;
+  }
+
+  // A tile of channel i, as left operand. The depth is taken in another order
+  // than mma.cuh has it, so that a lane's four numbers of a row lie together: 4 q, ..., 4 q + 3.
+  __device__ uint4 fetch(int i, int tile) const {
+    const Shape& s = loop_.shape;
+    const int term = tile / Deep;
+    const int deep = deep_ + tile % Deep * kDepthWarps;
+    if (i >= s.channels || deep >= deep_tiles_) return make_uint4(0, 0, 0, 0);
+    const int m = deep * 16 + (lane_ & 3) * 4;
+    const std::int64_t block =
+        (static_cast<std::int64_t>(neuron_ / kTile) * s.chunks + m / kHopperDepth) * s.channels + i;
+    const int row = neuron_ % kTile;
+    const int piece = m % kHopperDepth / 8 ^ row % 8;
+    const std::byte* at = reinterpret_cast<const std::byte*>(loop_.weights) +
+                          block * hopper_block_bytes(Terms) + term * kHopperPlane + row * 128 +
+                          piece * 16 + m % 8 * 2;
+    const uint2 low = __ldg(reinterpret_cast<const uint2*>(at));
+    const uint2 high = __ldg(reinterpret_cast<const uint2*>(at + 8 * 128));
+    return make_uint4(low.x, high.x, low.y, high.y);
+  }
+
+  __device__ void load_x(int parity) {
+    const Shape& s = loop_.shape;
+#pragma unroll
+    for (int term = 0; term < Terms; ++term) {
+#pragma unroll
+      for (int d = 0; d < Deep; ++d) {
+        const int deep = deep_ + d * kDepthWarps;
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) {
+          const std::uint16_t* at = shared_.x + ((parity * Terms + term) * s.padded_n * Samples) +
+                                    (deep * Samples + j * 8 + (lane_ >> 2)) * 16 + (lane_ & 3) * 4;
+          x_[term][d][j] =
+              deep < deep_tiles_ ? *reinterpret_cast<const uint2*>(at) : make_uint2(0, 0);
+        }
+      }
+    }
+  }
+
+  template <class TileOf>
+  __device__ __forceinline__ void multiply(TileOf&& tile_of, float (&part)[kColumns][4]) const {
+#pragma unroll
+    for (int p = 0; p < products_of(Terms); ++p) {
+#pragma unroll
+      for (int d = 0; d < Deep; ++d) {
+        const uint4 w = tile_of(term_of_v<Terms>(p) * Deep + d);
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) {
+          const uint2 x = x_[term_of_x<Terms>(p)][d][j];
+          if (p == 0 && d == 0) {
+            annulus::cuda::mma_bf16_first(part[j], w, x.x, x.y);
+          } else {
+            annulus::cuda::mma_bf16(part[j], w, x.x, x.y);
+          }
+        }
+      }
+    }
+  }
+
+  const Loop& loop_;
+  const ClusterShared<Terms, Samples>& shared_;
+  std::int64_t first_row_;
+  int rank_, warp_, lane_;
+  int deep_tiles_, deep_;
+  int neuron_;  // of row lane / 4 of the tile
+  uint4 held_[kHeld][kTiles];
+  uint2 x_[Terms][Deep][kColumns];
+  float states_[kColumns][4];
+  float sum_[kColumns][4] = {};
+};
+
+// X of the next step, of one sample and a block's neurons, one a lane: into every block of the
+// cluster.
+template <int Terms, int Samples>
+__device__ __forceinline__ void exchange(const Shape& s,
+                                         const ClusterShared<Terms, Samples>& shared, int rank,
+                                         int sample, int parity, float v) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  __nv_bfloat16 term[Terms];
+  annulus::cuda::split_bf16<Terms>(v, term);
+  const int deep = rank * (kClusterNeurons / 16) + lane / 16;
+#pragma unroll
+  for (int i = 0; i < Terms; ++i) {
+    // Four neighbours' numbers in each of their lanes; each lane serves another block.
+    const unsigned own = __bfloat16_as_ushort(term[i]);
+    const unsigned other = __shfl_xor_sync(~0u, own, 1);
+    const unsigned pair = (lane & 1) ? other | own << 16 : own | other << 16;
+    const unsigned pair_other = __shfl_xor_sync(~0u, pair, 2);
+    const uint2 four = (lane & 2) ? make_uint2(pair_other, pair) : make_uint2(pair, pair_other);
+    const std::uint32_t at =
+        annulus::cuda::shared_address(shared.x + (parity * Terms + i) * s.padded_n * Samples +
+                                      (deep * Samples + sample) * 16 + lane % 16 / 4 * 4);
+    for (int block = lane & 3; block < s.cluster; block += 4) {
+      annulus::cuda::store_in_block(annulus::cuda::address_in_block(at, block), four);
+    }
+  }
+  const float sum = annulus::cuda::warp_sum(v);
+  if (lane < s.cluster) {
+    const std::uint32_t at = annulus::cuda::shared_address(
+        shared.sums + (parity * kMostBlocks + rank) * Samples + sample);
+    annulus::cuda::store_in_block(annulus::cuda::address_in_block(at, lane), sum);
+  }
+}
+
+template <int Samples>
+__device__ __forceinline__ float row_total(const Shape& s, const float* sums, int sample,
+                                           int parity) {
+  float sum = 0;
+#pragma unroll
+  for (int block = 0; block < kMostBlocks; ++block) {
+    if (block < s.cluster) sum += sums[(parity * kMostBlocks + block) * Samples + sample];
+  }
+  return sum;
+}
+#endif  // 9.0
+
+template <int Terms, int Deep, int Samples, class Element>
+__global__ void __launch_bounds__(kClusterThreads, 1)
+    cluster_kernel(const __grid_constant__ Loop loop) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  extern __shared__ uint4 shared_words[];
+  const Shape& s = loop.shape;
+  const ClusterShared<Terms, Samples> shared(reinterpret_cast<std::byte*>(shared_words), s);
+  const int rank = annulus::cuda::cluster_rank();
+  const int thread = static_cast<int>(threadIdx.x);
+  const int warp = thread >> 5;
+  const int lane = thread & 31;
+  const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.x / s.cluster) * Samples;
+  const bool has_element = warp < Samples;
+  const bool dots = Element::kBackward && loop.dots != nullptr;
+
+  // Blocks of the cluster may not be written to before they run.
+  annulus::cuda::cluster_arrive();
+  ClusterProducts<Terms, Deep, Samples> products(loop, shared, rank, first_row);
+  const auto time_of = [&](std::int64_t step) {
+    return Element::kBackward ? loop.last - 1 - (step - loop.first) : step;
+  };
+  // c of a step: numbers `thread`, `thread` + 512, ... of the staged channels. Two threads take their
+  // masks, too.
+  constexpr int kEach = kStagedChannels * Samples / kClusterThreads;
+  constexpr int kMasks = kStagedChannels / 32;
+  struct Staged {
+    float c[kEach];
+    std::uint32_t active;
+  };
+  constexpr int kApart = kClusterThreads / Samples;  // channels between a thread's numbers
+  const float* const c_at = loop.c + thread / Samples * s.padded_b + first_row + thread % Samples;
+  const std::int64_t c_stride = s.channels * s.padded_b;
+  const std::uint32_t* const active_at = loop.active + first_row / s.rows * s.mask_words + thread;
+  const std::int64_t active_stride = static_cast<std::int64_t>(s.batch_tiles) * s.mask_words;
+  const auto load_staged = [&](std::int64_t time, int first) {
+    Staged staged = {};
+    const float* from = c_at + time * c_stride + first * s.padded_b;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (first + thread / Samples + i * kApart < s.channels) {
+        staged.c[i] = __ldg(from + i * kApart * s.padded_b);
+      }
+    }
+    if (thread < kMasks && first / 32 + thread < s.mask_words) {
+      staged.active = __ldg(active_at + time * active_stride + first / 32);
+    }
+    return staged;
+  };
+  const auto store_staged = [&](int parity, const Staged& staged) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      shared.c[parity * kStagedChannels * Samples + thread + i * kClusterThreads] = staged.c[i];
+    }
+    if (thread < kMasks) shared.active[parity * kMasks + thread] = staged.active;
+  };
+
+  store_staged(0, load_staged(time_of(loop.first), 0));
+  Element element(loop, first_row + warp, rank * kClusterNeurons + lane, rank);
+  const float v = has_element ? element.begin(loop) : 0.0f;
+  if (dots) products.load_states(time_of(loop.first));
+  annulus::cuda::cluster_wait();
+  if (has_element) exchange<Terms, Samples>(s, shared, rank, warp, 0, v);
+  annulus::cuda::cluster_arrive();
+  annulus::cuda::cluster_wait();
+
+  // What a step needs besides X is loaded while the cluster meets before it, and what is staged for
+  // it lies in shared memory one step later.
+  Staged staged = {};
+  const auto load_ahead = [&](std::int64_t step) {
+    if (step >= loop.last) return;
+    if (has_element) element.load(loop, time_of(step));
+    if (step + 1 < loop.last) staged = load_staged(time_of(step + 1), 0);
+  };
+  load_ahead(loop.first);
+  for (std::int64_t step = loop.first; step < loop.last; ++step) {
+    const std::int64_t time = time_of(step);
+    const int parity = static_cast<int>(step - loop.first) & 1;
+    const bool more = step + 1 < loop.last;
+    const auto add = [&](int first) {
+      const float* c = shared.c + parity * kStagedChannels * Samples;
+      const uint2 active = *reinterpret_cast<const uint2*>(shared.active + parity * kMasks);
+      if (dots) {
+        products.template add<true>(c, active, parity, first);
+      } else {
+        products.template add<false>(c, active, parity, first);
+      }
+    };
+    add(0);
+    int first = 0;
+    while (first + kStagedChannels < s.channels) {  // more than are staged: one part after another
+      __syncthreads();
+      if (dots) products.store_dots(time, first, thread, kClusterThreads);
+      first += kStagedChannels;
+      store_staged(parity, load_staged(time, first));
+      __syncthreads();
+      add(first);
+    }
+    products.store();
+    if (more) store_staged(parity ^ 1, staged);
+    __syncthreads();
+    if (dots && more) products.load_states(time_of(step + 1));
+    if (has_element) {
+      const float next = element.finish(loop, time, products.total(warp, lane),
+                                        row_total<Samples>(s, shared.sums, warp, parity));
+      exchange<Terms, Samples>(s, shared, rank, warp, parity ^ 1, next);
+    }
+    if (dots) {
+      // By the warps that have no element, where there are such.
+      constexpr int kIdle = Samples < kClusterWarps ? Samples * 32 : 0;
+      if (thread >= kIdle) {
+        products.store_dots(time, first, thread - kIdle, kClusterThreads - kIdle);
+      }
+    }
+    annulus::cuda::cluster_arrive();
+    load_ahead(step + 1);
+    annulus::cuda::cluster_wait();
+  }
+  if (has_element) element.end(loop);
+#endif
+}
+
+// Clusters of so many blocks, each alone on its multiprocessor, that this GPU runs at once: fewer than
+// there are multiprocessors for, since a cluster may not cross the borders of their groups.
+int clusters_at_once(int cluster, std::size_t shared, const char* op);
+
+// How many samples a cluster takes, and what of the weights lies in shared memory.
+inline void fit_cluster(Shape& s, bool dots, std::size_t shared, const char* op) {
+  s.cluster = s.padded_n / kClusterNeurons;
+  s.row_parts = s.cluster;
+  s.dot_parts = kTile / kClusterNeurons;
+  // Half as many samples make a step shorter, if all clusters still run at once.
+  s.samples = s.padded_b / 8 <= clusters_at_once(s.cluster, shared, op) ? 8 : 16;
+  s.threads = kClusterThreads;
+  const int tiles = s.terms * deep_of(s.padded_n);
+  s.slot_bytes = tiles * kClusterThreads * static_cast<int>(sizeof(uint4));
+  std::size_t beside =
+      static_cast<std::size_t>(4 * s.terms * s.padded_n * s.samples) +
+      sizeof(float) *
+          static_cast<std::size_t>(
+              s.samples * (2 * kStagedChannels + kDepthWarps * kPitch + 2 * kMostBlocks) +
+              2 * kStagedChannels / 32);
+  if (dots) {
+    beside +=
+        sizeof(float) *
+        static_cast<std::size_t>(kClusterWarps * std::min(s.channels, kStagedChannels) * s.samples);
+  }
+  const int room = static_cast<int>((shared - beside) / static_cast<std::size_t>(s.slot_bytes));
+  s.slots = std::clamp(s.channels - held_channels(tiles), 0, room);
+  s.shared_bytes = beside + static_cast<std::size_t>(s.slots * s.slot_bytes);
+}
+
+// Calls f(kernel) with the instance that a shape needs.
+template <int Terms, class Element, class F>
+auto with_cluster_kernel(const Shape& s, F&& f) {
+  if (deep_of(s.padded_n) == 1) {
+    return f(s.samples == 8 ? cluster_kernel<Terms, 1, 8, Element>
+                            : cluster_kernel<Terms, 1, 16, Element>);
+  }
+  return f(s.samples == 8 ? cluster_kernel<Terms, 2, 8, Element>
+                          : cluster_kernel<Terms, 2, 16, Element>);
+}
+
+template <class Element>
+void launch_cluster(const Loop& loop, const char* op, cudaStream_t stream) {
+  const Shape& s = loop.shape;
+  with_terms(s.terms, [&]<int Terms>() {
+    with_cluster_kernel<Terms, Element>(s, [&](auto* kernel) {
+      cudaLaunchAttribute attribute;
+      const cudaLaunchConfig_t config = annulus::cuda::cluster_launch(
+          static_cast<unsigned>(s.grid), kClusterThreads, static_cast<unsigned>(s.cluster),
+          s.shared_bytes, stream, attribute);
+      annulus::cuda::throw_on_error(
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(s.shared_bytes)),
+          op, "shared memory of the ring loop in clusters");
+      annulus::cuda::throw_on_error(cudaLaunchKernelEx(&config, kernel, loop), op,
+                                    "launch of the ring loop in clusters");
+    });
+  });
+}
+
+}  // namespace annulus::ring::cuda::tensor

@@ -1,0 +1,131 @@
+// The backward loop in clusters: an element is l = dL/dr of one neuron of one sample, and what is
+// summed over its steps.
+#include "annulus/ring_rnn/ring_rnn_cuda_backward.cuh"
+#include "annulus/ring_rnn/ring_rnn_cuda_cluster.cuh"
+
+namespace annulus::ring::cuda::tensor {
+
+namespace {
+
+class BackwardElement {
+ public:
+  static constexpr bool kBackward = true;
+
+  __device__ BackwardElement(const Loop& loop, std::int64_t row, int col, int rank)
+      : row_(row),
+        col_(col),
+        rank_(rank),
+        at_(row * loop.shape.padded_n + col),
+        inside_(row < loop.args.B && col < loop.args.N) {}
+
+  // g of the last step.
+  __device__ float begin(const Loop& loop) {
+    const Args& a = loop.args;
+    const std::int64_t t = loop.last - 1;
+    if (inside_) {
+      visit_narrow(loop.dtype, [&]<class T>() {
+        J0_ = get<T>(a.J0);
+        alpha_ = get<T>(a.alpha, col_);
+        if (loop.last < a.T) {  // the launch before left them
+          l_ = loop.state[at_];
+          if (loop.alpha_sums != nullptr) alpha_sum_ = loop.alpha_sums[at_];
+          if (loop.reset_sums != nullptr) taken_ = loop.reset_sums[at_];
+        } else {
+          if (a.dh_n) l_ = get<float>(a.dh_n, row_, col_);
+          if (a.dout) l_ += get<T>(a.dout, row_, t, col_);
+        }
+      });
+    }
+    load_opening(loop, t);
+    return make_g(loop, t);
+  }
+  // What the end of step t is made of besides the product, loaded while that is made.
+  __device__ void load(const Loop& loop, std::int64_t t) {
+    const Args& a = loop.args;
+    counts_ = inside_ && live(a, row_, t);
+    reset_ = inside_ && resets(a, row_, t);
+    dout_ = 0;
+    if (inside_ && a.dout && t > 0) {
+      visit_narrow(loop.dtype, [&]<class T>() { dout_ = get<T>(a.dout, row_, t - 1, col_); });
+    }
+    if (t > loop.leave_at) load_opening(loop, t - 1);
+  }
+  __device__ float finish(const Loop& loop, std::int64_t t, float sum, float row_sum) {
+    const Args& a = loop.args;
+    if (counts_) l_ = state_gradient(l_, alpha_, J0_, row_sum, sum);
+    if (reset_) {
+      taken_ += l_;
+      l_ = 0;
+    }
+    l_ += dout_;
+    if (t == 0 && inside_) {
+      visit_narrow(loop.dtype, [&]<class T>() {
+        if (a.dreset_state) put_either<T>(a.dreset_state, taken_, row_, col_);
+        if (a.dr0) put_either<T>(a.dr0, loop.own_reset_state ? l_ : l_ + taken_, row_, col_);
+      });
+    }
+    return t > loop.leave_at ? make_g(loop, t - 1) : 0.0f;
+  }
+  __device__ void end(const Loop& loop) {
+    loop.state[at_] = l_;
+    if (loop.alpha_sums != nullptr) loop.alpha_sums[at_] = alpha_sum_;
+    if (loop.reset_sums != nullptr) loop.reset_sums[at_] = taken_;
+  }
+
+ private:
+  __device__ void load_opening(const Loop& loop, std::int64_t t) {
+    const Args& a = loop.args;
+    opens_ = inside_ && live(a, row_, t);
+    s_ = 0;
+    if (!opens_) return;
+    y_ = loop.y[(t - loop.y_first) * loop.y_stride[0] + row_ * loop.y_stride[1] +
+                col_ * loop.y_stride[2]];
+    if (loop.alpha_sums == nullptr && loop.s_sums == nullptr) return;
+    visit_narrow(loop.dtype, [&]<class T>() { s_ = state_before<T>(a, row_, t, col_); });
+  }
+  __device__ float make_g(const Loop& loop, std::int64_t t) {
+    const Args& a = loop.args;
+    const Shape& shape = loop.shape;
+    float g = 0;
+    if (opens_) {
+      const Opened step = open_step(activate_and_slope(a.activation, y_), alpha_, s_, l_);
+      g = step.g;
+      alpha_sum_ += step.moved;
+    }
+    if (loop.g != nullptr) loop.g[t * shape.padded_b * shape.padded_n + at_] = g;
+    if (a.ddrive && inside_) {
+      visit_narrow(loop.dtype, [&]<class T>() { put<T>(a.ddrive, g, row_, t, col_); });
+    }
+    if (loop.s_sums != nullptr) {
+      const float sum_g = annulus::cuda::warp_sum(g);
+      const float sum_s = annulus::cuda::warp_sum(s_);
+      if ((threadIdx.x & 31) == 0) {
+        const std::int64_t to = (t * shape.row_parts + rank_) * shape.padded_b + row_;
+        loop.g_sums[to] = sum_g;
+        loop.s_sums[to] = sum_s;
+      }
+    }
+    return g;
+  }
+
+  std::int64_t row_;
+  int col_, rank_;
+  std::int64_t at_;
+  bool inside_;
+  float J0_ = 0, alpha_ = 0;
+  float l_ = 0;
+  float alpha_sum_ = 0;  // l (F(y) - s) of the steps so far
+  float taken_ = 0;      // out of the recurrence by resets so far
+  bool counts_ = false, reset_ = false;
+  float dout_ = 0;
+  bool opens_ = false;  // the step before counts
+  float y_ = 0, s_ = 0;
+};
+
+}  // namespace
+
+void run_cluster_backward(const Loop& loop, const char* op, cudaStream_t stream) {
+  launch_cluster<BackwardElement>(loop, op, stream);
+}
+
+}  // namespace annulus::ring::cuda::tensor

@@ -1,0 +1,665 @@
+// The gradients of the weights for compute capability 9.0: what ring_rnn_cuda_dweights.cu computes,
+//   dV_k[i, j] = sum over (t, b) of (c_k g)[tb, i] s[tb, j]
+// by wgmma. A block of threads owns 64 i x 128 j of several channels at once: two groups of four
+// warps multiply, two or three channels each, and one more group fetches. g and s come from L2 once
+// for all of these channels; with a tile for each channel alone, L2 would be the limit. 64 i and not
+// 128, because g is f32 and s is not: twice the channels cost less than twice the rows of g.
+//
+// Rows tb come 32 at a time (a stretch, one stage of the ring in shared memory): s as it lies in
+// memory, as the right operand of wgmma; g as f32, or as bf16 where there is one term: with f32,
+// shared memory would be the limit. c is f32, and is multiplied onto g in f32 on the way into the
+// registers that are wgmma's left operand.
+//
+// What a channel's sum is does not depend on the other channels: rows are grouped by their place.
+// The blocks stay: while the multiplying warps write a tile out, the next one's rows are fetched.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "annulus/core/checked.h"
+#include "annulus/cuda/check.h"
+#include "annulus/cuda/hopper.cuh"
+#include "annulus/cuda/launch.h"
+#include "annulus/ring_rnn/ring_rnn_cuda_tensor.cuh"
+
+namespace annulus::ring::cuda::tensor {
+
+namespace {
+
+constexpr int kRows = 32;       // of a stretch: two steps of 16
+constexpr int kTileI = 64;      // one wgmma
+constexpr int kFetching = 128;  // threads that fetch
+
+// What depends on the number of terms. The accumulators take what registers there are.
+template <int Terms>
+struct Cut {
+  static constexpr bool kNarrow = Terms == 1;       // g is bf16 in shared memory
+  static constexpr int kGroups = 2;                 // of four warps that multiply
+  static constexpr int kEach = Terms == 3 ? 2 : 3;  // channels of a group
+  static constexpr int kChannels = kGroups * kEach;
+  static_assert(hopper_dweights_groups(Terms, kChannels) == 1 &&
+                hopper_dweights_groups(Terms, kChannels + 1) == 2);
+  static constexpr int kStages = Terms == 1 ? 12 : Terms == 2 ? 8 : 6;
+  static constexpr int kThreads = kGroups * 128 + kFetching;
+
+  static constexpr int kBlock = kRows * 128;  // bytes: 64 j
+  static constexpr int kPlane = 2 * kBlock;   // 128 j
+  static constexpr int kStates = Terms * kPlane;
+  static constexpr int kG = kRows * kTileI * (kNarrow ? 2 : 4);
+  static constexpr int kC = kChannels * kRows * 4;
+  static constexpr int kZeros = Terms == 3 ? 0 : kStates;
+  // 32 bytes a stage for the barriers and what it holds.
+  static constexpr int kSharedBytes = kZeros + kStages * (kStates + kG + kC + 32);
+};
+
+// Which tile, channels and stretches a block of threads works on. Channels change fastest and tiles
+// go in bands: the blocks that run at the same time read the same few columns of g and s, at about
+// the same depth, so that memory delivers them once and L2 the rest. The channels of a tile begin at
+// another place for each tile, or a block might meet the same, perhaps fuller, set every time.
+struct Item {
+  int i0, j0;
+  int first_channel, channels;
+  int split;
+  unsigned first, last;  // stretches: fewer than 2^32, or g would have more than 2^45 bytes
+};
+
+template <int Terms>
+__host__ __device__ inline int channel_groups(const WeightGradients& a) {
+  return static_cast<int>(hopper_dweights_groups(Terms, a.last_channel - a.first_channel));
+}
+
+template <int Terms>
+__host__ __device__ inline std::int64_t items_of(const WeightGradients& a) {
+  return static_cast<std::int64_t>(a.shape.padded_n / kTileI) * a.sides * channel_groups<Terms>(a) *
+         a.depth_splits;
+}
+
+#if ANNULUS_DEVICE_HOPPER
+
+constexpr int kTileJ = 128;    // two blocks of 64, as wgmma's 128-byte rows want them
+constexpr unsigned kBand = 8;  // tiles along i that run side by side
+// Of 168 a thread at the start. 192 are accumulators (with three terms, a third of them sums of the
+// last 16 rows): the compiler has no room for wgmma with fewer than 232, nor fetch() with fewer than
+// 40.
+constexpr int kMultiplyRegisters = 232, kFetchRegisters = 40;
+// Channels whose left operands are made, and multiplied, together.
+template <int Terms>
+constexpr int kBatch = Terms == 1 ? 3 : 1;
+
+template <int Terms>
+__device__ Item item_of(const WeightGradients& a, unsigned index) {
+  const Shape& s = a.shape;
+  const auto groups = static_cast<unsigned>(channel_groups<Terms>(a));
+  const auto tall = static_cast<unsigned>(s.padded_n / kTileI);
+  const auto wide = static_cast<unsigned>(a.sides);
+  const unsigned place = index / groups;
+  const unsigned group = (index + place) % groups;
+  const unsigned tile = place % (tall * wide);
+  const unsigned split = place / (tall * wide);
+  const unsigned band = tile / (kBand * wide);
+  const unsigned within = tile % (kBand * wide);
+  const unsigned height = min(kBand, tall - band * kBand);
+  Item item;
+  item.i0 = static_cast<int>(band * kBand + within % height) * kTileI;
+  item.j0 = static_cast<int>(within / height) * kTileJ;
+  const auto channels = static_cast<unsigned>(a.last_channel - a.first_channel);
+  const unsigned begin = channels * group / groups;  // as even as can be
+  item.first_channel = a.first_channel + static_cast<int>(begin);
+  item.channels = static_cast<int>(channels * (group + 1) / groups - begin);
+  item.split = static_cast<int>(split);
+  const std::int64_t stretches = s.T * (s.padded_b / kRows);
+  item.first = static_cast<unsigned>(stretches * split / a.depth_splits);
+  item.last = static_cast<unsigned>(stretches * (split + 1) / a.depth_splits);
+  return item;
+}
+
+// Shared memory, front to back. The states come first: they must be aligned to 1024 bytes.
+template <int Terms>
+struct Shared {
+  using C = Cut<Terms>;
+  std::byte* states;    // [stage][term][64 j block][32 rows][64 j], swizzled: see row_operand()
+  std::byte* zeros;     // a stage of it
+  std::byte* g;         // [stage][32 rows][64 i], swizzled
+  float* c;             // [stage][channel][32 rows]
+  std::uint32_t* bits;  // [stage]: which of the item's channels are not all zero; none: its end
+  annulus::cuda::SharedBarrier *full, *empty;
+
+  __device__ explicit Shared(std::byte* base) {
+    states = base;
+    zeros = states + C::kStages * C::kStates;
+    g = zeros + C::kZeros;
+    c = reinterpret_cast<float*>(g + C::kStages * C::kG);
+    full = reinterpret_cast<annulus::cuda::SharedBarrier*>(c + C::kStages * C::kC / 4);
+    empty = full + C::kStages;
+    bits = reinterpret_cast<std::uint32_t*>(empty + C::kStages);
+  }
+};
+
+// A stage, and the parity of its barriers' phase.
+template <int Stages>
+struct RingPlace {
+  int at = 0;
+  unsigned parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++at == Stages) {
+      at = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Walks over the stretches in which some channel of an item is not zero.
+struct Walk {
+  unsigned index, last;
+  std::uint32_t bits;  // of `index`; zero at the end
+
+  __device__ __forceinline__ void skip(const WeightGradients& a, const Item& item) {
+    const std::int64_t words = a.shape.mask_words;
+    const int word = item.first_channel >> 5;
+    const int shift = item.first_channel & 31;
+    const bool second = shift + item.channels > 32;
+    for (bits = 0; index < last; ++index) {
+      const std::uint32_t* mask = a.active_rows + index * words + word;
+      const std::uint32_t high = second ? __ldg(mask + 1) : 0;
+      bits = __funnelshift_r(__ldg(mask), high, static_cast<unsigned>(shift)) &
+             ((1u << item.channels) - 1);
+      if (bits != 0) return;
+    }
+  }
+};
+
+// The fetching group: every thread takes a 16-byte column of every eighth row.
+//
+// Rows of a step of 16 lie in shared memory in the order of the fragments' k: row 4q + 2h + e at
+// 2q + 8h + e. A thread's four k are then four neighbouring rows, whose c are one load.
+template <int Terms>
+__device__ void fetch(const WeightGradients& a, const Shared<Terms>& shared) {
+  using C = Cut<Terms>;
+  const Shape& s = a.shape;
+  const int thread = static_cast<int>(threadIdx.x) - C::kGroups * 128;
+  const int column = thread & 15;
+  const int row0 = thread >> 4;
+  // Where this thread's first row lies; the i-th of the four is 8 i rows on, see the lambdas.
+  const int place = (row0 >> 2) * 2 + (row0 & 1) + ((row0 >> 1) & 1) * 8;
+  const int s_place = (column >> 3) * C::kBlock + place * 128 + ((column & 7) ^ (place & 7)) * 16;
+  // f32: pieces are swapped so that the four rows that half a warp reads lie in different banks.
+  const int g_place = C::kNarrow
+                          ? place * 128 + ((column >> 1) ^ (place & 7)) * 16 + (column & 1) * 8
+                          : row0 * 256 + (column ^ ((row0 >> 2) * 2)) * 16;
+  // Eight rows on is position + 4, which flips bit 2 of the swapped piece.
+  const auto row_of_128 = [](int first, int i) {
+    return (first ^ ((i & 1) * 64)) + (i & 1) * 512 + (i >> 1) * 2048;
+  };
+  const auto row_of_256 = [](int first, int i) { return (first ^ ((i & 1) * 64)) + i * 2048; };
+  const std::int64_t plane = s.T * s.padded_b * s.padded_n;
+  const auto items = static_cast<unsigned>(items_of<Terms>(a));
+  RingPlace<C::kStages> ring;
+  ring.parity = 1;  // a fresh barrier counts as past its phase 1: the first round waits for nobody
+
+  // One term: g is on its way through registers, one stretch ahead of the rest. More would need
+  // registers that the multiplying groups have.
+  float4 g[C::kNarrow ? 4 : 1];
+  for (unsigned index = blockIdx.x; index < items; index += gridDim.x) {
+    const Item item = item_of<Terms>(a, index);
+    Walk walk{item.first, item.last, 0};
+    walk.skip(a, item);
+    unsigned stretch;
+    std::uint32_t bits;
+    const auto row_in = [&](auto* matrix, int first_column) {
+      return matrix + (static_cast<std::int64_t>(stretch) * kRows + row0) * s.padded_n +
+             first_column;
+    };
+    const auto begin = [&] {
+      stretch = walk.index;
+      bits = walk.bits;
+      if (bits == 0) return;
+      if constexpr (C::kNarrow) {
+        const float* from = row_in(a.g, item.i0 + column * 4);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          g[i] = __ldg(reinterpret_cast<const float4*>(from));
+          from += 8 * s.padded_n;
+        }
+      }
+      ++walk.index;
+      walk.skip(a, item);  // for the next, while this one's rows are on their way
+    };
+    const auto finish = [&](int at) {
+      // Columns j beyond the padded state are left as they are: they reach no other column of the
+      // result, and nobody reads theirs.
+      if (item.j0 + column * 8 < s.padded_n) {
+        const std::uint16_t* from = row_in(a.states, item.j0 + column * 8);
+#pragma unroll
+        for (int term = 0; term < Terms; ++term) {
+          const std::uint16_t* row = from;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            annulus::cuda::copy_async_16(
+                shared.states + at * C::kStates + term * C::kPlane + row_of_128(s_place, i), row);
+            row += 8 * s.padded_n;
+          }
+          from += plane;
+        }
+      }
+      if (thread < item.channels * (kRows / 4)) {
+        const auto blocks = static_cast<unsigned>(s.padded_b / kRows);
+        const std::int64_t time = stretch / blocks;
+        const std::int64_t b = stretch % blocks * kRows;
+        const int channel = thread >> 3;
+        annulus::cuda::copy_async_16(
+            shared.c + at * (C::kC / 4) + thread * 4,
+            a.c + (time * s.channels + item.first_channel + channel) * s.padded_b + b +
+                (thread & 7) * 4);
+      }
+      std::byte* to = shared.g + at * C::kG;
+      if constexpr (C::kNarrow) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          std::uint32_t low[1], high[1];
+          annulus::cuda::split_pair<1>(g[i].x, g[i].y, low);
+          annulus::cuda::split_pair<1>(g[i].z, g[i].w, high);
+          *reinterpret_cast<uint2*>(to + row_of_128(g_place, i)) = make_uint2(low[0], high[0]);
+        }
+      } else {
+        const float* from = row_in(a.g, item.i0 + column * 4);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          annulus::cuda::copy_async_16(to + row_of_256(g_place, i), from);
+          from += 8 * s.padded_n;
+        }
+      }
+    };
+    begin();
+    while (true) {
+      shared.empty[ring.at].wait(ring.parity);
+      if (bits != 0) finish(ring.at);
+      if (thread == 0) shared.bits[ring.at] = bits;
+      // Twice: what is copied, when it is there, and what this thread wrote itself.
+      shared.full[ring.at].arrive_after_copies();
+      shared.full[ring.at].arrive();
+      ring.next();
+      if (bits == 0) break;
+      begin();
+    }
+  }
+}
+
+// What a multiplying thread knows of its place.
+struct Multiplier {
+  int lane, warp, group;  // warp of the group
+
+  __device__ Multiplier() {
+    lane = static_cast<int>(threadIdx.x) & 31;
+    warp = (static_cast<int>(threadIdx.x) >> 5) & 3;
+    group = static_cast<int>(threadIdx.x) >> 7;
+  }
+  // Row of the tile that the thread's accumulators 4 n + 2 half, + 1 belong to. The rows of f32 are
+  // dealt out in pairs, so that a thread's two are one load.
+  template <bool Narrow>
+  __device__ __forceinline__ int row(int half) const {
+    return warp * 16 + (Narrow ? (lane >> 2) + half * 8 : (lane >> 2) * 2 + half);
+  }
+};
+
+// g of a thread's two rows i and four rows tb of a step, as it lies in shared memory, ...
+template <bool Narrow>
+struct Raw {
+  uint4 word;  // bf16: pairs of tb, each for the one and the other i
+
+  __device__ __forceinline__ void load(const std::byte* g, const Multiplier& who, int step) {
+    const int k = step * 16 + (who.lane >> 4) * 8 + (who.lane & 7);
+    const int piece = who.warp * 2 + ((who.lane >> 3) & 1);
+    word = annulus::cuda::ldmatrix_transposed(g + k * 128 + ((piece ^ (k & 7)) * 16));
+  }
+};
+template <>
+struct Raw<false> {
+  float2 pair[4];  // f32: both i of a tb
+
+  __device__ __forceinline__ void load(const std::byte* g, const Multiplier& who, int step) {
+    const int q = who.lane & 3;
+    const int column = who.lane >> 2;
+    const int piece = (who.warp * 4 + (column >> 1)) ^ (q * 2);
+    const std::byte* at = g + (step * 16 + q * 4) * 256 + piece * 16 + (column & 1) * 8;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) pair[e] = *reinterpret_cast<const float2*>(at + e * 256);
+  }
+};
+
+// ... and times c.
+template <int Terms>
+struct Values {
+  float v[4][2];  // [tb][i]
+
+  __device__ __forceinline__ Values(const Raw<true>& raw, const float4& c) {
+    const auto take = [](std::uint32_t word, float c0, float c1, float& low, float& high) {
+      // Volatile: unpacked afresh for every channel, which costs fewer registers than to keep it.
+      std::uint32_t shifted;
+      asm volatile("shl.b32 %0, %1, 16;" : "=r"(shifted) : "r"(word));
+      low = c0 * __uint_as_float(shifted);
+      high = c1 * __uint_as_float(word & 0xffff0000u);
+    };
+    take(raw.word.x, c.x, c.y, v[0][0], v[1][0]);
+    take(raw.word.y, c.x, c.y, v[0][1], v[1][1]);
+    take(raw.word.z, c.z, c.w, v[2][0], v[3][0]);
+    take(raw.word.w, c.z, c.w, v[2][1], v[3][1]);
+  }
+  __device__ __forceinline__ Values(const Raw<false>& raw, const float4& c) {
+    const float factor[4] = {c.x, c.y, c.z, c.w};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      v[e][0] = factor[e] * raw.pair[e].x;
+      v[e][1] = factor[e] * raw.pair[e].y;
+    }
+  }
+
+  // As the left operand of wgmma.
+  __device__ __forceinline__ void split(uint4 (&x)[Terms]) const {
+    std::uint32_t word[4][Terms];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      annulus::cuda::split_pair<Terms>(v[(w >> 1) * 2][w & 1], v[(w >> 1) * 2 + 1][w & 1], word[w]);
+    }
+#pragma unroll
+    for (int term = 0; term < Terms; ++term) {
+      x[term] = make_uint4(word[0][term], word[1][term], word[2][term], word[3][term]);
+    }
+  }
+};
+
+template <int Terms>
+__device__ __forceinline__ void keep_if(uint4 (&x)[Terms], bool keep) {
+  const std::uint32_t mask = keep ? ~0u : 0u;
+#pragma unroll
+  for (int term = 0; term < Terms; ++term) {
+    x[term].x &= mask;
+    x[term].y &= mask;
+    x[term].z &= mask;
+    x[term].w &= mask;
+  }
+}
+
+// Two neighbours of the result.
+template <class T>
+struct alignas(2 * sizeof(T)) Pair {
+  T low, high;
+};
+
+template <class T, bool Narrow>
+__device__ __forceinline__ void store_tile(T* to, std::int64_t stride_i, std::int64_t stride_j,
+                                           std::int64_t limit, const Item& item,
+                                           const Multiplier& who, const float (&acc)[64]) {
+  const int j = item.j0 + (who.lane & 3) * 2;
+  const bool pairs = stride_j == 1 && stride_i % 2 == 0 &&
+                     reinterpret_cast<std::uintptr_t>(to) % sizeof(Pair<T>) == 0 &&
+                     item.j0 + kTileJ <= limit;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int i = item.i0 + who.row<Narrow>(half);
+    if (i >= limit) continue;
+    T* row = to + i * stride_i + j * stride_j;
+    if (pairs) {
+#pragma unroll
+      for (int n = 0; n < 16; ++n) {
+        *reinterpret_cast<Pair<T>*>(row + n * 8) = {T(acc[4 * n + 2 * half]),
+                                                    T(acc[4 * n + 2 * half + 1])};
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < 16; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if (j + n * 8 + e < limit) row[(n * 8 + e) * stride_j] = T(acc[4 * n + 2 * half + e]);
+        }
+      }
+    }
+  }
+}
+
+// Where put_weight_gradient would put it, or to the parts, many at a time.
+template <bool Narrow>
+__device__ __forceinline__ void store_channel(const WeightGradients& a, const Item& item,
+                                              int channel, const Multiplier& who,
+                                              const float (&acc)[64]) {
+  if (a.depth_splits > 1) {
+    const std::int64_t side = static_cast<std::int64_t>(a.sides) * 128;
+    float* part = a.parts + (static_cast<std::int64_t>(item.split) * a.shape.channels + channel) *
+                                side * side;
+    store_tile<float, Narrow>(part, side, 1, side, item, who, acc);
+    return;
+  }
+  const auto& dWa = a.args.dWa;
+  const auto& dWo = a.args.dWo;
+  const bool own = channel == 0;  // weights of its own
+  const std::int64_t stride_i = own ? dWo.stride[0] : dWa.stride[1];
+  const std::int64_t stride_j = own ? dWo.stride[1] : dWa.stride[2];
+  const std::int64_t first = own ? 0 : (channel - 1) * dWa.stride[0];
+  void* data = own ? dWo.data : dWa.data;
+  visit_narrow(a.dtype, [&]<class T>() {
+    store_tile<T, Narrow>(static_cast<T*>(data) + first, stride_i, stride_j, a.args.N, item, who,
+                          acc);
+  });
+}
+
+// A stage as a multiplying group sees it.
+template <int Terms>
+struct Stage {
+  using C = Cut<Terms>;
+  const std::byte* g;
+  const float* c;         // of the thread's rows and the group's first channel
+  std::uint32_t operand;  // the low word of s
+  std::uint32_t bits;     // bit u kGroups: channel u of the group is not all zero
+
+  __device__ __forceinline__ Stage(const Shared<Terms>& shared, const Multiplier& who, int at,
+                                   std::uint32_t all_bits) {
+    g = shared.g + at * C::kG;
+    c = shared.c + at * (C::kC / 4) + who.group * kRows + (who.lane & 3) * 4;
+    operand = annulus::cuda::row_operand_low(shared.states + at * C::kStates, C::kBlock);
+    bits = all_bits >> who.group;
+  }
+  __device__ __forceinline__ bool active(int u) const {
+    return ((bits >> (u * C::kGroups)) & 1u) != 0;
+  }
+  __device__ __forceinline__ const float4& c_of(int u, int step) const {
+    return *reinterpret_cast<const float4*>(c + u * C::kGroups * kRows + step * 16);
+  }
+};
+
+template <int Terms>
+__device__ __forceinline__ void multiply_step(float (&d)[64], const uint4 (&x)[Terms],
+                                              std::uint32_t operand, int step, bool add) {
+#pragma unroll
+  for (int p = 0; p < products_of(Terms); ++p) {
+    annulus::cuda::wgmma_64x128<true>(
+        d, x[term_of_x<Terms>(p)],
+        annulus::cuda::row_operand(operand + (term_of_v<Terms>(p) * Cut<Terms>::kPlane >> 4), step),
+        add || p > 0);
+  }
+}
+
+// One or two terms. The left operands of kBatch channels are made while the other group's are
+// multiplied. A branch around wgmma would make the compiler wait for each: a channel whose c are all
+// zero is multiplied as zeros by zeros instead (g and s might not be finite).
+// `stage_before_is_done` is called once nothing of the stage before is in use.
+template <int Terms, class F>
+__device__ __forceinline__ void multiply_stage(const Stage<Terms>& stage, std::uint32_t zeros,
+                                               const Multiplier& who,
+                                               float (&acc)[Cut<Terms>::kEach][64],
+                                               uint4 (&x)[kBatch<Terms>][Terms],
+                                               F&& stage_before_is_done) {
+  using C = Cut<Terms>;
+  static_assert(C::kEach % kBatch<Terms> == 0);
+#pragma unroll
+  for (int unit = 0; unit < 2 * C::kEach; unit += kBatch<Terms>) {
+    const int step = unit / C::kEach;
+    const int first = unit % C::kEach;
+    Raw<C::kNarrow> raw;
+    raw.load(stage.g, who, step);
+    float4 c[kBatch<Terms>];
+#pragma unroll
+    for (int i = 0; i < kBatch<Terms>; ++i) c[i] = stage.c_of(first + i, step);
+    annulus::cuda::wgmma_wait<0>();  // x is no longer read
+    if (unit == 0) stage_before_is_done();
+#pragma unroll
+    for (int i = 0; i < kBatch<Terms>; ++i) {
+      const Values<Terms> values(raw, c[i]);
+      values.split(x[i]);
+      keep_if(x[i], stage.active(first + i));
+    }
+    annulus::cuda::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kBatch<Terms>; ++i) {
+      multiply_step<Terms>(acc[first + i], x[i], stage.active(first + i) ? stage.operand : zeros,
+                           step, true);
+    }
+    annulus::cuda::wgmma_commit();
+  }
+}
+
+// Three terms. The tensor core cuts a sum off where it should round it: for three terms, which
+// promise fp32's accuracy, it adds no more than 16 rows, and the registers add the rest. The other
+// group keeps the tensor cores busy meanwhile.
+__device__ __forceinline__ void multiply_stage_rounding(const Stage<3>& stage,
+                                                        const Multiplier& who,
+                                                        float (&acc)[Cut<3>::kEach][64]) {
+  using C = Cut<3>;
+  Raw<false> raw;
+  raw.load(stage.g, who, 0);
+  Values<3> values(raw, stage.c_of(0, 0));
+#pragma unroll
+  for (int unit = 0; unit < 2 * C::kEach; ++unit) {
+    const int u = unit % C::kEach;
+    uint4 x[3];
+    values.split(x);
+    if (unit + 1 < 2 * C::kEach) {  // the next, while the tensor cores work
+      raw.load(stage.g, who, (unit + 1) / C::kEach);
+      values = Values<3>(raw, stage.c_of((unit + 1) % C::kEach, (unit + 1) / C::kEach));
+    }
+    if (stage.active(u)) {
+      float part[64];
+      annulus::cuda::wgmma_fence();
+      multiply_step<3>(part, x, stage.operand, unit / C::kEach, false);
+      annulus::cuda::wgmma_commit();
+      annulus::cuda::wgmma_wait<0>();
+#pragma unroll
+      for (int e = 0; e < 64; ++e) acc[u][e] += part[e];
+    }
+  }
+}
+
+// A group of four warps: channels group, group + kGroups, ... of an item's, so that few channels are
+// spread over all groups.
+template <int Terms>
+__device__ void multiply(const WeightGradients& a, const Shared<Terms>& shared) {
+  using C = Cut<Terms>;
+  const Multiplier who;
+  const std::uint32_t zeros = annulus::cuda::row_operand_low(shared.zeros, C::kBlock);
+  constexpr std::uint32_t kOwn = (1u | 1u << C::kGroups | 1u << 2 * C::kGroups) &
+                                 ((1u << C::kChannels) - 1);  // channels of a group
+  const auto items = static_cast<unsigned>(items_of<Terms>(a));
+  RingPlace<C::kStages> ring;
+  const auto release = [&](int stage) {
+    __syncwarp();
+    if (who.lane == 0 && stage >= 0) shared.empty[stage].arrive();
+  };
+
+  for (unsigned index = blockIdx.x; index < items; index += gridDim.x) {
+    float acc[C::kEach][64] = {};
+    uint4 x[kBatch<Terms>][Terms];
+    int before = -1;  // a stage that wgmma may still read
+    while (true) {
+      const int at = ring.at;
+      shared.full[at].wait(ring.parity);
+      ring.next();
+      // The same for all lanes, and the compiler should know it.
+      const std::uint32_t bits = __shfl_sync(~0u, shared.bits[at], 0);
+      const Stage<Terms> stage(shared, who, at, bits);
+      if ((stage.bits & kOwn) == 0) {
+        annulus::cuda::wgmma_wait<0>();
+        release(before);
+        release(at);
+        before = -1;
+        if (bits == 0) break;
+        continue;
+      }
+      annulus::cuda::fence_for_wgmma();
+      if constexpr (Terms == 3) {
+        multiply_stage_rounding(stage, who, acc);
+        release(at);
+      } else {
+        multiply_stage<Terms>(stage, zeros, who, acc, x, [&] { release(before); });
+        before = at;
+      }
+    }
+    const Item item = item_of<Terms>(a, index);
+#pragma unroll
+    for (int u = 0; u < C::kEach; ++u) {
+      const int channel = who.group + u * C::kGroups;
+      if (channel < item.channels) {
+        store_channel<C::kNarrow>(a, item, item.first_channel + channel, who, acc[u]);
+      }
+    }
+  }
+}
+
+#endif  // ANNULUS_DEVICE_HOPPER
+
+template <int Terms>
+__global__ void __launch_bounds__(Cut<Terms>::kThreads, 1)
+    hopper_dweights_kernel(const __grid_constant__ WeightGradients a) {
+#if ANNULUS_DEVICE_HOPPER
+  using C = Cut<Terms>;
+  extern __shared__ __align__(1024) std::byte shared_bytes[];
+  const Shared<Terms> shared(shared_bytes);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < C::kStages; ++i) {
+      shared.full[i].init(2 * kFetching);
+      shared.empty[i].init(C::kGroups * 4);
+    }
+    annulus::cuda::fence_barriers();
+  }
+  for (int i = static_cast<int>(threadIdx.x); i < C::kZeros / 16; i += C::kThreads) {
+    reinterpret_cast<uint4*>(shared.zeros)[i] = make_uint4(0, 0, 0, 0);
+  }
+  annulus::cuda::fence_for_wgmma();
+  __syncthreads();
+  if (threadIdx.x >= C::kGroups * 128) {
+    annulus::cuda::give_registers<kFetchRegisters>();
+    fetch<Terms>(a, shared);
+  } else {
+    annulus::cuda::take_registers<kMultiplyRegisters>();
+    multiply<Terms>(a, shared);
+  }
+#endif
+}
+
+}  // namespace
+
+void run_hopper_dweights(const WeightGradients& a, const char* op, cudaStream_t stream) {
+  if (a.last_channel <= a.first_channel) return;
+  int device = 0, multiprocessors = 0;
+  annulus::cuda::throw_on_error(cudaGetDevice(&device), op, "cudaGetDevice");
+  annulus::cuda::throw_on_error(
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), op,
+      "number of multiprocessors");
+  with_terms(a.shape.terms, [&]<int Terms>() {
+    constexpr int kBytes = Cut<Terms>::kSharedBytes;
+    annulus::cuda::throw_on_error(
+        cudaFuncSetAttribute(hopper_dweights_kernel<Terms>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+        op, "shared memory of the weights' gradient");
+    const std::int64_t items = items_of<Terms>(a);
+    if (items > INT32_MAX) {
+      throw NotSupported("[" + std::string(op) +
+                         "] weights must have fewer than 2^31 tiles but have " +
+                         std::to_string(items));
+    }
+    const std::int64_t grid = std::min<std::int64_t>(items, multiprocessors);
+    hopper_dweights_kernel<Terms>
+        <<<static_cast<unsigned>(grid), Cut<Terms>::kThreads, kBytes, stream>>>(a);
+  });
+  annulus::cuda::check_launch(op, "gradient of the ring's weights");
+}
+
+}  // namespace annulus::ring::cuda::tensor
