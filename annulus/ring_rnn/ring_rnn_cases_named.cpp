@@ -148,6 +148,29 @@ void add_sizes(Builder& b) {
     p.B = 1, p.T = 2, p.K = 2, p.N = 257;
     b.add("one sample, many neurons", p);
   }
+  // CUDA has one kernel for up to 256 neurons and another for more, in instances by samples.
+  for (const RingPrecision precision :
+       {RingPrecision::kBf16, RingPrecision::kBf16x3, RingPrecision::kBf16x6}) {
+    RingRnnProblem p = full();
+    p.dtype = precision == RingPrecision::kBf16 ? DType::kBF16 : DType::kF32;
+    p.precision = precision;
+    p.J0 = -0.5 / 300;  // a part of the input, whatever N is
+    p.B = 205, p.T = 2, p.K = 1, p.N = 260;
+    b.add("more neurons than a cluster has", p);
+    p.B = 5, p.T = 5, p.K = 3, p.N = 330;
+    p.checkpoint = 2;
+    b.add("more neurons than a cluster has, checkpoints", p);
+    p = small();
+    p.dtype = precision == RingPrecision::kBf16 ? DType::kF16 : DType::kF32;
+    p.precision = precision;
+    p.gradients = kRingDWa | kRingDWo | kRingDr0;
+    p.J0 = -0.5 / 300;
+    p.B = 20, p.T = 2, p.K = 1, p.N = 513;
+    b.add("more neurons than a cluster has, without s . u_k", p);
+    p.gradients = kRingAllGradients;
+    p.N = 256, p.K = 70, p.B = 3;
+    b.add("as many neurons as a cluster has, more channels than it stages", p);
+  }
 }
 
 void add_inputs(Builder& b) {

@@ -6,11 +6,12 @@
 #include "annulus/cuda/check.h"
 #include "annulus/cuda/grid_barrier.cuh"
 #include "annulus/cuda/launch.h"
+#include "annulus/cuda/one_graph.h"
 #include "annulus/ring_rnn/ring_rnn_cuda_tensor.cuh"
 
 namespace annulus::ring::cuda::tensor {
 
-// All steps in one launch, or two launches a step to the same bits.
+// All steps in one launch, or two launches a step, which are one graph, to the same bits.
 template <class Kernel>
 void launch_loop(Kernel* kernel, Loop loop, const char* op, cudaStream_t stream) {
   const Shape& s = loop.shape;
@@ -31,21 +32,22 @@ void launch_loop(Kernel* kernel, Loop loop, const char* op, cudaStream_t stream)
     (void)cudaGetLastError();
     loop.together = false;
   }
-  const auto launch = [&](std::int64_t first, std::int64_t last, unsigned phases) {
-    Loop part = loop;
-    part.first = first;
-    part.last = last;
-    part.phases = phases;
-    kernel<<<grid, threads, s.shared_bytes, stream>>>(part);
-    annulus::cuda::check_launch(op, "launch of a part of the ring loop");
-  };
-  const unsigned begin = loop.phases & kBegin;
-  if (begin) launch(loop.first, loop.last, kBegin);
-  for (std::int64_t i = 0; i < loop.last - loop.first; ++i) {
-    const std::int64_t t = loop.backward ? loop.last - 1 - i : loop.first + i;
-    launch(t, t + 1, kMultiply);
-    launch(t, t + 1, kFinish);
-  }
+  annulus::cuda::launch_as_one_graph(op, stream, [&](cudaStream_t recorded) {
+    const auto launch = [&](std::int64_t first, std::int64_t last, unsigned phases) {
+      Loop part = loop;
+      part.first = first;
+      part.last = last;
+      part.phases = phases;
+      kernel<<<grid, threads, s.shared_bytes, recorded>>>(part);
+      annulus::cuda::check_launch(op, "launch of a part of the ring loop");
+    };
+    launch(loop.first, loop.last, kBegin);
+    for (std::int64_t i = 0; i < loop.last - loop.first; ++i) {
+      const std::int64_t t = loop.backward ? loop.last - 1 - i : loop.first + i;
+      launch(t, t + 1, kMultiply);
+      launch(t, t + 1, kFinish);
+    }
+  });
 }
 
 }  // namespace annulus::ring::cuda::tensor

@@ -6,6 +6,7 @@
 
 #include "annulus/core/checked.h"
 #include "annulus/cuda/check.h"
+#include "annulus/cuda/one_graph.h"
 #include "annulus/ring_rnn/ring_rnn_cuda_cluster.cuh"
 
 namespace annulus::ring::cuda::tensor {
@@ -295,6 +296,42 @@ void clear_counters(const Loop& loop, const char* op, cudaStream_t stream) {
                           stream));
 }
 
+// Both loops by turns, from the last kept state to the first: forward again for y, which is all that
+// loop writes, then backward.
+void backward_from_checkpoints(const Plan& plan, const Args& args, const Shape& forward_shape,
+                               BackwardScratch& b, bool dots, cudaStream_t stream) {
+  ForwardScratch& again = b.again;
+  run_prepare(preparation(args, forward_shape, again.weights, again.coefficients, again.loop),
+              plan.dtype, plan.op, stream);
+  Loop& loop = b.loop;
+  for (std::int64_t i = plan.saved_steps(); i-- > 0;) {
+    const std::int64_t first = i * plan.checkpoint;
+    const std::int64_t last = std::min(first + plan.checkpoint, plan.T);
+    Ref<2> state;
+    state.data = static_cast<float*>(args.saved.data) + i * args.saved.stride[0];
+    state.stride[0] = args.saved.stride[1];
+    state.stride[1] = args.saved.stride[2];
+    complete(again.loop, args, plan, again.weights, again.coefficients);
+    again.loop.y_again = b.y;
+    again.loop.y_first = first;
+    again.loop.restart = state;
+    again.loop.first = first;
+    again.loop.last = last;
+    clear_counters(again.loop, plan.op, stream);
+    run_forward(again.loop, plan.op, stream);
+    loop.first = first;
+    loop.last = last;
+    loop.leave_at = first;
+    loop.y = b.y;
+    loop.y_first = first;
+    loop.y_stride[0] = plan.B * plan.N;
+    loop.y_stride[1] = plan.N;
+    loop.y_stride[2] = 1;
+    clear_counters(loop, plan.op, stream);
+    run_backward(loop, dots, plan.op, stream);
+  }
+}
+
 }  // namespace
 
 int terms_of(RingPrecision precision) {
@@ -365,48 +402,21 @@ void backward(const Plan& plan, Context& context) {
   p.all_channels = dots;
   p.states = b.states;
   p.active_rows = b.active_rows;
-  run_prepare(p, plan.dtype, plan.op, stream);
 
   Loop& loop = b.loop;
   complete(loop, args, plan, b.weights, b.coefficients);
   loop.backward = true;
   loop.states = b.states;
   if (plan.checkpoint == 0) {
+    run_prepare(p, plan.dtype, plan.op, stream);
     loop.y = static_cast<const float*>(plan.out.saved.data);
     for (int i = 0; i < 3; ++i) loop.y_stride[i] = args.saved.stride[i];
     run_backward(loop, dots, plan.op, stream);
   } else {
-    // The weights' fragments and c of the forward loop; its outputs are y alone.
-    ForwardScratch& again = b.again;
-    run_prepare(preparation(args, forward_shape, again.weights, again.coefficients, again.loop),
-                plan.dtype, plan.op, stream);
-    const std::int64_t step = plan.B * plan.N;
-    for (std::int64_t i = plan.saved_steps(); i-- > 0;) {
-      const std::int64_t first = i * plan.checkpoint;
-      const std::int64_t last = std::min(first + plan.checkpoint, plan.T);
-      Ref<2> state;
-      state.data = static_cast<float*>(args.saved.data) + i * args.saved.stride[0];
-      state.stride[0] = args.saved.stride[1];
-      state.stride[1] = args.saved.stride[2];
-      complete(again.loop, args, plan, again.weights, again.coefficients);
-      again.loop.y_again = b.y;
-      again.loop.y_first = first;
-      again.loop.restart = state;
-      again.loop.first = first;
-      again.loop.last = last;
-      clear_counters(again.loop, plan.op, stream);
-      run_forward(again.loop, plan.op, stream);
-      loop.first = first;
-      loop.last = last;
-      loop.leave_at = first;
-      loop.y = b.y;
-      loop.y_first = first;
-      loop.y_stride[0] = step;
-      loop.y_stride[1] = plan.N;
-      loop.y_stride[2] = 1;
-      clear_counters(loop, plan.op, stream);
-      run_backward(loop, dots, plan.op, stream);
-    }
+    annulus::cuda::launch_as_one_graph(plan.op, stream, [&](cudaStream_t recorded) {
+      run_prepare(p, plan.dtype, plan.op, recorded);
+      backward_from_checkpoints(plan, args, forward_shape, b, dots, recorded);
+    });
   }
 
   WeightGradients w;
