@@ -478,12 +478,19 @@ __global__ void __launch_bounds__(kClusterThreads, 1)
         products.store_dots(time, first, thread - kIdle, kClusterThreads - kIdle);
       }
     }
+    // Arriving waits for a thread's stores: those that are for others to read come after it.
     annulus::cuda::cluster_arrive();
+    if (has_element) element.store(loop, time);
     load_ahead(step + 1);
     annulus::cuda::cluster_wait();
   }
   if (has_element) element.end(loop);
 #endif
+}
+
+// Networks whose weights a cluster holds at K = 16: with more terms fewer neurons. K itself has no say.
+inline bool runs_in_clusters(const Shape& s) {
+  return s.padded_n * s.terms <= kClusterNeurons * kMostBlocks;
 }
 
 // Clusters of so many blocks, each alone on its multiprocessor, that this GPU runs at once: fewer than

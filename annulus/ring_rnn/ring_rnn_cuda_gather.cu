@@ -38,7 +38,7 @@ __device__ __forceinline__ float dot(const Loop& loop, std::int64_t t, int chann
   const float* from = loop.dots + (t * slots * s.channels + channel) * s.padded_b + b;
   float sum = 0;
   for (int tile = 0; tile < s.tiles; ++tile) {
-#pragma unroll 4
+#pragma unroll 8
     for (int split = channel % s.channel_splits; split < s.splits(); split += s.channel_splits) {
       const std::int64_t slot =
           (static_cast<std::int64_t>(tile) * s.splits() + split) * s.dot_parts;
@@ -50,25 +50,46 @@ __device__ __forceinline__ float dot(const Loop& loop, std::int64_t t, int chann
   return sum;
 }
 
-// Sums f(i, j) over i < rows, j < columns with one block of threads. Without a division a number:
-// 64-bit ones took ten times as long as the numbers.
+// Single numbers are sums over everything: each has kSlices blocks of threads.
+constexpr int kSlices = Loop::kSlices;
+enum Single { kSumJ0, kSumJ1, kSumAlpha, kSingles };
+
+// Sums f(i, j) over a slice of the rows i and all columns j; thread 0 of the block that comes last gets
+// the sum of all slices, in their order. Without a division a number: 64-bit ones took ten times as
+// long as the numbers.
 template <class F>
-__device__ __forceinline__ double block_total(std::int64_t rows, std::int64_t columns, F&& f) {
+__device__ __forceinline__ bool whole_sum(const Loop& loop, Single which, int slice,
+                                          std::int64_t rows, std::int64_t columns, double& total,
+                                          F&& f) {
   __shared__ double scratch[kThreads / 32];
   constexpr int kAcross = 128, kDown = kThreads / kAcross, kAtOnce = 8;
+  const std::int64_t last = rows * (slice + 1) / kSlices;
   double sum = 0;
   for (std::int64_t j = threadIdx.x % kAcross; j < columns; j += kAcross) {
-    std::int64_t i = threadIdx.x / kAcross;
-    for (; i + (kAtOnce - 1) * kDown < rows; i += kAtOnce * kDown) {
+    std::int64_t i = rows * slice / kSlices + threadIdx.x / kAcross;
+    for (; i + (kAtOnce - 1) * kDown < last; i += kAtOnce * kDown) {
       double v[kAtOnce];  // all on their way before the first is used
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) v[k] = f(i + k * kDown, j);
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) sum += v[k];
     }
-    for (; i < rows; i += kDown) sum += f(i, j);
+    for (; i < last; i += kDown) sum += f(i, j);
   }
-  return annulus::cuda::block_sum<kThreads>(sum, scratch);
+  sum = annulus::cuda::block_sum<kThreads>(sum, scratch);
+  bool comes_last = false;
+  if (threadIdx.x == 0) {
+    double* const parts = loop.slice_sums + which * kSlices;
+    __stcg(parts + slice, sum);
+    __threadfence();
+    comes_last = atomicAdd(loop.slice_counters + which, 1u) == kSlices - 1;
+    if (comes_last) {
+      __threadfence();
+      total = 0;
+      for (int i = 0; i < kSlices; ++i) total += __ldcg(parts + i);
+    }
+  }
+  return comes_last;
 }
 
 template <class T>
@@ -78,48 +99,58 @@ __global__ void __launch_bounds__(kThreads)
   const Shape& s = loop.shape;
   const Args& a = loop.args;
   std::int64_t block = blockIdx.x;
-  // The three single numbers first: they take longest.
-  if (block == 0) {
-    if (!a.dJ0) return;
-    const double total = block_total(s.T, s.B, [&](std::int64_t t, std::int64_t b) {
-      float g = 0, v = 0;
-#pragma unroll 2
-      for (int part = 0; part < s.row_parts; ++part) {
-        const std::int64_t at = (t * s.row_parts + part) * s.padded_b + b;
-        g += loop.g_sums[at];
-        v += loop.s_sums[at];
+  // The single numbers first: they take longest.
+  if (block < kSingles * kSlices) {
+    const int slice = static_cast<int>(block % kSlices);
+    double total;
+    switch (static_cast<Single>(block / kSlices)) {
+      case kSumJ0:
+        if (a.dJ0 &&
+            whole_sum(loop, kSumJ0, slice, s.T, s.B, total, [&](std::int64_t t, std::int64_t b) {
+              float g = 0, v = 0;
+#pragma unroll 4
+              for (int part = 0; part < s.row_parts; ++part) {
+                const std::int64_t at = (t * s.row_parts + part) * s.padded_b + b;
+                g += loop.g_sums[at];
+                v += loop.s_sums[at];
+              }
+              return static_cast<double>(g) * static_cast<double>(v);
+            })) {
+          put_at<T>(a.dJ0.data, a.dJ0.wide, 0, static_cast<float>(total));
+        }
+        return;
+      case kSumJ1: {
+        // All parts at once, in the order they lie in memory; those of other channels were never
+        // made.
+        const int had = s.splits() / s.channel_splits * s.dot_parts;  // slots of a tile
+        if (a.dJ1 &&
+            whole_sum(loop, kSumJ1, slice, s.T * s.tiles * had, s.padded_b, total,
+                      [&](std::int64_t i, std::int64_t b) {
+                        const auto which = static_cast<unsigned>(i) % static_cast<unsigned>(had);
+                        const auto tile = static_cast<unsigned>(i) / static_cast<unsigned>(had);
+                        const auto parts = static_cast<unsigned>(s.dot_parts);
+                        const std::int64_t split =
+                            which / parts * static_cast<unsigned>(s.channel_splits);
+                        const std::int64_t part =
+                            (static_cast<std::int64_t>(tile) * s.splits() + split) * s.dot_parts +
+                            which % parts;
+                        return static_cast<double>(loop.dots[part * s.channels * s.padded_b + b]);
+                      })) {
+          put_at<T>(a.dJ1.data, a.dJ1.wide, 0, static_cast<float>(total));
+        }
+        return;
       }
-      return static_cast<double>(g) * static_cast<double>(v);
-    });
-    if (threadIdx.x == 0) put_at<T>(a.dJ0.data, a.dJ0.wide, 0, static_cast<float>(total));
-    return;
+      default:
+        if (a.dalpha && !a.alpha_per_neuron &&
+            whole_sum(loop, kSumAlpha, slice, s.B, s.N, total, [&](std::int64_t b, std::int64_t i) {
+              return static_cast<double>(loop.alpha_sums[b * s.padded_n + i]);
+            })) {
+          put_either<T>(a.dalpha, static_cast<float>(total), 0);
+        }
+        return;
+    }
   }
-  if (block == 1) {
-    if (!a.dJ1) return;
-    // All parts at once, in the order they lie in memory; those of other channels were never made.
-    const int had = s.splits() / s.channel_splits * s.dot_parts;  // slots of a tile with channel 0
-    const double total =
-        block_total(s.T * s.tiles * had, s.padded_b, [&](std::int64_t i, std::int64_t b) {
-          const auto which = static_cast<unsigned>(i) % static_cast<unsigned>(had);
-          const auto tile = static_cast<unsigned>(i) / static_cast<unsigned>(had);
-          const auto parts = static_cast<unsigned>(s.dot_parts);
-          const std::int64_t split = which / parts * static_cast<unsigned>(s.channel_splits);
-          const std::int64_t part =
-              (static_cast<std::int64_t>(tile) * s.splits() + split) * s.dot_parts + which % parts;
-          return static_cast<double>(loop.dots[part * s.channels * s.padded_b + b]);
-        });
-    if (threadIdx.x == 0) put_at<T>(a.dJ1.data, a.dJ1.wide, 0, static_cast<float>(total));
-    return;
-  }
-  if (block == 2) {
-    if (!a.dalpha || a.alpha_per_neuron) return;
-    const double total = block_total(s.B, s.N, [&](std::int64_t b, std::int64_t i) {
-      return static_cast<double>(loop.alpha_sums[b * s.padded_n + i]);
-    });
-    if (threadIdx.x == 0) put_either<T>(a.dalpha, static_cast<float>(total), 0);
-    return;
-  }
-  block -= 3;
+  block -= kSingles * kSlices;
   if (block < blocks.alpha) {
     const std::int64_t i = block * kThreads + threadIdx.x;
     if (i >= s.N) return;
@@ -174,7 +205,8 @@ void run_gather(const Loop& loop, const WeightGradients& w, DType dtype, const c
   if (w.depth_splits > 1) {
     blocks.weights = ceil_div((w.last_channel - w.first_channel) * s.N * s.N, kThreads);
   }
-  const auto grid = static_cast<unsigned>(3 + blocks.alpha + blocks.actions + blocks.weights);
+  const auto grid =
+      static_cast<unsigned>(kSingles * kSlices + blocks.alpha + blocks.actions + blocks.weights);
   if (dtype == DType::kF16) {
     gather_kernel<float16><<<grid, kThreads, 0, stream>>>(loop, w, blocks);
   } else if (dtype == DType::kBF16) {

@@ -498,8 +498,10 @@ __device__ __forceinline__ void scale_then_multiply(const Loop& loop, const Hopp
   const std::int64_t first_row = static_cast<std::int64_t>(p.batch_tile) * s.rows;
   const std::int64_t row16 = (first_row + who.warp * 16) / 16;
   float acc[32] = {};
-  WarpRows<1> f;
+  WarpRows<1> f, after;  // of this chunk and the next
   f.load(loop, row16, p.first_chunk, parity, who.lane);
+  if (p.first_chunk + 1 < p.last_chunk)
+    after.load(loop, row16, p.first_chunk + 1, parity, who.lane);
   auto now = Stage<Scale>::next(shared, s, who, ring);
   while (now.what.channel >= 0) {
     uint4 scaled[4];
@@ -525,8 +527,11 @@ __device__ __forceinline__ void scale_then_multiply(const Loop& loop, const Hopp
                                  annulus::cuda::swizzled_operand(now.what.operand, d), true);
     }
     annulus::cuda::wgmma_commit();
-    if ((now.what.flags & kEndsGroup) && now.what.chunk + 1 < p.last_chunk) {
-      f.load(loop, row16, now.what.chunk + 1, parity, who.lane);
+    if (now.what.flags & kEndsGroup) {
+      f = after;
+      if (now.what.chunk + 2 < p.last_chunk) {
+        after.load(loop, row16, now.what.chunk + 2, parity, who.lane);
+      }
     }
     const auto then = Stage<Scale>::next(shared, s, who, ring);  // while the tensor cores work
     annulus::cuda::wgmma_wait<0>();
@@ -596,8 +601,9 @@ __global__ void __launch_bounds__((Groups + 1) * 128, 1)
       multiply_items<Terms, Direction>(loop, shared, time, parity, ring);
     }
     if (loop.phases & kFinish) {
+      if (loop.together) meeting.tile_arrive();
       Finish<Terms, Direction> finish(loop, time, parity, threads / 32);
-      if (loop.together) meeting.tile();
+      if (loop.together) meeting.tile_wait();
       finish.run();
     }
     if (loop.together && step + 1 < loop.last) meeting.samples();

@@ -56,7 +56,7 @@ Shape cut(const Plan& plan, bool dots) {
   const int multiprocessors = attribute(cudaDevAttrMultiProcessorCount, plan);
   const auto multiprocessor_shared =
       static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, plan));
-  if (s.hopper && s.padded_n <= kClusterNeurons * kMostBlocks) {
+  if (s.hopper && runs_in_clusters(s)) {
     fit_cluster(s, dots, multiprocessor_shared - 1024, plan.op);
     if (s.padded_b / s.samples > INT32_MAX / s.cluster) {
       throw NotSupported("[" + std::string(plan.op) + "] B must be at most " +
@@ -232,6 +232,8 @@ BackwardScratch take_backward(Carver& scratch, const Plan& plan, const Shape& s,
     const std::int64_t side = round_up(plan.N, kSide);
     if (splits > 1) b.parts = scratch.take<float>(splits * s.channels * side * side);
   }
+  b.loop.slice_sums = scratch.take<double>(3 * Loop::kSlices);
+  b.loop.slice_counters = scratch.take<unsigned>(3);
   if (grad.dalpha.defined()) b.loop.alpha_sums = scratch.take<float>(plane);
   if (plan.in.reset.defined()) b.loop.reset_sums = scratch.take<float>(plane);
   if (grad.dJ0.defined()) {
@@ -402,6 +404,7 @@ void backward(const Plan& plan, Context& context) {
   p.all_channels = dots;
   p.states = b.states;
   p.active_rows = b.active_rows;
+  p.slice_counters = b.loop.slice_counters;
 
   Loop& loop = b.loop;
   complete(loop, args, plan, b.weights, b.coefficients);

@@ -130,6 +130,9 @@ struct Loop {
   float* reset_sums = nullptr;  // [padded_b][padded_n]: l of the steps that began with a reset
   float* g_sums = nullptr;      // [T][row part][padded_b]
   float* s_sums = nullptr;      // [T][row part][padded_b]
+  static constexpr int kSlices = 32;      // of the sums that are single numbers: dJ0, dJ1, dalpha
+  double* slice_sums = nullptr;           // [3][kSlices]
+  unsigned* slice_counters = nullptr;     // [3], zero before the last launch
   const std::uint16_t* states = nullptr;  // [term][T][padded_b][padded_n]: s_t
   const float* y = nullptr;               // of steps y_first.., [.][B][N]: saved, or computed again
   std::int64_t y_first = 0;
@@ -169,6 +172,7 @@ struct Prepare {
   std::uint16_t* states = nullptr;       // [term][T][padded_b][padded_n]: s_t
   unsigned* counters = nullptr;
   std::int64_t counter_count = 0;
+  unsigned* slice_counters = nullptr;
   bool whole_rows = false;  // of the weights can be read in vectors
   std::int64_t weight_lanes = 0, weight_blocks = 0, coefficient_blocks = 0, state_quads = 0;
   std::int64_t hopper_blocks = 0;  // of weights
