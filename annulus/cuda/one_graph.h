@@ -1,5 +1,5 @@
-// Many launches as one: what a function does on a stream is recorded as a graph and launched as such,
-// or becomes one node of the graph that the caller is recording. Only for files compiled with CUDA.
+// Many launches as one node: what a function launches, while the caller records a graph, becomes one
+// node of that graph. Only for files compiled with CUDA.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,27 +12,34 @@ namespace annulus::cuda {
 
 namespace detail {
 
+// Whatever else is being recorded, what this scope does is no part of it.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCapture() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 // A stream to record on, and the graph that comes of it.
 class Recording {
  public:
   explicit Recording(const char* op) : op_(op) {
-    // Whatever the caller is recording, making a stream of our own is no part of it.
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    ANNULUS_CUDA_CHECK(op_, cudaThreadExchangeStreamCaptureMode(&mode));
-    const cudaError_t made = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
-    ANNULUS_CUDA_CHECK(op_, cudaThreadExchangeStreamCaptureMode(&mode));
-    throw_on_error(made, op_, "a stream to record on");
+    ANNULUS_CUDA_CHECK(op_, cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   }
   ~Recording() {
     if (graph_ != nullptr) (void)cudaGraphDestroy(graph_);
-    if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
+    (void)cudaStreamDestroy(stream_);
   }
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
 
   template <class F>
   cudaGraph_t record(F&& f) {
-    ANNULUS_CUDA_CHECK(op_, cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    ANNULUS_CUDA_CHECK(op_, cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed));
     try {
       f(stream_);
     } catch (...) {
@@ -52,30 +59,26 @@ class Recording {
 
 }  // namespace detail
 
-// f(a stream) launches; nothing it does may wait.
+// f(a stream) launches; nothing it does may wait. Where nobody records, it launches on `stream`: a
+// graph made, launched and destroyed in every call instead crashed with eight threads at once.
 template <class F>
-void launch_as_one_graph(const char* op, cudaStream_t stream, F&& f) {
+void record_as_one_node(const char* op, cudaStream_t stream, F&& f) {
+  cudaStreamCaptureStatus status;
+  ANNULUS_CUDA_CHECK(op, cudaStreamIsCapturing(stream, &status));
+  if (status != cudaStreamCaptureStatusActive) return f(stream);
+  const detail::RelaxedCapture relaxed;
   detail::Recording recording(op);
   const cudaGraph_t graph = recording.record(f);
-  cudaStreamCaptureStatus status;
   cudaGraph_t outer = nullptr;
   const cudaGraphNode_t* before = nullptr;
   const cudaGraphEdgeData* edges = nullptr;
   std::size_t count = 0;
   ANNULUS_CUDA_CHECK(
       op, cudaStreamGetCaptureInfo(stream, &status, nullptr, &outer, &before, &edges, &count));
-  if (status == cudaStreamCaptureStatusActive) {
-    cudaGraphNode_t node;
-    ANNULUS_CUDA_CHECK(op, cudaGraphAddChildGraphNode(&node, outer, before, count, graph));
-    ANNULUS_CUDA_CHECK(op, cudaStreamUpdateCaptureDependencies(stream, &node, nullptr, 1,
-                                                               cudaStreamSetCaptureDependencies));
-    return;
-  }
-  cudaGraphExec_t executable = nullptr;
-  ANNULUS_CUDA_CHECK(op, cudaGraphInstantiate(&executable, graph, 0));
-  const cudaError_t launched = cudaGraphLaunch(executable, stream);
-  (void)cudaGraphExecDestroy(executable);  // the driver keeps it until it has run
-  throw_on_error(launched, op, "launch of a graph");
+  cudaGraphNode_t node;
+  ANNULUS_CUDA_CHECK(op, cudaGraphAddChildGraphNode(&node, outer, before, count, graph));
+  ANNULUS_CUDA_CHECK(op, cudaStreamUpdateCaptureDependencies(stream, &node, nullptr, 1,
+                                                             cudaStreamSetCaptureDependencies));
 }
 
 }  // namespace annulus::cuda

@@ -35,7 +35,10 @@ inline void load_row(const T* p, std::int64_t step, std::int64_t n, Real* out) {
   std::int64_t i = 0;
   if constexpr (!std::is_same_v<Real, double>) {
     const auto lanes = static_cast<std::int64_t>(simd::lanes());
-    for (; step == 1 && i + lanes <= n; i += lanes) simd::store(simd::load(p + i), out + i);
+    // Of more than one lane: GCC 13 warns of the loop that is left where there is one.
+    if (lanes > 1 && step == 1) {
+      for (; i <= n - lanes; i += lanes) simd::store(simd::load(p + i), out + i);
+    }
   }
   for (; i < n; ++i) out[i] = static_cast<Real>(p[i * step]);
 }
@@ -45,7 +48,10 @@ inline void store_row(const Real* in, std::int64_t n, T* p, std::int64_t step) {
   std::int64_t i = 0;
   if constexpr (!std::is_same_v<Real, double>) {
     const auto lanes = static_cast<std::int64_t>(simd::lanes());
-    for (; step == 1 && i + lanes <= n; i += lanes) simd::store(simd::load(in + i), p + i);
+    // Of more than one lane: GCC 13 warns of the loop that is left where there is one.
+    if (lanes > 1 && step == 1) {
+      for (; i <= n - lanes; i += lanes) simd::store(simd::load(in + i), p + i);
+    }
   }
   for (; i < n; ++i) p[i * step] = T(in[i]);
 }

@@ -148,7 +148,7 @@ void add_sizes(Builder& b) {
     p.B = 1, p.T = 2, p.K = 2, p.N = 257;
     b.add("one sample, many neurons", p);
   }
-  // CUDA has one kernel for up to 256 neurons and another for more, in instances by samples.
+  // CUDA has kernels for up to 64 or 128 neurons and others for more, in instances by samples.
   for (const RingPrecision precision :
        {RingPrecision::kBf16, RingPrecision::kBf16x3, RingPrecision::kBf16x6}) {
     RingRnnProblem p = full();
@@ -168,8 +168,20 @@ void add_sizes(Builder& b) {
     p.B = 20, p.T = 2, p.K = 1, p.N = 513;
     b.add("more neurons than a cluster has, without s . u_k", p);
     p.gradients = kRingAllGradients;
-    p.N = 256, p.K = 70, p.B = 3;
-    b.add("as many neurons as a cluster has, more channels than it stages", p);
+    p.N = 64, p.K = 70, p.B = 3;
+    b.add("in clusters, more channels than they stage", p);
+    p.N = precision == RingPrecision::kBf16x6 ? 40 : 100, p.K = 1, p.B = 540;
+    b.add("in clusters, more samples than go eight a cluster", p);
+  }
+  // Several chunks of the sum a block of threads: two at N 1024, five at N 1600 on 132 multiprocessors.
+  for (const std::int64_t N : {1024, 1600}) {
+    RingRnnProblem p = small();
+    p.dtype = DType::kBF16;
+    p.J0 = -0.5 / 1000;
+    p.B = 3, p.T = 1, p.K = 1, p.N = N;
+    b.add("long sums", p);
+    p.gradients = kRingDWo | kRingDr0;
+    b.add("long sums, without s . u_k", p);
   }
 }
 

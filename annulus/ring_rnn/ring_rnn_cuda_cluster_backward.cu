@@ -37,9 +37,7 @@ class BackwardElement {
       });
     }
     load_opening(loop, t);
-    make_g(loop);
-    store_g(loop, t);
-    return g_;
+    return make_g(loop, t);
   }
   // What the end of step t is made of besides the product, loaded while that is made.
   __device__ void load(const Loop& loop, std::int64_t t) {
@@ -66,13 +64,7 @@ class BackwardElement {
         if (a.dr0) put_either<T>(a.dr0, loop.own_reset_state ? l_ : l_ + taken_, row_, col_);
       });
     }
-    if (t <= loop.leave_at) return 0;
-    make_g(loop);
-    return g_;
-  }
-  // What nobody of the cluster waits for.
-  __device__ void store(const Loop& loop, std::int64_t t) {
-    if (t > loop.leave_at) store_g(loop, t - 1);
+    return t > loop.leave_at ? make_g(loop, t - 1) : 0.0f;
   }
   __device__ void end(const Loop& loop) {
     loop.state[at_] = l_;
@@ -91,22 +83,21 @@ class BackwardElement {
     if (loop.alpha_sums == nullptr && loop.s_sums == nullptr) return;
     visit_narrow(loop.dtype, [&]<class T>() { s_ = state_before<T>(a, row_, t, col_); });
   }
-  __device__ void make_g(const Loop& loop) {
-    g_ = 0;
-    if (!opens_) return;
-    const Opened step = open_step(activate_and_slope(loop.args.activation, y_), alpha_, s_, l_);
-    g_ = step.g;
-    alpha_sum_ += step.moved;
-  }
-  __device__ void store_g(const Loop& loop, std::int64_t t) const {
+  __device__ float make_g(const Loop& loop, std::int64_t t) {
     const Args& a = loop.args;
     const Shape& shape = loop.shape;
-    if (loop.g != nullptr) loop.g[t * shape.padded_b * shape.padded_n + at_] = g_;
+    float g = 0;
+    if (opens_) {
+      const Opened step = open_step(activate_and_slope(a.activation, y_), alpha_, s_, l_);
+      g = step.g;
+      alpha_sum_ += step.moved;
+    }
+    if (loop.g != nullptr) loop.g[t * shape.padded_b * shape.padded_n + at_] = g;
     if (a.ddrive && inside_) {
-      visit_narrow(loop.dtype, [&]<class T>() { put<T>(a.ddrive, g_, row_, t, col_); });
+      visit_narrow(loop.dtype, [&]<class T>() { put<T>(a.ddrive, g, row_, t, col_); });
     }
     if (loop.s_sums != nullptr) {
-      const float sum_g = annulus::cuda::warp_sum(g_);
+      const float sum_g = annulus::cuda::warp_sum(g);
       const float sum_s = annulus::cuda::warp_sum(s_);
       if ((threadIdx.x & 31) == 0) {
         const std::int64_t to = (t * shape.row_parts + rank_) * shape.padded_b + row_;
@@ -114,6 +105,7 @@ class BackwardElement {
         loop.s_sums[to] = sum_s;
       }
     }
+    return g;
   }
 
   std::int64_t row_;
@@ -121,7 +113,7 @@ class BackwardElement {
   std::int64_t at_;
   bool inside_;
   float J0_ = 0, alpha_ = 0;
-  float l_ = 0, g_ = 0;
+  float l_ = 0;
   float alpha_sum_ = 0;  // l (F(y) - s) of the steps so far
   float taken_ = 0;      // out of the recurrence by resets so far
   bool counts_ = false, reset_ = false;

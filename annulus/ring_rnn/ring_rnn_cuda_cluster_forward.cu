@@ -30,22 +30,19 @@ class ForwardElement {
   // What a step is made of besides the product, loaded while that is made.
   __device__ void load(const Loop& loop, std::int64_t t) { step_.load(loop, t, row_, col_); }
   __device__ float finish(const Loop& loop, std::int64_t t, float sum, float row_sum) {
+    float r[1];
     step_.in[0].s = s_[0];
-    step_.finish(loop, t, row_, col_, {sum}, row_sum, y_, r_, s_);
-    return s_[0];
-  }
-  // What nobody of the cluster waits for.
-  __device__ void store(const Loop& loop, std::int64_t t) {
-    step_.store(loop, t, row_, col_, y_, r_);
+    step_.finish(loop, t, row_, col_, {sum}, row_sum, r, s_);
     if (loop.vectors != nullptr) {
-      const float x = annulus::cuda::warp_sum(r_[0] * cosine_);
-      const float y = annulus::cuda::warp_sum(r_[0] * sine_);
+      const float x = annulus::cuda::warp_sum(r[0] * cosine_);
+      const float y = annulus::cuda::warp_sum(r[0] * sine_);
       if ((threadIdx.x & 31) == 0) {
         const Shape& s = loop.shape;
         *reinterpret_cast<float2*>(loop.vectors + ((t * s.row_parts + rank_) * s.padded_b + row_) *
                                                       2) = make_float2(x, y);
       }
     }
+    return s_[0];
   }
   __device__ void end(const Loop&) {}
 
@@ -53,7 +50,7 @@ class ForwardElement {
   std::int64_t row_;
   int col_, rank_;
   bool inside_;
-  float s_[1] = {}, y_[1] = {}, r_[1] = {};
+  float s_[1] = {};
   ForwardStep<1> step_ = {};
   float sine_ = 0, cosine_ = 0;
 };
@@ -72,7 +69,7 @@ int clusters_at_once(int cluster, std::size_t shared, const char* op) {
   ANNULUS_CUDA_CHECK(op, cudaGetDevice(&device));
   std::atomic<int>* const place = device < kDevices ? &known[device][cluster] : nullptr;
   if (place != nullptr && place->load(std::memory_order_relaxed) > 0) return place->load();
-  auto* const kernel = cluster_kernel<1, 1, 16, ForwardElement>;
+  auto* const kernel = cluster_kernel<1, 16, ForwardElement>;
   annulus::cuda::throw_on_error(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            static_cast<int>(shared)),

@@ -69,13 +69,12 @@ struct ForwardStep {
   // r: the state after the step, v: the one that the next begins with; 0 where there is no column.
   __device__ __forceinline__ void finish(const Loop& loop, std::int64_t t, std::int64_t row,
                                          int col, const float (&acc)[Columns], float row_sum,
-                                         float (&y)[Columns], float (&r)[Columns],
-                                         float (&v)[Columns]) const {
+                                         float (&r)[Columns], float (&v)[Columns]) const {
     const Args& a = loop.args;
 #pragma unroll
-    for (int e = 0; e < Columns; ++e) y[e] = r[e] = v[e] = 0;
+    for (int e = 0; e < Columns; ++e) r[e] = v[e] = 0;
     if (count == 0) return;
-    float f[Columns];
+    float y[Columns], f[Columns];
 #pragma unroll
     for (int e = 0; e < Columns; ++e) y[e] = mixed_input(a, in[e], acc[e], row_sum, J0);
     activate(a.activation, y, f);
@@ -86,15 +85,6 @@ struct ForwardStep {
       if (!in[e].live) y[e] = 0;
       v[e] = r[e];
     }
-    begin_next(loop, t, row, col, v);
-  }
-
-  // The step's results, which nobody waits for.
-  __device__ __forceinline__ void store(const Loop& loop, std::int64_t t, std::int64_t row, int col,
-                                        const float (&y)[Columns],
-                                        const float (&r)[Columns]) const {
-    const Args& a = loop.args;
-    if (count == 0) return;
     if (loop.y_again != nullptr) {
       store_row(loop.y_again + saved + t * saved_stride, 1, count, y);
     } else {
@@ -111,6 +101,7 @@ struct ForwardStep {
                   count, r);
       }
     }
+    begin_next(loop, t, row, col, v);
   }
 
  private:
@@ -174,25 +165,24 @@ struct Forward {
                                                 const float (&acc)[4], float row_sum,
                                                 float (&v)[4]) {
     const Args& a = loop.args;
-    float y[4], r[4];
-    ahead.finish(loop, t, row, col, acc, row_sum, y, r, v);
-    ahead.store(loop, t, row, col, y, r);
+    float r[4];
+    ahead.finish(loop, t, row, col, acc, row_sum, r, v);
     held(loop, row, col) = make_float4(v[0], v[1], v[2], v[3]);
     if (loop.vectors != nullptr) {
-      float X = 0, Y = 0;
+      float x = 0, y = 0;
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float sine, cosine;
         sincospif(2.0f * (static_cast<float>(col + e) / static_cast<float>(a.N)), &sine, &cosine);
-        X = fmaf(r[e], cosine, X);
-        Y = fmaf(r[e], sine, Y);
+        x = fmaf(r[e], cosine, x);
+        y = fmaf(r[e], sine, y);
       }
-      X = sum_row(X);
-      Y = sum_row(Y);
+      x = sum_row(x);
+      y = sum_row(y);
       if ((threadIdx.x & 15) == 0) {
         float* to =
             loop.vectors + ((t * loop.shape.row_parts + tile) * loop.shape.padded_b + row) * 2;
-        *reinterpret_cast<float2*>(to) = make_float2(X, Y);
+        *reinterpret_cast<float2*>(to) = make_float2(x, y);
       }
     }
   }

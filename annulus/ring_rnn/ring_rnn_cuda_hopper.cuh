@@ -1,7 +1,8 @@
 // The loop over steps for compute capability 9.0: the same cut, the same ends of a step as
 // ring_rnn_cuda_portable.cuh, another way to multiply. A warp of its own fetches blocks of weights by
 // bulk copies, from one step into the next across the barriers; groups of four warps, 64 samples
-// each, multiply by wgmma with their rows of X in registers.
+// each, multiply by wgmma with their rows of X in registers or, with one term and s . u_k, in shared
+// memory.
 #pragma once
 
 #include "annulus/cuda/hopper.cuh"
@@ -498,10 +499,8 @@ __device__ __forceinline__ void scale_then_multiply(const Loop& loop, const Hopp
   const std::int64_t first_row = static_cast<std::int64_t>(p.batch_tile) * s.rows;
   const std::int64_t row16 = (first_row + who.warp * 16) / 16;
   float acc[32] = {};
-  WarpRows<1> f, after;  // of this chunk and the next
+  WarpRows<1> f;
   f.load(loop, row16, p.first_chunk, parity, who.lane);
-  if (p.first_chunk + 1 < p.last_chunk)
-    after.load(loop, row16, p.first_chunk + 1, parity, who.lane);
   auto now = Stage<Scale>::next(shared, s, who, ring);
   while (now.what.channel >= 0) {
     uint4 scaled[4];
@@ -527,11 +526,8 @@ __device__ __forceinline__ void scale_then_multiply(const Loop& loop, const Hopp
                                  annulus::cuda::swizzled_operand(now.what.operand, d), true);
     }
     annulus::cuda::wgmma_commit();
-    if (now.what.flags & kEndsGroup) {
-      f = after;
-      if (now.what.chunk + 2 < p.last_chunk) {
-        after.load(loop, row16, now.what.chunk + 2, parity, who.lane);
-      }
+    if ((now.what.flags & kEndsGroup) && now.what.chunk + 1 < p.last_chunk) {
+      f.load(loop, row16, now.what.chunk + 1, parity, who.lane);
     }
     const auto then = Stage<Scale>::next(shared, s, who, ring);  // while the tensor cores work
     annulus::cuda::wgmma_wait<0>();
@@ -601,13 +597,14 @@ __global__ void __launch_bounds__((Groups + 1) * 128, 1)
       multiply_items<Terms, Direction>(loop, shared, time, parity, ring);
     }
     if (loop.phases & kFinish) {
-      if (loop.together) meeting.tile_arrive();
       Finish<Terms, Direction> finish(loop, time, parity, threads / 32);
-      if (loop.together) meeting.tile_wait();
+      if (loop.together) meeting.tile();
       finish.run();
     }
     if (loop.together && step + 1 < loop.last) meeting.samples();
   }
+#else
+  __trap();  // not built for this GPU: better than to return with nothing done
 #endif
 }
 

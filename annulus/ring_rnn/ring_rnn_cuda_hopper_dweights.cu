@@ -103,10 +103,11 @@ __device__ Item item_of(const WeightGradients& a, unsigned index) {
   Item item;
   item.i0 = static_cast<int>(band * kBand + within % height) * kTileI;
   item.j0 = static_cast<int>(within / height) * kTileJ;
-  const auto channels = static_cast<unsigned>(a.last_channel - a.first_channel);
-  const unsigned begin = channels * group / groups;  // as even as can be
-  item.first_channel = a.first_channel + static_cast<int>(begin);
-  item.channels = static_cast<int>(channels * (group + 1) / groups - begin);
+  // As even as can be; in 64 bits, since K may have 18.
+  const auto channels = static_cast<std::uint64_t>(a.last_channel - a.first_channel);
+  const auto begin = static_cast<int>(channels * group / groups);
+  item.first_channel = a.first_channel + begin;
+  item.channels = static_cast<int>(channels * (group + 1) / groups) - begin;
   item.split = static_cast<int>(split);
   const std::int64_t stretches = s.T * (s.padded_b / kRows);
   item.first = static_cast<unsigned>(stretches * split / a.depth_splits);
@@ -631,6 +632,8 @@ __global__ void __launch_bounds__(Cut<Terms>::kThreads, 1)
     annulus::cuda::take_registers<kMultiplyRegisters>();
     multiply<Terms>(a, shared);
   }
+#else
+  __trap();  // not built for this GPU: better than to return with nothing done
 #endif
 }
 

@@ -11,7 +11,7 @@
 
 namespace annulus::ring::cuda::tensor {
 
-// All steps in one launch, or two launches a step, which are one graph, to the same bits.
+// All steps in one launch, or two launches a step to the same bits.
 template <class Kernel>
 void launch_loop(Kernel* kernel, Loop loop, const char* op, cudaStream_t stream) {
   const Shape& s = loop.shape;
@@ -19,7 +19,7 @@ void launch_loop(Kernel* kernel, Loop loop, const char* op, cudaStream_t stream)
   const auto threads = static_cast<unsigned>(s.threads);
   annulus::cuda::throw_on_error(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(s.shared_bytes)),
+                           static_cast<int>(s.most_shared_bytes)),  // whoever else may launch it
       op, "shared memory of the ring loop");
   if (loop.together) {
     const cudaError_t error =
@@ -32,7 +32,7 @@ void launch_loop(Kernel* kernel, Loop loop, const char* op, cudaStream_t stream)
     (void)cudaGetLastError();
     loop.together = false;
   }
-  annulus::cuda::launch_as_one_graph(op, stream, [&](cudaStream_t recorded) {
+  annulus::cuda::record_as_one_node(op, stream, [&](cudaStream_t recorded) {
     const auto launch = [&](std::int64_t first, std::int64_t last, unsigned phases) {
       Loop part = loop;
       part.first = first;

@@ -216,7 +216,7 @@ __device__ __forceinline__ void begin_items(const Loop& loop, int warps) {
 }
 
 // The end of a step: the parts of the sums added up, and X of the next step made of them. What does
-// not depend on the sums is loaded by the constructor, which runs while the blocks of a tile meet:
+// not depend on the sums is loaded by the constructor, which runs before the blocks of a tile meet:
 // one after the other these loads took longer than the products of a small network.
 template <int Terms, class Direction>
 class Finish {
@@ -299,27 +299,18 @@ class Meeting {
     tile_ = mine + (home.tile + 1) * kStride;
     tile_party_ = static_cast<unsigned>(s.splits());
   }
-  __device__ void samples() {
-    arrive(samples_);
-    wait(samples_, samples_target_ += samples_party_);
-  }
-  // In two halves, with something to do in between.
-  __device__ void tile_arrive() {
+  __device__ void samples() { meet(samples_, samples_target_ += samples_party_); }
+  __device__ void tile() {
     if (tile_party_ == 1) return sync_();
-    arrive(tile_);
-  }
-  __device__ void tile_wait() {
-    if (tile_party_ > 1) wait(tile_, tile_target_ += tile_party_);
+    meet(tile_, tile_target_ += tile_party_);
   }
 
  private:
   // As GroupBarrier::wait, for a part of the block's threads.
-  __device__ void arrive(unsigned* counter) {
+  __device__ void meet(unsigned* counter, unsigned target) {
     sync_();
-    if (threadIdx.x == 0) annulus::cuda::add_release(counter, 1);
-  }
-  __device__ void wait(const unsigned* counter, unsigned target) {
     if (threadIdx.x == 0) {
+      annulus::cuda::add_release(counter, 1);
       while (static_cast<int>(annulus::cuda::load_acquire(counter) - target) < 0) {
       }
     }

@@ -376,9 +376,8 @@ __global__ void __launch_bounds__(256, 1) portable_kernel(const __grid_constant_
       }
     }
     if (loop.phases & kFinish) {
-      if (loop.together) meeting.tile_arrive();
       Finish<Terms, Direction> finish(loop, time, parity, warps);
-      if (loop.together) meeting.tile_wait();
+      if (loop.together) meeting.tile();
       finish.run();
     }
     if (loop.together && step + 1 < loop.last) meeting.samples();

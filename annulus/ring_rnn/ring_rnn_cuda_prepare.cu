@@ -143,7 +143,6 @@ __device__ __forceinline__ void pack_blocks(const Prepare& p, std::int64_t first
     if (thread < kTile) turn_piece<Terms, T>(p, block, channel, m, n, thread);
     return;
   }
-#pragma unroll 2
   for (int within = thread; within < kTile * 8; within += each) {
     if (p.backward) {
       pack_piece<Terms, T, true>(p, block, channel, m, n, within);
@@ -153,7 +152,7 @@ __device__ __forceinline__ void pack_blocks(const Prepare& p, std::int64_t first
   }
 }
 
-constexpr int kCoefficients = 16;  // of a sample, loaded at once
+constexpr int kCoefficients = 8;  // of a sample, loaded at once
 
 // c of a step for a tile of samples, and which channels are not zero there: for the tile (`active`)
 // and for every 32 samples (`active_rows`, which the weights' gradient reads).
@@ -240,7 +239,7 @@ __device__ __forceinline__ void state_terms(const Prepare& p, std::int64_t index
 }
 
 template <int Terms, class T>
-__global__ void __launch_bounds__(kThreads, 3) prepare_kernel(const __grid_constant__ Prepare p) {
+__global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant__ Prepare p) {
   std::int64_t block = blockIdx.x;
   if (block < p.weight_blocks) {
     const std::int64_t index = block * kThreads + threadIdx.x;

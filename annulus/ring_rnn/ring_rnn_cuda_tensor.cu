@@ -112,6 +112,7 @@ Shape cut(const Plan& plan, bool dots) {
                         : static_cast<int>(std::min<std::int64_t>(kRing, fit));
   if (s.hopper && !s.resident) s.ring = s.slots;
   s.shared_bytes = static_cast<std::size_t>(s.slots) * block + beside;
+  s.most_shared_bytes = shared;
   return s;
 }
 
@@ -416,7 +417,7 @@ void backward(const Plan& plan, Context& context) {
     for (int i = 0; i < 3; ++i) loop.y_stride[i] = args.saved.stride[i];
     run_backward(loop, dots, plan.op, stream);
   } else {
-    annulus::cuda::launch_as_one_graph(plan.op, stream, [&](cudaStream_t recorded) {
+    annulus::cuda::record_as_one_node(plan.op, stream, [&](cudaStream_t recorded) {
       run_prepare(p, plan.dtype, plan.op, recorded);
       backward_from_checkpoints(plan, args, forward_shape, b, dots, recorded);
     });

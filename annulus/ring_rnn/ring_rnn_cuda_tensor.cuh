@@ -6,6 +6,8 @@
 // of m and some of the channels (a split). It multiplies X by each V_k on its own and scales the
 // product by c in f32 before adding it up, so c is never rounded, and the products u_k that dA needs
 // exist on the way. The parts are added by the blocks of a tile, each some rows, in fixed order.
+// (Hopper's loop with one term and without dA scales X by c, as the sum of two bf16, instead. Small
+// networks have kernels of their own: ring_rnn_cuda_cluster.cuh.)
 //
 // Operands are sums of 1, 2 or 3 bf16 terms (bf16, bf16x3, bf16x6). X and V lie in memory as the
 // fragments of mma.cuh want them, so that a lane's words are 16 neighbouring bytes: no shuffling
@@ -49,7 +51,7 @@ inline constexpr int kRing = 12;  // blocks announced ahead of the multiplying w
 
 // Small networks in clusters of blocks (compute capability 9.0).
 inline constexpr int kClusterNeurons = 32;  // of a block
-inline constexpr int kMostBlocks = 8;       // of a cluster
+inline constexpr int kMostBlocks = 4;       // of a cluster
 inline constexpr int kStagedChannels = 64;  // whose c lie in shared memory
 
 // How a call is cut.
@@ -80,7 +82,7 @@ struct Shape {
   int slot_bytes = 0;      // of a channel's weights in shared memory, where slots count channels
   int grid = 0;            // blocks of threads
   int threads = 0;
-  std::size_t shared_bytes = 0;
+  std::size_t shared_bytes = 0, most_shared_bytes = 0;
 
   __host__ __device__ int splits() const { return chunk_splits * channel_splits; }
   __host__ __device__ std::int64_t items() const {
@@ -206,7 +208,7 @@ void forward(const Plan& plan, Context& context);
 void backward(const Plan& plan, Context& context);
 void pack(const Plan& plan, Context& context);
 
-// The launches. Nothing is allocated, nothing waits.
+// The launches. Nothing waits.
 void run_prepare(Prepare prepare, DType dtype, const char* op, cudaStream_t stream);
 void run_portable_forward(const Loop& loop, const char* op, cudaStream_t stream);
 void run_hopper_forward(const Loop& loop, const char* op, cudaStream_t stream);

@@ -22,7 +22,7 @@ struct Plan {
   std::int64_t B = 0, T = 0, K = 0, N = 0;
 
   // CUDA: a launch a part of a step instead of one for all steps. The bits are the same; it is what
-  // runs where the GPU refuses a cooperative launch, and tests ask for it.
+  // runs where the GPU refuses a cooperative launch, and tests ask for it. Clusters need neither.
   bool stepwise = false;
   // CUDA: the kernels of compute capability 8.0 also where the GPU has better; for tests.
   bool portable = false;
