@@ -8,6 +8,7 @@
 
 #include "annulus/core/buffer.h"
 #include "annulus/core/errors.h"
+#include "annulus/cuda/cluster.cuh"
 #include "annulus/cuda/memory.h"
 #include "bench/gpu.h"
 #include "bench/statistics.h"
@@ -54,8 +55,8 @@ __global__ void __launch_bounds__(kBarrierThreads) grid_barriers(unsigned* count
 __global__ void __launch_bounds__(kBarrierThreads) cluster_barriers() {
 #if __CUDA_ARCH__ >= 900
   for (int round = 0; round < kBarrierRounds; ++round) {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    cuda::cluster_arrive();
+    cuda::cluster_wait();
   }
 #endif
 }
@@ -99,15 +100,9 @@ double grid_barrier_ms() {
 
 double cluster_barrier_ms() {
   if (attribute(cudaDevAttrComputeCapabilityMajor) < 9) return 0;
-  cudaLaunchConfig_t config{};
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = kClusterBlocks;
-  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-  config.gridDim = dim3(kClusterBlocks);
-  config.blockDim = dim3(kBarrierThreads);
-  config.attrs = &cluster;
-  config.numAttrs = 1;
+  cudaLaunchAttribute in_clusters;
+  const cudaLaunchConfig_t config = cuda::cluster_launch(kClusterBlocks, kBarrierThreads,
+                                                         kClusterBlocks, 0, nullptr, in_clusters);
   const double ms = median_ms(
       [&] { check(cudaLaunchKernelEx(&config, cluster_barriers), "cudaLaunchKernelEx"); }, 10);
   return ms / kBarrierRounds;

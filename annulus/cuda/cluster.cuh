@@ -4,8 +4,8 @@
 
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 namespace annulus::cuda {
 

@@ -56,15 +56,15 @@ struct SharedBarrier {
   }
 };
 
-// Makes freshly made barriers known to the copy engine.
-__device__ __forceinline__ void fence_barriers() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+// What threads wrote to shared memory, copy_async_16 included, before wgmma or the copy engine uses it.
+__device__ __forceinline__ void fence_shared_writes() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// What threads wrote to shared memory, copy_async_16 included, before wgmma reads it.
-__device__ __forceinline__ void fence_for_wgmma() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+// Makes freshly made barriers known to the copy engine.
+__device__ __forceinline__ void fence_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  fence_shared_writes();
 }
 
 // Multiples of 16 bytes, aligned to 16; the barrier's phase ends when they have arrived.
@@ -168,9 +168,7 @@ __device__ __forceinline__ std::uint64_t row_operand(std::uint32_t low, int step
          (kSwizzle128 << 62);
 }
 
-// d (64 x 128) = or += a (64 x 16) b (16 x 128), a and d as of wgmma_64x64; b a row_operand, or two
-// swizzled_operands one behind the other.
-template <bool RowOperand>
+// d (64 x 128) = or += a (64 x 16) b (16 x 128), a and d as of wgmma_64x64; b a row_operand.
 __device__ __forceinline__ void wgmma_64x128(float (&d)[64], const uint4& a, std::uint64_t b,
                                              bool add) {
   asm volatile(
@@ -180,7 +178,7 @@ __device__ __forceinline__ void wgmma_64x128(float (&d)[64], const uint4& a, std
       "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
       "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
       "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
-      "{%64,%65,%66,%67}, %68, p, 1, 1, %70;}"
+      "{%64,%65,%66,%67}, %68, p, 1, 1, 1;}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
         "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
         "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
@@ -191,8 +189,7 @@ __device__ __forceinline__ void wgmma_64x128(float (&d)[64], const uint4& a, std
         "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
         "+f"(d[63])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(static_cast<int>(add)),
-        "n"(RowOperand ? 1 : 0));
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(static_cast<int>(add)));
 }
 
 #endif  // ANNULUS_DEVICE_HOPPER

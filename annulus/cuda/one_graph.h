@@ -59,8 +59,8 @@ class Recording {
 
 }  // namespace detail
 
-// f(a stream) launches; nothing it does may wait. Where nobody records, it launches on `stream`: a
-// graph made, launched and destroyed in every call instead crashed with eight threads at once.
+// f(a stream) launches; nothing it does may wait. Where nobody records, it launches on `stream`: with a
+// graph made, launched and destroyed in every call the test of eight threads crashed.
 template <class F>
 void record_as_one_node(const char* op, cudaStream_t stream, F&& f) {
   cudaStreamCaptureStatus status;

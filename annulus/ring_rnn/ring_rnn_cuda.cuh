@@ -255,69 +255,43 @@ __device__ __forceinline__ Activated<Real> activate_and_slope(Real y) {
 }
 
 // The same with F known at run time only.
-template <class Real>
-__device__ __forceinline__ Real activate(RingActivation f, Real y) {
+template <class Each>
+__device__ __forceinline__ auto with_activation(RingActivation f, Each&& each) {
   switch (f) {
     case RingActivation::kRelu:
-      return activate<RingActivation::kRelu>(y);
+      return each.template operator()<RingActivation::kRelu>();
     case RingActivation::kGelu:
-      return activate<RingActivation::kGelu>(y);
+      return each.template operator()<RingActivation::kGelu>();
     case RingActivation::kTanh:
-      return activate<RingActivation::kTanh>(y);
+      return each.template operator()<RingActivation::kTanh>();
     default:
-      return activate<RingActivation::kSilu>(y);
+      return each.template operator()<RingActivation::kSilu>();
   }
+}
+template <class Real>
+__device__ __forceinline__ Real activate(RingActivation f, Real y) {
+  return with_activation(f, [&]<RingActivation F>() { return activate<F>(y); });
 }
 template <class Real>
 __device__ __forceinline__ Activated<Real> activate_and_slope(RingActivation f, Real y) {
-  switch (f) {
-    case RingActivation::kRelu:
-      return activate_and_slope<RingActivation::kRelu>(y);
-    case RingActivation::kGelu:
-      return activate_and_slope<RingActivation::kGelu>(y);
-    case RingActivation::kTanh:
-      return activate_and_slope<RingActivation::kTanh>(y);
-    default:
-      return activate_and_slope<RingActivation::kSilu>(y);
-  }
+  return with_activation(f, [&]<RingActivation F>() { return activate_and_slope<F>(y); });
 }
-
 // Of several numbers: the question which F comes once.
 template <int Count, class Real>
 __device__ __forceinline__ void activate(RingActivation f, const Real (&y)[Count],
                                          Real (&value)[Count]) {
-  const auto each = [&]<RingActivation F>() {
+  with_activation(f, [&]<RingActivation F>() {
 #pragma unroll
     for (int i = 0; i < Count; ++i) value[i] = activate<F>(y[i]);
-  };
-  switch (f) {
-    case RingActivation::kRelu:
-      return each.template operator()<RingActivation::kRelu>();
-    case RingActivation::kGelu:
-      return each.template operator()<RingActivation::kGelu>();
-    case RingActivation::kTanh:
-      return each.template operator()<RingActivation::kTanh>();
-    default:
-      return each.template operator()<RingActivation::kSilu>();
-  }
+  });
 }
 template <int Count, class Real>
 __device__ __forceinline__ void activate_and_slope(RingActivation f, const Real (&y)[Count],
                                                    Activated<Real> (&value)[Count]) {
-  const auto each = [&]<RingActivation F>() {
+  with_activation(f, [&]<RingActivation F>() {
 #pragma unroll
     for (int i = 0; i < Count; ++i) value[i] = activate_and_slope<F>(y[i]);
-  };
-  switch (f) {
-    case RingActivation::kRelu:
-      return each.template operator()<RingActivation::kRelu>();
-    case RingActivation::kGelu:
-      return each.template operator()<RingActivation::kGelu>();
-    case RingActivation::kTanh:
-      return each.template operator()<RingActivation::kTanh>();
-    default:
-      return each.template operator()<RingActivation::kSilu>();
-  }
+  });
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -405,13 +379,6 @@ __device__ __forceinline__ Stepped<compute_t<T>> finish_step(const Args& a, std:
     if (t == a.T - 1 && a.h_n) put<Real>(a.h_n, r, b, i);
   }
   return {y, r, begin_step<T, kRecompute>(a, b, i, t + 1, r, in.resets_next)};
-}
-template <class T, bool kRecompute = false>
-__device__ __forceinline__ Stepped<compute_t<T>> finish_step(const Args& a, std::int64_t b,
-                                                             std::int64_t i, std::int64_t t,
-                                                             compute_t<T> s, compute_t<T> acc,
-                                                             compute_t<T> sum, compute_t<T> J0) {
-  return finish_step<T, kRecompute>(a, b, i, t, load_step<T>(a, b, i, t, s), acc, sum, J0);
 }
 
 // ---------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ struct Backward {
     Opening open = {};
     open.counts = row < a.B && live(a, row, t);
     if (loop.alpha_sums != nullptr && t < a.T - 1) {
-      unpack(loop.alpha_sums + at(loop, row, col), open.alpha_sum);
+      annulus::cuda::load<4>(loop.alpha_sums + at(loop, row, col), open.alpha_sum);
     }
     if (!open.counts) return open;
     const int count = columns_of<4>(loop.args.N, col);
@@ -91,10 +91,11 @@ struct Backward {
       g[e] = counts ? step.g : 0.0f;
       sums[e] = counts ? open.alpha_sum[e] + step.moved : open.alpha_sum[e];
     }
-    if (loop.alpha_sums != nullptr) store(loop.alpha_sums + at(loop, row, col), sums);
-    store(loop.state + at(loop, row, col), l);
+    if (loop.alpha_sums != nullptr)
+      annulus::cuda::store<4>(sums, loop.alpha_sums + at(loop, row, col));
+    annulus::cuda::store<4>(l, loop.state + at(loop, row, col));
     if (loop.g != nullptr) {
-      store(loop.g + t * shape.padded_b * shape.padded_n + at(loop, row, col), g);
+      annulus::cuda::store<4>(g, loop.g + t * shape.padded_b * shape.padded_n + at(loop, row, col));
     }
     if (a.ddrive && row < a.B) {
       visit_narrow(loop.dtype, [&]<class T>() {
@@ -121,7 +122,7 @@ struct Backward {
     float l[4] = {}, alpha[4];
     load_alpha(loop, col, alpha);
     if (loop.last < a.T) {  // the launch before left it
-      unpack(loop.state + at(loop, row, col), l);
+      annulus::cuda::load<4>(loop.state + at(loop, row, col), l);
       return make_g(loop, t, row, col / kTile, col, open, alpha, l, v);
     }
 #pragma unroll
@@ -148,9 +149,9 @@ struct Backward {
     const Args& a = loop.args;
     Ahead ahead = {};
     if (t > loop.leave_at) ahead.before = opening(loop, t - 1, row, col);
-    unpack(loop.state + at(loop, row, col), ahead.l);
+    annulus::cuda::load<4>(loop.state + at(loop, row, col), ahead.l);
     if (loop.reset_sums != nullptr && t < a.T - 1) {
-      unpack(loop.reset_sums + at(loop, row, col), ahead.taken);
+      annulus::cuda::load<4>(loop.reset_sums + at(loop, row, col), ahead.taken);
     }
     load_alpha(loop, col, ahead.alpha);
     if (row >= a.B) return ahead;
@@ -184,7 +185,8 @@ struct Backward {
       }
       l[e] += ahead.dout[e];
     }
-    if (loop.reset_sums != nullptr) store(loop.reset_sums + at(loop, row, col), taken);
+    if (loop.reset_sums != nullptr)
+      annulus::cuda::store<4>(taken, loop.reset_sums + at(loop, row, col));
     if (t == 0 && row < a.B) {
       visit_narrow(loop.dtype, [&]<class T>() {
 #pragma unroll
@@ -198,21 +200,9 @@ struct Backward {
     }
     if (t > loop.leave_at)
       return make_g(loop, t - 1, row, tile, col, ahead.before, ahead.alpha, l, v);
-    store(loop.state + at(loop, row, col), l);
+    annulus::cuda::store<4>(l, loop.state + at(loop, row, col));
 #pragma unroll
     for (int e = 0; e < 4; ++e) v[e] = 0;
-  }
-
- private:
-  static __device__ __forceinline__ void unpack(const float* from, float (&v)[4]) {
-    const float4 four = *reinterpret_cast<const float4*>(from);
-    v[0] = four.x;
-    v[1] = four.y;
-    v[2] = four.z;
-    v[3] = four.w;
-  }
-  static __device__ __forceinline__ void store(float* to, const float (&v)[4]) {
-    *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
   }
 };
 

@@ -29,7 +29,7 @@ inline constexpr int kDepthWarps = kClusterWarps / 2;  // two rows of 16 neurons
 inline constexpr int kPitch = kClusterNeurons + 4;  // against bank conflicts: 2 pitches = 8 mod 32
 
 // Channels whose weights a warp keeps in registers, two at a time: 48 registers a thread.
-constexpr int held_channels(int tiles) { return 12 / tiles / 2 * 2; }
+constexpr int held_channels(int terms) { return 12 / terms / 2 * 2; }
 
 // Shared memory, front to back, of one block.
 template <int Terms, int Samples>
@@ -78,8 +78,7 @@ __device__ __forceinline__ float sum_four(const float (&v)[4], int lane) {
 template <int Terms, int Samples>
 class ClusterProducts {
  public:
-  static constexpr int kTiles = Terms;  // of a channel
-  static constexpr int kHeld = held_channels(kTiles);
+  static constexpr int kHeld = held_channels(Terms);
   static constexpr int kColumns = Samples / 8;
 
   __device__ ClusterProducts(const Loop& loop, const ClusterShared<Terms, Samples>& shared,
@@ -97,11 +96,11 @@ class ClusterProducts {
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) held_[i][tile] = fetch(i, tile);
+      for (int tile = 0; tile < Terms; ++tile) held_[i][tile] = fetch(i, tile);
     }
     for (int i = kHeld; i < min(s.channels, kHeld + s.slots); ++i) {
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) *slot(i, tile) = fetch(i, tile);
+      for (int tile = 0; tile < Terms; ++tile) *slot(i, tile) = fetch(i, tile);
     }
   }
 
@@ -247,7 +246,7 @@ class ClusterProducts {
     return shared_.dots[(warp * staged + channel) * Samples + sample];
   }
   __device__ uint4* slot(int i, int tile) const {
-    return shared_.weights + (((i - kHeld) * kTiles + tile) * kClusterWarps + warp_) * 32 + lane_;
+    return shared_.weights + (((i - kHeld) * Terms + tile) * kClusterWarps + warp_) * 32 + lane_;
   }
 
   // A tile of channel i, as left operand. The depth is taken in another order
@@ -304,7 +303,7 @@ class ClusterProducts {
   int rank_, warp_, lane_;
   int deep_tiles_, deep_;
   int neuron_;  // of row lane / 4 of the tile
-  uint4 held_[kHeld][kTiles];
+  uint4 held_[kHeld][Terms];
   uint2 x_[Terms][kColumns];
   float states_[kColumns][4];
   float sum_[kColumns][4] = {};
@@ -468,7 +467,7 @@ __global__ void __launch_bounds__(kClusterThreads, 1)
         products.store_dots(time, first, thread - kIdle, kClusterThreads - kIdle);
       }
     }
-    // Tried on an H200: stores to global memory after arriving, 1-4 % slower.
+    // Tried on an H200: stores to global memory after arriving, 1-4 % slower in the one run it had.
     annulus::cuda::cluster_arrive();
     load_ahead(step + 1);
     annulus::cuda::cluster_wait();
@@ -481,8 +480,8 @@ __global__ void __launch_bounds__(kClusterThreads, 1)
 
 // Networks whose weights a cluster holds at K = 16. K itself has no say. Tried on an H200: 256 neurons
 // in clusters of 8 with one term, 0.244 ms for B 256, K 16, T 20, where the loop for all sizes takes
-// 0.188 even with two terms; more terms in clusters, with a part of the weights in L2, 1.5-5 times
-// slower than that loop.
+// 0.188 even with two terms; more terms in clusters, with a part of the weights in L2, take 1.7 to 8
+// times as long as that loop.
 inline bool runs_in_clusters(const Shape& s) {
   return s.padded_n <= kClusterNeurons * kMostBlocks && s.padded_n * s.terms <= 256;
 }
@@ -517,29 +516,23 @@ inline void fit_cluster(Shape& s, bool dots, std::size_t shared, const char* op)
   s.most_shared_bytes = shared;
 }
 
-// Calls f(kernel) with the instance that a shape needs.
-template <int Terms, class Element, class F>
-auto with_cluster_kernel(const Shape& s, F&& f) {
-  return f(s.samples == 8 ? cluster_kernel<Terms, 8, Element> : cluster_kernel<Terms, 16, Element>);
-}
-
 template <class Element>
 void launch_cluster(const Loop& loop, const char* op, cudaStream_t stream) {
   const Shape& s = loop.shape;
   with_terms(s.terms, [&]<int Terms>() {
-    with_cluster_kernel<Terms, Element>(s, [&](auto* kernel) {
-      cudaLaunchAttribute attribute;
-      const cudaLaunchConfig_t config = annulus::cuda::cluster_launch(
-          static_cast<unsigned>(s.grid), kClusterThreads, static_cast<unsigned>(s.cluster),
-          s.shared_bytes, stream, attribute);
-      // Always the most: it is the function's, and another thread may be about to launch it, too.
-      annulus::cuda::throw_on_error(
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(s.most_shared_bytes)),
-          op, "shared memory of the ring loop in clusters");
-      annulus::cuda::throw_on_error(cudaLaunchKernelEx(&config, kernel, loop), op,
-                                    "launch of the ring loop in clusters");
-    });
+    auto* const kernel =
+        s.samples == 8 ? cluster_kernel<Terms, 8, Element> : cluster_kernel<Terms, 16, Element>;
+    cudaLaunchAttribute attribute;
+    const cudaLaunchConfig_t config = annulus::cuda::cluster_launch(
+        static_cast<unsigned>(s.grid), kClusterThreads, static_cast<unsigned>(s.cluster),
+        s.shared_bytes, stream, attribute);
+    // Always the most: it is the function's, and another thread may be about to launch it, too.
+    annulus::cuda::throw_on_error(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(s.most_shared_bytes)),
+        op, "shared memory of the ring loop in clusters");
+    annulus::cuda::throw_on_error(cudaLaunchKernelEx(&config, kernel, loop), op,
+                                  "launch of the ring loop in clusters");
   });
 }
 

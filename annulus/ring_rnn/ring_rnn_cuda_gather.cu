@@ -11,7 +11,7 @@ namespace annulus::ring::cuda::tensor {
 
 namespace {
 
-constexpr int kThreads = 1024;  // sums of single numbers have one block each
+constexpr int kThreads = 1024;
 
 __global__ void __launch_bounds__(kThreads) readout_kernel(const __grid_constant__ Loop loop) {
   const Shape& s = loop.shape;

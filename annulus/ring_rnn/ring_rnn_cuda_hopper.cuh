@@ -247,7 +247,7 @@ class GroupRows {
   template <int Loads>
   __device__ void wait() const {
     annulus::cuda::copy_async_wait<Loads>();
-    annulus::cuda::fence_for_wgmma();
+    annulus::cuda::fence_shared_writes();
     sync();
   }
   // All four warps are done with what they have read.
@@ -333,7 +333,8 @@ __device__ __forceinline__ void multiply_groups(const Loop& loop, const HopperSh
 // as pairs of bf16, with a second term only where c is no bf16 itself.
 // Tried on an H200 (B 256, T 20, K 16, N 2048), where a block takes 890 cycles and wgmma alone would
 // take 512: two blocks of weights on their way at once, 1 % faster (N 1024: 2 % slower); two tiles a
-// block of threads, wgmma with 128 columns, 8 % slower; both operands in shared memory, 3 % slower;
+// block of threads, wgmma with 128 columns, 19 % slower, with twice the parts of the sum; both operands
+// in shared memory, 7 % slower; X of the next chunk in registers ahead, 5 % (N 1024: 11 %) slower;
 // without the copies of weights, 5 % faster.
 __device__ __forceinline__ void scale_then_multiply(const Loop& loop, const HopperShared<1>& shared,
                                                     int parity, std::int64_t item,

@@ -216,7 +216,7 @@ __device__ __forceinline__ void multiply_step(float (&d)[64], const uint4 (&x)[T
                                               std::uint32_t operand, int step, bool add) {
 #pragma unroll
   for (int p = 0; p < products_of(Terms); ++p) {
-    annulus::cuda::wgmma_64x128<true>(
+    annulus::cuda::wgmma_64x128(
         d, x[term_of_x<Terms>(p)],
         annulus::cuda::row_operand(operand + (term_of_v<Terms>(p) * Cut<Terms>::kPlane >> 4), step),
         add || p > 0);
@@ -328,7 +328,7 @@ __device__ void multiply(const WeightGradients& a, const Shared<Terms>& shared) 
         if (bits == 0) break;
         continue;
       }
-      annulus::cuda::fence_for_wgmma();
+      annulus::cuda::fence_shared_writes();
       if constexpr (Terms == 3) {
         multiply_stage_rounding(stage, who, acc);
         release(at);
@@ -367,7 +367,7 @@ __global__ void __launch_bounds__(Cut<Terms>::kThreads, 1)
   for (int i = static_cast<int>(threadIdx.x); i < C::kZeros / 16; i += C::kThreads) {
     reinterpret_cast<uint4*>(shared.zeros)[i] = make_uint4(0, 0, 0, 0);
   }
-  annulus::cuda::fence_for_wgmma();
+  annulus::cuda::fence_shared_writes();
   __syncthreads();
   if (threadIdx.x >= C::kGroups * 128) {
     annulus::cuda::give_registers<kFetchRegisters>();
