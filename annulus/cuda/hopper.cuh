@@ -77,6 +77,21 @@ __device__ __forceinline__ void copy_bulk(void* shared, const void* global, unsi
       : "memory");
 }
 
+// The same for what is read once and need not stay in L2, where `policy` is read_once().
+__device__ __forceinline__ std::uint64_t read_once() {
+  std::uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ void copy_bulk(void* shared, const void* global, unsigned bytes,
+                                          SharedBarrier* barrier, std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(&barrier->word)), "l"(policy)
+      : "memory");
+}
+
 // A group of four warps leaves registers to the block's others, or takes what was left.
 template <int Registers>
 __device__ __forceinline__ void give_registers() {

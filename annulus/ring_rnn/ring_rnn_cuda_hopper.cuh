@@ -17,18 +17,25 @@ template <int Terms>
 struct WarpRows {
   uint4 x[Terms][4];
 
-  // Not through the read-only cache: other blocks write X while this kernel runs.
-  __device__ __forceinline__ void load(const Loop& loop, std::int64_t row16, int chunk, int parity,
-                                       int lane) {
+  // Where those of the first chunk are, and how far it is from there to the next chunk.
+  static __device__ __forceinline__ const uint4* at(const Loop& loop, std::int64_t row16, int chunk,
+                                                    int parity, int lane) {
     const Shape& s = loop.shape;
     const std::int64_t wide = s.padded_n / 16;
     const std::int64_t plane = s.padded_b / 16 * wide;
-    const uint4* base = reinterpret_cast<const uint4*>(loop.operand) +
-                        (parity * Terms * plane + row16 * wide + chunk * 4) * 32 + lane;
+    return reinterpret_cast<const uint4*>(loop.operand) +
+           (parity * Terms * plane + row16 * wide + chunk * 4) * 32 + lane;
+  }
+  static constexpr int kChunk = 4 * 32;
+
+  // Not through the read-only cache: other blocks write X while this kernel runs.
+  __device__ __forceinline__ void load(const Loop& loop, const uint4* from) {
+    const Shape& s = loop.shape;
+    const std::int64_t plane = s.padded_b / 16 * (s.padded_n / 16);
 #pragma unroll
     for (int term = 0; term < Terms; ++term) {
 #pragma unroll
-      for (int d = 0; d < 4; ++d) x[term][d] = base[(term * plane + d) * 32];
+      for (int d = 0; d < 4; ++d) x[term][d] = from[(term * plane + d) * 32];
     }
   }
 };
@@ -63,27 +70,32 @@ __device__ __forceinline__ void multiply_block(const WarpRows<Terms>& f, std::ui
   annulus::cuda::wgmma_commit();
 }
 
+// s of a thread's rows and columns of an item, as add_dots wants it: with one term in registers as
+// bf16, which loses nothing; else in shared memory, where only the thread that wrote a place reads it.
+template <int Terms>
+struct RowStates {
+  float4* tile;
+  int threads;
+
+  __device__ __forceinline__ float4 quad(int n) const {
+    return tile[n * threads + static_cast<int>(threadIdx.x)];
+  }
+};
+template <>
+struct RowStates<1> {
+  uint2 words[8];
+
+  __device__ __forceinline__ float4 quad(int n) const { return quad_of(words[n].x, words[n].y); }
+};
+
 // Parts of s . u_k, as add_dots of the portable loop: rows g and g + 8 of a warp's 16.
 template <int Terms>
-__device__ __forceinline__ void add_dots(const Loop& loop, std::int64_t time, const Place& place,
-                                         std::int64_t row, int channel, bool first,
-                                         const float4* s_tile, int threads,
+__device__ __forceinline__ void add_dots(float* to, bool first, const RowStates<Terms>& states,
                                          const float (&part)[32]) {
   float low = 0, high = 0;
-  uint4 words = {};
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
-    float4 v;
-    if constexpr (Terms == 1) {
-      // As bf16, which loses nothing: half the traffic of shared memory, which is what limits here.
-      if (n % 2 == 0) {
-        words =
-            reinterpret_cast<const uint4*>(s_tile)[n / 2 * threads + static_cast<int>(threadIdx.x)];
-      }
-      v = n % 2 == 0 ? quad_of(words.x, words.y) : quad_of(words.z, words.w);
-    } else {
-      v = s_tile[n * threads + static_cast<int>(threadIdx.x)];
-    }
+    const float4 v = states.quad(n);
     low = fmaf(part[4 * n + 1], v.y, fmaf(part[4 * n], v.x, low));
     high = fmaf(part[4 * n + 3], v.w, fmaf(part[4 * n + 2], v.z, high));
   }
@@ -93,7 +105,6 @@ __device__ __forceinline__ void add_dots(const Loop& loop, std::int64_t time, co
     high += __shfl_xor_sync(~0u, high, mask);
   }
   if ((threadIdx.x & 3) != 0) return;
-  float* to = dots_of(loop, time, place, 0, channel) + row;
   if (first) {
     to[0] = low;
     to[8] = high;
@@ -128,88 +139,90 @@ __device__ __forceinline__ void store_partial(const Loop& loop, const Multiplier
   }
 }
 
-// The next announcement, and c of the two rows of this thread where it comes with c.
+// c of the two rows of a thread: channel `i` of those that the group has.
 template <class C>
-struct Stage {
-  Announcement what;
-  C c0, c1;
-  int at;
+struct RowFactors {
+  C upper, lower;
 
   template <int Terms>
-  static __device__ __forceinline__ Stage next(const HopperShared<Terms>& shared, const Shape& s,
-                                               const Multiplier& who, RingPlace& ring) {
-    Stage stage;
-    stage.at = ring.at;
-    shared.full[stage.at].wait(ring.parity);
-    ring.next(s.ring);
-    stage.what = shared.announcement[stage.at];
-    const C* c = reinterpret_cast<const C*>(shared.c) + stage.at * s.rows + who.local;
-    stage.c0 = c[0];
-    stage.c1 = c[8];
-    return stage;
-  }
-  // The warp is done with its block of weights.
-  template <int Terms>
-  __device__ __forceinline__ void release(const HopperShared<Terms>& shared,
-                                          const Multiplier& who) const {
-    __syncwarp();
-    if (who.lane == 0) shared.empty[at].arrive();
+  __device__ __forceinline__ RowFactors(const HopperShared<Terms>& shared, const Shape& s,
+                                        const Multiplier& who, int i) {
+    const C* c = reinterpret_cast<const C*>(shared.c) + i * s.rows + who.local;
+    upper = c[0];
+    lower = c[8];
   }
 };
 
-// s of the rows and columns of an item, for add_dots. Only the thread that wrote a place reads it.
+__device__ __forceinline__ void add_scaled(const RowFactors<float>& c, const float (&part)[32],
+                                           float (&acc)[32]) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) acc[i] = fmaf((i & 2) ? c.lower : c.upper, part[i], acc[i]);
+}
+
 template <int Terms>
-__device__ __forceinline__ void load_s_tile(const Loop& loop, const HopperShared<Terms>& shared,
-                                            const Multiplier& who, std::int64_t time,
-                                            const Place& p) {
+__device__ __forceinline__ RowStates<Terms> load_states(const Loop& loop,
+                                                        const HopperShared<Terms>& shared,
+                                                        const Multiplier& who, std::int64_t time,
+                                                        const Place& p) {
   const std::int64_t row = static_cast<std::int64_t>(p.batch_tile) * loop.shape.rows + who.local;
   const int col = p.tile * kTile + (who.lane & 3) * 2;
-  for (int i = 0; i < 8; i += Terms == 1 ? 2 : 1) {
-    if constexpr (Terms == 1) {
-      const uint2 even = state_words(loop, time, row, col + i * 8, 0);
-      const uint2 odd = state_words(loop, time, row, col + i * 8 + 8, 0);
-      reinterpret_cast<uint4*>(shared.s_tile)[i / 2 * who.threads + static_cast<int>(threadIdx.x)] =
-          make_uint4(even.x, even.y, odd.x, odd.y);
-    } else {
-      shared.s_tile[i * who.threads + static_cast<int>(threadIdx.x)] =
+  RowStates<Terms> states;
+  if constexpr (Terms == 1) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) states.words[i] = state_words(loop, time, row, col + i * 8, 0);
+  } else {
+    states.tile = shared.s_tile;
+    states.threads = who.threads;
+    for (int i = 0; i < 8; ++i) {
+      states.tile[i * who.threads + static_cast<int>(threadIdx.x)] =
           state_quad<Terms>(loop, time, row, col + i * 8);
     }
   }
+  return states;
 }
 
 // The product of an item with c applied to it channel by channel, in f32.
 template <int Terms, class Direction>
 __device__ void multiply_then_scale(const Loop& loop, const HopperShared<Terms>& shared,
                                     std::int64_t time, int parity, std::int64_t item,
-                                    RingPlace& ring) {
+                                    Supply<Terms>& supply) {
   const Shape& s = loop.shape;
   const Multiplier who(s);
-  const Place p = place_of(s, item);
+  const Place p = uniform(place_of(s, item));
   const std::int64_t first_row = static_cast<std::int64_t>(p.batch_tile) * s.rows;
-  if constexpr (Direction::kDots) load_s_tile<Terms>(loop, shared, who, time, p);
+  [[maybe_unused]] RowStates<Terms> states;
+  if constexpr (Direction::kDots) states = load_states<Terms>(loop, shared, who, time, p);
   float acc[32] = {};
   WarpRows<Terms> f;
   const std::int64_t row16 = (first_row + who.warp * 16) / 16;
-  f.load(loop, row16, p.first_chunk, parity, who.lane);
-  auto now = Stage<float>::next(shared, s, who, ring);
-  while (now.what.channel >= 0) {
-    float part[32];
-    multiply_block<Terms>(f, now.what.operand, part);
-    const auto then = Stage<float>::next(shared, s, who, ring);  // while the tensor cores work
-    annulus::cuda::wgmma_wait<0>();
-    now.release(shared, who);
-    if ((now.what.flags & kEndsGroup) && now.what.chunk + 1 < p.last_chunk) {
-      f.load(loop, row16, now.what.chunk + 1, parity, who.lane);
+  for (int first = 0; first < s.channels; first += s.group_channels) {
+    const uint4* x = f.at(loop, row16, p.first_chunk, parity, who.lane);
+    f.load(loop, x);
+    const ChannelGroup group = supply.enter_group();
+    if (group.channels != 0) supply.wait();
+    for (int chunk = p.first_chunk; chunk < p.last_chunk; ++chunk) {
+      int i = 0;
+      for (std::uint32_t rest = group.channels; rest != 0; rest &= rest - 1, ++i) {
+        const int k = first + __ffs(static_cast<int>(rest)) - 1;
+        const bool ends_chunk = (rest & (rest - 1)) == 0;
+        const bool ends_group = ends_chunk && chunk + 1 == p.last_chunk;
+        float part[32];
+        multiply_block<Terms>(f, supply.operand(p, 0, chunk, k), part);
+        const RowFactors<float> c(shared, s, who, i);  // while the tensor cores work
+        const int stage = supply.next();
+        if (!ends_group) supply.wait();
+        annulus::cuda::wgmma_wait<0>();
+        supply.release(stage);
+        if (ends_chunk && !ends_group) f.load(loop, x += f.kChunk);
+        add_scaled(c, part, acc);
+        if constexpr (Direction::kDots) {
+          add_dots<Terms>(dots_of(loop, time, p, 0, k) + first_row + who.local,
+                          chunk == p.first_chunk, states, part);
+        }
+      }
     }
-#pragma unroll
-    for (int i = 0; i < 32; ++i) acc[i] = fmaf((i & 2) ? now.c1 : now.c0, part[i], acc[i]);
-    if constexpr (Direction::kDots) {
-      add_dots<Terms>(loop, time, p, first_row + who.local, now.what.channel,
-                      now.what.chunk == p.first_chunk, shared.s_tile, who.threads, part);
-    }
-    now = then;
+    supply.leave_group();
   }
-  now.release(shared, who);
   store_partial(loop, who, item, acc);
 }
 
@@ -267,141 +280,173 @@ class GroupRows {
 };
 
 // The same with one term, and with s . u_k: both operands lie in shared memory, and the products of
-// several chunks are added up by the tensor cores before c and s come in, which is what takes longest.
+// two chunks are added up by the tensor cores before c and s come in, which is what takes longest.
 __device__ __forceinline__ void multiply_groups(const Loop& loop, const HopperShared<1>& shared,
                                                 std::int64_t time, int parity, std::int64_t item,
-                                                RingPlace& ring) {
+                                                Supply<1>& supply) {
   const Shape& s = loop.shape;
   const Multiplier who(s);
-  const Place p = place_of(s, item);
+  const Place p = uniform(place_of(s, item));
   const std::int64_t first_row = static_cast<std::int64_t>(p.batch_tile) * s.rows;
   const GroupRows x(loop, shared, who, first_row, p, parity);
-  x.load(p.first_chunk, 0);
-  if (s.x_buffers > 1) x.load(p.first_chunk + kGroupChunks, 1);
-  load_s_tile<1>(loop, shared, who, time, p);
+  const RowStates<1> states = load_states<1>(loop, shared, who, time, p);
+  float* const dots = dots_of(loop, time, p, 0, 0) + first_row + who.local;
   float acc[32] = {};
-  auto now = Stage<float>::next(shared, s, who, ring);
-  int buffer = 0;
-  for (int chunk = p.first_chunk; chunk < p.last_chunk; chunk += kGroupChunks) {
-    if (s.x_buffers > 1) {
-      x.wait<1>();
-    } else {
-      x.wait<0>();
-    }
-    const std::uint32_t low = x.operand(buffer, 0), high = x.operand(buffer, 1);
-    while (now.what.channel >= 0 && now.what.chunk < chunk + kGroupChunks) {
-      float part[32];
-      const auto multiply = [&](std::uint32_t rows, std::uint32_t weights, bool add) {
-        annulus::cuda::wgmma_fence();
-#pragma unroll
-        for (int d = 0; d < 4; ++d) {
-          annulus::cuda::wgmma_64x64(part, annulus::cuda::swizzled_operand(rows, d),
-                                     annulus::cuda::swizzled_operand(weights, d), add || d > 0);
-        }
-        annulus::cuda::wgmma_commit();
-      };
-      multiply(low, now.what.operand, false);
-      auto then = Stage<float>::next(shared, s, who, ring);  // while the tensor cores work
-      if (!(now.what.flags & kEndsChannel)) {
-        multiply(high, then.what.operand, true);
-        const auto after = Stage<float>::next(shared, s, who, ring);
-        annulus::cuda::wgmma_wait<1>();
-        now.release(shared, who);
-        now = then;
-        then = after;
+  for (int first = 0; first < s.channels; first += s.group_channels) {
+    if (first == 0 || s.x_buffers > 1) x.load(p.first_chunk, 0);
+    if (s.x_buffers > 1) x.load(p.first_chunk + kGroupChunks, 1);
+    const ChannelGroup group = supply.enter_group();
+    if (group.channels != 0) supply.wait();
+    int buffer = 0;
+    for (int chunk = p.first_chunk; chunk < p.last_chunk; chunk += kGroupChunks) {
+      if (s.x_buffers > 1) {
+        x.wait<1>();
+      } else {
+        x.wait<0>();
       }
-      annulus::cuda::wgmma_wait<0>();
-      now.release(shared, who);
+      const std::uint32_t rows[kGroupChunks] = {x.operand(buffer, 0), x.operand(buffer, 1)};
+      const bool two = chunk + 1 < p.last_chunk;
+      const bool last = chunk + kGroupChunks >= p.last_chunk;
+      int i = 0;
+      for (std::uint32_t rest = group.channels; rest != 0; rest &= rest - 1, ++i) {
+        const int k = first + __ffs(static_cast<int>(rest)) - 1;
+        float part[32];
+        const auto multiply = [&](int at, bool add) {
+          const std::uint32_t weights = supply.operand(p, at, chunk + at, k);
+          annulus::cuda::wgmma_fence();
 #pragma unroll
-      for (int i = 0; i < 32; ++i) acc[i] = fmaf((i & 2) ? now.c1 : now.c0, part[i], acc[i]);
-      add_dots<1>(loop, time, p, first_row + who.local, now.what.channel, chunk == p.first_chunk,
-                  shared.s_tile, who.threads, part);
-      now = then;
+          for (int d = 0; d < 4; ++d) {
+            annulus::cuda::wgmma_64x64(part, annulus::cuda::swizzled_operand(rows[at], d),
+                                       annulus::cuda::swizzled_operand(weights, d), add || d > 0);
+          }
+          annulus::cuda::wgmma_commit();
+        };
+        multiply(0, false);
+        if (two) multiply(1, true);
+        const RowFactors<float> c(shared, s, who, i);  // while the tensor cores work
+        const int stage = supply.next();
+        if (!last || (rest & (rest - 1)) != 0) supply.wait();
+        annulus::cuda::wgmma_wait<0>();
+        supply.release(stage);
+        add_scaled(c, part, acc);
+        add_dots<1>(dots + k * s.padded_b, chunk == p.first_chunk, states, part);
+      }
+      if (s.x_buffers > 1) {
+        x.sync();
+        x.load(chunk + 2 * kGroupChunks, buffer);
+        buffer ^= 1;
+      }
     }
-    if (s.x_buffers > 1) {
-      x.sync();
-      x.load(chunk + 2 * kGroupChunks, buffer);
-      buffer ^= 1;
-    }
+    supply.leave_group();
   }
-  now.release(shared, who);
   store_partial(loop, who, item, acc);
 }
 
-// The product of an item with c applied to the rows of X, which are bf16 all the same. What limits
-// here is the number of instructions a block of weights takes besides its four wgmma: c comes ready
-// as pairs of bf16, with a second term only where c is no bf16 itself.
-// Tried on an H200 (B 256, T 20, K 16, N 2048), where a block takes 890 cycles and wgmma alone would
-// take 512: two blocks of weights on their way at once, 1 % faster (N 1024: 2 % slower); two tiles a
-// block of threads, wgmma with 128 columns, 19 % slower, with twice the parts of the sum; both operands
-// in shared memory, 7 % slower; X of the next chunk in registers ahead, 5 % (N 1024: 11 %) slower;
-// without the copies of weights, 5 % faster.
+// X of a channel: scaled by c of the thread's two rows.
+__device__ __forceinline__ void scale(const WarpRows<1>& f, const Scale* c, bool two_terms,
+                                      uint4 (&scaled)[4]) {
+  const Scale upper = c[0], lower = c[8];
+  if (two_terms) {
+#pragma unroll
+    for (int d = 0; d < 4; ++d) {
+      const uint4& x = f.x[0][d];
+      scaled[d] = make_uint4(scaled_pair(x.x, upper), scaled_pair(x.y, lower),
+                             scaled_pair(x.z, upper), scaled_pair(x.w, lower));
+    }
+  } else {
+#pragma unroll
+    for (int d = 0; d < 4; ++d) {
+      const uint4& x = f.x[0][d];
+      scaled[d] = make_uint4(scaled_pair(x.x, upper.high), scaled_pair(x.y, lower.high),
+                             scaled_pair(x.z, upper.high), scaled_pair(x.w, lower.high));
+    }
+  }
+}
+
+// The product of an item with c applied to the rows of X, which are bf16 all the same: c comes ready
+// as pairs of bf16, with a second term only where c is no bf16 itself. What limits here is how many
+// instructions a warp needs from one wgmma to the next: each of them takes 4 to 6 cycles in which the
+// tensor cores have only the other three groups to work for.
+template <bool Resident>
 __device__ __forceinline__ void scale_then_multiply(const Loop& loop, const HopperShared<1>& shared,
                                                     int parity, std::int64_t item,
-                                                    RingPlace& ring) {
+                                                    Supply<1>& supply) {
   const Shape& s = loop.shape;
   const Multiplier who(s);
-  const Place p = place_of(s, item);
+  const Place p = uniform(place_of(s, item));
   const std::int64_t first_row = static_cast<std::int64_t>(p.batch_tile) * s.rows;
-  const std::int64_t row16 = (first_row + who.warp * 16) / 16;
+  const Scale* const c_first = reinterpret_cast<const Scale*>(shared.c) + who.local;
   float acc[32] = {};
   WarpRows<1> f;
-  f.load(loop, row16, p.first_chunk, parity, who.lane);
-  auto now = Stage<Scale>::next(shared, s, who, ring);
-  while (now.what.channel >= 0) {
-    uint4 scaled[4];
-    if (now.what.flags & kTwoTerms) {
-#pragma unroll
-      for (int d = 0; d < 4; ++d) {
-        const uint4& x = f.x[0][d];
-        scaled[d] = make_uint4(scaled_pair(x.x, now.c0), scaled_pair(x.y, now.c1),
-                               scaled_pair(x.z, now.c0), scaled_pair(x.w, now.c1));
-      }
-    } else {
-#pragma unroll
-      for (int d = 0; d < 4; ++d) {
-        const uint4& x = f.x[0][d];
-        scaled[d] = make_uint4(scaled_pair(x.x, now.c0.high), scaled_pair(x.y, now.c1.high),
-                               scaled_pair(x.z, now.c0.high), scaled_pair(x.w, now.c1.high));
-      }
-    }
+  const auto multiply = [&](const uint4 (&scaled)[4], std::uint32_t weights) {
     annulus::cuda::wgmma_fence();
 #pragma unroll
     for (int d = 0; d < 4; ++d) {
-      annulus::cuda::wgmma_64x64(acc, scaled[d],
-                                 annulus::cuda::swizzled_operand(now.what.operand, d), true);
+      annulus::cuda::wgmma_64x64(acc, scaled[d], annulus::cuda::swizzled_operand(weights, d), true);
     }
     annulus::cuda::wgmma_commit();
-    if ((now.what.flags & kEndsGroup) && now.what.chunk + 1 < p.last_chunk) {
-      f.load(loop, row16, now.what.chunk + 1, parity, who.lane);
+  };
+  for (int first = 0; first < s.channels; first += s.group_channels) {
+    const uint4* x = f.at(loop, (first_row + who.warp * 16) / 16, p.first_chunk, parity, who.lane);
+    f.load(loop, x);
+    const ChannelGroup group = supply.enter_group();
+    const int count = __popc(group.channels);
+    if (count > 0) supply.template wait<Resident>();
+    for (int chunk = p.first_chunk; chunk < p.last_chunk; ++chunk) {
+      const Scale* c = c_first;
+      std::uint32_t two_terms = group.two_terms;
+      std::uint32_t rest = group.channels;
+      const auto weights_of = [&](int i) {
+        if constexpr (!Resident) return supply.operand(i);
+        const int k = first + __ffs(static_cast<int>(rest)) - 1;
+        rest &= rest - 1;
+        return shared.operand(resident_slot(s, p, chunk, k));
+      };
+      for (int left = count; left > 0; left -= 2) {
+        uint4 one[4], other[4];
+        scale(f, c, (two_terms & 1) != 0, one);
+        multiply(one, weights_of(0));
+        if (left > 1) {
+          scale(f, c + s.rows, (two_terms & 2) != 0, other);  // while the tensor cores work
+          multiply(other, weights_of(1));
+        }
+        c += 2 * s.rows;
+        two_terms >>= 2;
+        const int stage = supply.template next<Resident>();
+        const bool ends_chunk = left <= 2;
+        if (ends_chunk && chunk + 1 < p.last_chunk) f.load(loop, x += f.kChunk);
+        if (!ends_chunk || chunk + 1 < p.last_chunk) supply.template wait<Resident>();
+        annulus::cuda::wgmma_wait<0>();
+        supply.template release<Resident>(stage);
+      }
     }
-    const auto then = Stage<Scale>::next(shared, s, who, ring);  // while the tensor cores work
-    annulus::cuda::wgmma_wait<0>();
-    now.release(shared, who);
-    now = then;
+    supply.leave_group();
   }
-  now.release(shared, who);
   store_partial(loop, who, item, acc);
 }
 
 template <int Terms, class Direction>
 __device__ void multiply_items(const Loop& loop, const HopperShared<Terms>& shared,
-                               std::int64_t time, int parity, RingPlace& ring) {
+                               std::int64_t time, int parity, Supply<Terms>& supply) {
   const Shape& s = loop.shape;
   for (std::int64_t item = blockIdx.x; item < s.items(); item += gridDim.x) {
     if constexpr (Terms == 1 && Direction::kDots) {
-      multiply_groups(loop, shared, time, parity, item, ring);
+      multiply_groups(loop, shared, time, parity, item, supply);
     } else if constexpr (Terms == 1) {
-      scale_then_multiply(loop, shared, parity, item, ring);
+      if (s.resident) {
+        scale_then_multiply<true>(loop, shared, parity, item, supply);
+      } else {
+        scale_then_multiply<false>(loop, shared, parity, item, supply);
+      }
     } else {
-      multiply_then_scale<Terms, Direction>(loop, shared, time, parity, item, ring);
+      multiply_then_scale<Terms, Direction>(loop, shared, time, parity, item, supply);
     }
   }
 }
 #endif  // ANNULUS_DEVICE_HOPPER
 
 // Groups: of four warps that multiply, at most; one more fetches. It needs few registers and leaves
-// them to the others: 112 each with four groups, 240 with two.
+// them to the others: 112 each with four groups, 232 with two.
 template <int Terms, int Groups, class Direction>
 __global__ void __launch_bounds__((Groups + 1) * 128, 1)
     hopper_kernel(const __grid_constant__ Loop loop) {
@@ -415,19 +460,23 @@ __global__ void __launch_bounds__((Groups + 1) * 128, 1)
       shared.full[i].init(1);
       shared.empty[i].init(static_cast<unsigned>(threads / 32));
     }
+    shared.group_full->init(1);
+    shared.group_empty->init(static_cast<unsigned>(threads / 32));
     shared.resident->init(1);
     annulus::cuda::fence_barriers();
   }
   __syncthreads();
-  if (static_cast<int>(threadIdx.x) >= threads) {
-    annulus::cuda::give_registers<24>();
-    const int beyond = static_cast<int>(threadIdx.x) - threads;
-    if ((loop.phases & kMultiply) && (beyond & 31) == 0) {
-      fetch_weights<Terms, Direction>(loop, shared, beyond >> 5);
+  // Of lane 0, so that the compiler knows that warps stay together from here on.
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+  if (warp * 32 >= threads) {
+    annulus::cuda::give_registers<Groups == 4 ? 32 : 40>();
+    const int fetcher = warp - threads / 32;
+    if ((loop.phases & kMultiply) && (threadIdx.x & 31) == 0 && fetcher < kFetchers) {
+      Fetcher<Terms, Direction>(loop, shared, fetcher).run();
     }
     return;
   }
-  annulus::cuda::take_registers<Groups == 4 ? 112 : 240>();
+  annulus::cuda::take_registers<Groups == 4 ? 112 : 232>();
   const auto sync = [&] { annulus::cuda::sync_threads(1, threads); };
   Meeting<decltype(sync)> meeting(loop, sync);
   if (loop.phases & kBegin) {
@@ -435,12 +484,12 @@ __global__ void __launch_bounds__((Groups + 1) * 128, 1)
   }
   if (loop.together) meeting.samples();
   if (s.resident && (loop.phases & kMultiply)) shared.resident->wait(0);
-  RingPlace ring;
+  Supply<Terms> supply(s, shared);
   for (std::int64_t step = loop.first; step < loop.last; ++step) {
     const std::int64_t time = Direction::kBackward ? loop.last - 1 - (step - loop.first) : step;
     const int parity = Direction::parity(loop, time);
     if (loop.phases & kMultiply) {
-      multiply_items<Terms, Direction>(loop, shared, time, parity, ring);
+      multiply_items<Terms, Direction>(loop, shared, time, parity, supply);
     }
     if (loop.phases & kFinish) {
       Finish<Terms, Direction> finish(loop, time, parity, threads / 32);

@@ -1,5 +1,11 @@
 // How the multiplying warps of Hopper's loop get their weights: what lies where in shared memory, and
-// the warps that announce and fetch it.
+// the warps that fetch it.
+//
+// Both sides walk through the blocks of weights in the same order and so need no words about them:
+// an item's channels in groups of at most 32; of a group its chunks of m, `kDeep` at a time; of those
+// the channels that are not zero. A stage of the ring holds the blocks of one turn: two channels or,
+// where kDeep is 2, two chunks of a channel; with more terms one block. What both must know of a
+// group, which channels it has, comes with c of all of them ahead of its blocks.
 #pragma once
 
 #include "annulus/cuda/hopper.cuh"
@@ -8,20 +14,17 @@
 namespace annulus::ring::cuda::tensor {
 
 #if ANNULUS_DEVICE_HOPPER
-// What a block of weights is; channel -1 says that the product of an item is complete.
-struct alignas(16) Announcement {
-  int channel, chunk;
-  std::uint32_t operand;  // low word of what wgmma needs to find it
-  std::uint32_t flags;
-};
-// kEndsChannel: the last chunk of its group, and c comes with it. kEndsGroup: the last channel, too.
-inline constexpr std::uint32_t kEndsChannel = 1, kEndsGroup = 2, kTwoTerms = 4;
-
 // Chunks whose products with a channel are added up before c comes in.
 template <int Terms, class Direction>
-constexpr int kDeepGroup = Terms == 1 && Direction::kDots ? kGroupChunks : 1;
+constexpr int kDeep = Terms == 1 && Direction::kDots ? kGroupChunks : 1;
 
-// A place in the ring of announcements, and the parity of its barriers' phase.
+// The channels of a group that are not zero, as bits from its first channel on; and which of those, in
+// this order, have a c that is no bf16.
+struct alignas(8) ChannelGroup {
+  std::uint32_t channels, two_terms;
+};
+
+// A place in a ring, and the parity of its barriers' phase.
 struct RingPlace {
   int at = 0;
   unsigned parity = 0;
@@ -36,132 +39,275 @@ struct RingPlace {
 // Shared memory, front to back. The weights come first: they must be aligned to 1024 bytes.
 template <int Terms>
 struct HopperShared {
-  std::byte* weights;          // [slot][term][64 n][64 m], swizzled
-  std::byte* x;                // [buffer][rows / 64][chunk of the group][64 rows][64 m], swizzled
-  std::byte* c;                // [ring][rows]: float, or Scale
-  Announcement* announcement;  // [ring]
-  float4* s_tile;              // [8][threads]
-  annulus::cuda::SharedBarrier *full, *empty, *resident;
+  static constexpr int kBytes = hopper_block_bytes(Terms);
+
+  std::byte* weights;   // [slot][term][64 n][64 m], swizzled
+  std::byte* x;         // [buffer][rows / 64][chunk of the turn][64 rows][64 m], swizzled
+  std::byte* c;         // [channel of the group][rows]: float, or Scale
+  ChannelGroup* group;  // the one that is multiplied
+  float4* s_tile;       // [8][threads], with more than one term
+  annulus::cuda::SharedBarrier *full, *empty;              // [ring], of stages
+  annulus::cuda::SharedBarrier *group_full, *group_empty;  // of `c` and `group`
+  annulus::cuda::SharedBarrier* resident;
 
   __device__ HopperShared(std::byte* base, const Shape& s) {
     weights = base + (1024 - (annulus::cuda::shared_address(base) & 1023)) % 1024;
-    x = weights + s.slots * hopper_block_bytes(Terms);
-    std::byte* at = x + s.x_buffers * x_buffer_bytes(s.rows);
-    c = at;
-    at += s.ring * s.rows * s.scale_bytes;
-    announcement = reinterpret_cast<Announcement*>(at);
-    at += s.ring * static_cast<int>(sizeof(Announcement));
-    full = reinterpret_cast<annulus::cuda::SharedBarrier*>(at);
+    x = weights + s.slots * kBytes;
+    c = x + s.x_buffers * x_buffer_bytes(s.rows);
+    std::byte* at = c + min(s.group_channels, s.channels) * s.rows * s.scale_bytes;
+    group = reinterpret_cast<ChannelGroup*>(at);
+    full = reinterpret_cast<annulus::cuda::SharedBarrier*>(at + 16);
     empty = full + s.ring;
-    resident = empty + s.ring;
-    at += (2 * s.ring + 2) * static_cast<int>(sizeof(annulus::cuda::SharedBarrier));
+    group_full = empty + s.ring;
+    group_empty = group_full + 1;
+    resident = group_empty + 1;
+    at += hopper_barrier_bytes(s.ring);
     s_tile = reinterpret_cast<float4*>(at);
+  }
+  // The low word of what wgmma needs to find a block that lies in a slot: addresses count in 16 bytes.
+  __device__ __forceinline__ std::uint32_t operand(int slot) const {
+    return annulus::cuda::swizzled_operand_low(weights) +
+           static_cast<std::uint32_t>(slot * (kBytes / 16));
   }
 };
 
-// The fetching warps, one thread each: announce and load, in the order the multiplying warps go. One
-// thread is too slow (a block of weights is multiplied in about 500 cycles), so warp i of the four
-// takes every fourth block.
-inline constexpr int kFetchers = 4;
-template <int Terms, class Direction>
-__device__ void fetch_weights(const Loop& loop, const HopperShared<Terms>& shared, int fetcher) {
+// The slot of a block of weights where all of them stay.
+__device__ __forceinline__ int resident_slot(const Shape& s, const Place& p, int chunk,
+                                             int channel) {
+  return (chunk - p.first_chunk) * s.resident_channels + (channel >> s.channel_split_bits);
+}
+
+// The blocks of weights of a tile and chunk, channel 0 first.
+template <int Terms>
+__device__ __forceinline__ const std::byte* blocks_of(const Loop& loop, const Place& p, int chunk) {
   const Shape& s = loop.shape;
-  constexpr int kBytes = hopper_block_bytes(Terms);
-  const std::byte* weights = reinterpret_cast<const std::byte*>(loop.weights);
-  const auto c_bytes = static_cast<unsigned>(s.rows * s.scale_bytes);
-  const std::byte* scales =
-      reinterpret_cast<const std::byte*>(s.scale_bytes == 8 ? static_cast<const void*>(loop.scales)
-                                                            : static_cast<const void*>(loop.c));
-  const int each = (s.channels + s.channel_splits - 1) / s.channel_splits;
-  if (s.resident && fetcher == 0) {
-    const Place p = place_of(s, blockIdx.x);
-    const int first = p.split % s.channel_splits;
-    const int mine = (s.channels - first + s.channel_splits - 1) / s.channel_splits;
-    shared.resident->arrive_expecting(
-        static_cast<unsigned>((p.last_chunk - p.first_chunk) * mine * kBytes));
-    for (int chunk = p.first_chunk; chunk < p.last_chunk; ++chunk) {
-      for (int i = 0; i < mine; ++i) {
-        const std::int64_t block =
-            (static_cast<std::int64_t>(p.tile) * s.chunks + chunk) * s.channels + first +
-            i * s.channel_splits;
-        annulus::cuda::copy_bulk(shared.weights + ((chunk - p.first_chunk) * each + i) * kBytes,
-                                 weights + block * kBytes, kBytes, shared.resident);
-      }
-    }
-  }
-  RingPlace place;
-  place.parity = 1;  // a fresh barrier counts as past its phase 1: the first round waits for nobody
-  unsigned turn = 0;
-  // Calls f(place in the ring) if it is this fetcher's turn.
-  const auto claim = [&](auto&& f) {
-    if (turn % kFetchers == static_cast<unsigned>(fetcher)) {
-      shared.empty[place.at].wait(place.parity);
-      f(place.at);
-    }
-    ++turn;
-    place.next(s.ring);
-  };
-  for (std::int64_t step = loop.first; step < loop.last; ++step) {
-    const std::int64_t time = Direction::kBackward ? loop.last - 1 - (step - loop.first) : step;
-    for (std::int64_t item = blockIdx.x; item < s.items(); item += gridDim.x) {
-      const Place p = place_of(s, item);
-      const std::uint32_t* mask =
-          loop.active + (time * s.batch_tiles + p.batch_tile) * s.mask_words;
-      const std::byte* c = scales + (time * s.channels * s.padded_b +
-                                     static_cast<std::int64_t>(p.batch_tile) * s.rows) *
-                                        s.scale_bytes;
-      const std::uint32_t* two_terms =
-          loop.two_terms == nullptr
-              ? nullptr
-              : loop.two_terms + (time * s.batch_tiles + p.batch_tile) * s.mask_words;
-      int last = -1;  // active channel
-      for (int word = 0; word < s.mask_words; ++word) {
-        const std::uint32_t bits = __ldg(mask + word) & p.channel_pattern;
-        if (bits != 0) last = word * 32 + 31 - __clz(static_cast<int>(bits));
-      }
-      for (int group = p.first_chunk; group < p.last_chunk; group += kDeepGroup<Terms, Direction>) {
-        const int end = min(group + kDeepGroup<Terms, Direction>, p.last_chunk);
-        for (int word = 0; word < s.mask_words; ++word) {
-          for (std::uint32_t bits = __ldg(mask + word) & p.channel_pattern; bits != 0;
-               bits &= bits - 1) {
-            const int k = word * 32 + __ffs(static_cast<int>(bits)) - 1;
-            for (int chunk = group; chunk < end; ++chunk) {
-              claim([&](int r) {
-                const int slot =
-                    s.resident ? (chunk - p.first_chunk) * each + k / s.channel_splits : r;
-                std::uint32_t flags = 0;
-                if (chunk == end - 1) flags = k == last ? kEndsChannel | kEndsGroup : kEndsChannel;
-                if (two_terms != nullptr && ((__ldg(two_terms + word) >> (k & 31)) & 1u) != 0) {
-                  flags |= kTwoTerms;
-                }
-                shared.announcement[r] = {
-                    k, chunk, annulus::cuda::swizzled_operand_low(shared.weights + slot * kBytes),
-                    flags};
-                shared.full[r].arrive_expecting((flags != 0 ? c_bytes : 0u) +
-                                                (s.resident ? 0u : static_cast<unsigned>(kBytes)));
-                if (!s.resident) {
-                  const std::int64_t block =
-                      (static_cast<std::int64_t>(p.tile) * s.chunks + chunk) * s.channels + k;
-                  annulus::cuda::copy_bulk(shared.weights + slot * kBytes, weights + block * kBytes,
-                                           kBytes, shared.full + r);
-                }
-                if (flags != 0) {
-                  annulus::cuda::copy_bulk(shared.c + r * static_cast<int>(c_bytes),
-                                           c + k * s.padded_b * s.scale_bytes, c_bytes,
-                                           shared.full + r);
-                }
-              });
-            }
-          }
-        }
-      }
-      claim([&](int r) {
-        shared.announcement[r] = {-1, 0, 0, 0};
-        shared.full[r].arrive();
-      });
+  return reinterpret_cast<const std::byte*>(loop.weights) +
+         (static_cast<std::int64_t>(p.tile) * s.chunks + chunk) * s.channels *
+             HopperShared<Terms>::kBytes;
+}
+
+template <int Terms>
+__device__ void fetch_resident(const Loop& loop, const HopperShared<Terms>& shared) {
+  const Shape& s = loop.shape;
+  constexpr int kBytes = HopperShared<Terms>::kBytes;
+  const Place p = place_of(s, blockIdx.x);
+  const int first = p.split % s.channel_splits;
+  const int mine = (s.channels - first + s.channel_splits - 1) / s.channel_splits;
+  shared.resident->arrive_expecting(
+      static_cast<unsigned>((p.last_chunk - p.first_chunk) * mine * kBytes));
+  for (int chunk = p.first_chunk; chunk < p.last_chunk; ++chunk) {
+    for (int k = first; k < s.channels; k += s.channel_splits) {
+      annulus::cuda::copy_bulk(shared.weights + resident_slot(s, p, chunk, k) * kBytes,
+                               blocks_of<Terms>(loop, p, chunk) + k * kBytes, kBytes,
+                               shared.resident);
     }
   }
 }
+
+// The fetching warps, one thread each. One thread alone would be too slow, so the stages go to them
+// by turns; c of a group is the first one's. No more than there are stages: a thread must not come to
+// a stage before the others have been through it once, since barriers tell odd from even rounds only.
+inline constexpr int kFetchers = 2;
+template <int Terms, class Direction>
+class Fetcher {
+ public:
+  __device__ Fetcher(const Loop& loop, const HopperShared<Terms>& shared, int fetcher)
+      : loop_(loop), s_(loop.shape), shared_(shared), fetcher_(fetcher) {
+    // A fresh barrier counts as past its phase 1: the first round waits for nobody.
+    stage_.parity = group_.parity = 1;
+  }
+
+  __device__ void run() {
+    if (s_.resident && fetcher_ == 0) fetch_resident<Terms>(loop_, shared_);
+    if (s_.resident && fetcher_ != 0) return;
+    for (std::int64_t step = loop_.first; step < loop_.last; ++step) {
+      const std::int64_t time =
+          Direction::kBackward ? loop_.last - 1 - (step - loop_.first) : step;
+      for (std::int64_t item = blockIdx.x; item < s_.items(); item += gridDim.x) {
+        const Place p = place_of(s_, item);
+        for (int first = 0; first < s_.channels; first += s_.group_channels) {
+          fetch_group(time, p, first);
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int kBytes = HopperShared<Terms>::kBytes;
+
+  __device__ __forceinline__ void fetch_group(std::int64_t time, const Place& p, int first) {
+    const std::int64_t masks = (time * s_.batch_tiles + p.batch_tile) * s_.mask_words + first / 32;
+    // Groups are 32 channels, or 16.
+    const auto part = [&](const std::uint32_t* bits) {
+      const std::uint32_t word = __ldg(bits + masks) & p.channel_pattern;
+      return s_.group_channels == 32 ? word : (word >> (first & 31)) & 0xffffu;
+    };
+    const std::uint32_t channels = part(loop_.active);
+    if (fetcher_ == 0) {
+      std::uint32_t ranked = 0;
+      if (loop_.two_terms != nullptr) {
+        const std::uint32_t two_terms = part(loop_.two_terms);
+        int rank = 0;
+        for (std::uint32_t rest = channels; rest != 0; rest &= rest - 1, ++rank) {
+          if ((two_terms & rest & (0u - rest)) != 0) ranked |= 1u << rank;
+        }
+      }
+      fetch_c(time, p, first, {channels, ranked});
+    }
+    if (s_.resident) return;
+    constexpr int kStep = kDeep<Terms, Direction>;
+    const int pitch = s_.channels * kBytes;  // from chunk to chunk
+    const std::byte* blocks = blocks_of<Terms>(loop_, p, p.first_chunk) + first * kBytes;
+    for (int chunk = p.first_chunk; chunk < p.last_chunk; chunk += kStep) {
+      for (std::uint32_t rest = channels; rest != 0; rest &= rest - 1) {
+        const int at = (__ffs(static_cast<int>(rest)) - 1) * kBytes;
+        int second = 0;  // bytes further on; 0: there is none
+        if constexpr (kStep > 1) {
+          if (chunk + 1 < p.last_chunk) second = pitch;
+        } else if constexpr (kStageBlocks<Terms> > 1) {
+          const std::uint32_t after = rest & (rest - 1);
+          if (after != 0) {
+            second = (__ffs(static_cast<int>(after)) - 1) * kBytes - at;
+            rest = after;
+          }
+        }
+        fetch_stage(blocks + at, second);
+      }
+      blocks += static_cast<std::int64_t>(kStep) * pitch;
+    }
+  }
+
+  __device__ __forceinline__ void fetch_c(std::int64_t time, const Place& p, int first,
+                                          ChannelGroup group) {
+    shared_.group_empty->wait(group_.parity);
+    group_.next(1);
+    *shared_.group = group;
+    const auto row = static_cast<unsigned>(s_.rows * s_.scale_bytes);
+    shared_.group_full->arrive_expecting(row * static_cast<unsigned>(__popc(group.channels)));
+    const std::byte* from =
+        reinterpret_cast<const std::byte*>(s_.scale_bytes == 8
+                                               ? static_cast<const void*>(loop_.scales)
+                                               : static_cast<const void*>(loop_.c)) +
+        ((time * s_.channels + first) * s_.padded_b +
+         static_cast<std::int64_t>(p.batch_tile) * s_.rows) *
+            s_.scale_bytes;
+    std::byte* to = shared_.c;
+    for (std::uint32_t rest = group.channels; rest != 0; rest &= rest - 1) {
+      annulus::cuda::copy_bulk(
+          to, from + (__ffs(static_cast<int>(rest)) - 1) * s_.padded_b * s_.scale_bytes, row,
+          shared_.group_full);
+      to += row;
+    }
+  }
+
+  // One block, or two.
+  __device__ __forceinline__ void fetch_stage(const std::byte* block, int second) {
+    const bool mine = turn_ == fetcher_;
+    turn_ = (turn_ + 1) % kFetchers;
+    if (mine) {
+      std::byte* to = shared_.weights + stage_.at * (kStageBlocks<Terms> * kBytes);
+      annulus::cuda::SharedBarrier* full = shared_.full + stage_.at;
+      shared_.empty[stage_.at].wait(stage_.parity);
+      full->arrive_expecting(static_cast<unsigned>(second == 0 ? kBytes : 2 * kBytes));
+      const bool at_once = second == kBytes;
+      // Read once a step, and more of them than L2 holds: what is written meanwhile shall stay there.
+      const std::uint64_t policy = annulus::cuda::read_once();
+      annulus::cuda::copy_bulk(to, block, static_cast<unsigned>(at_once ? 2 * kBytes : kBytes), full,
+                               policy);
+      if (second > kBytes) {
+        annulus::cuda::copy_bulk(to + kBytes, block + second, kBytes, full, policy);
+      }
+    }
+    stage_.next(s_.ring);
+  }
+
+  const Loop& loop_;
+  const Shape& s_;
+  const HopperShared<Terms>& shared_;
+  int fetcher_;
+  int turn_ = 0;
+  RingPlace stage_, group_;
+};
+
+// A number that all lanes of the warp have, said in a way the compiler understands: what is made of it
+// then stays in uniform registers, where wgmma wants its descriptors, instead of being sent there by
+// two instructions each. (B 256, N 1024, K 16 on an H200: a warp's pair of blocks takes 165 instructions
+// without.)
+__device__ __forceinline__ int uniform(int v) {
+  return static_cast<int>(__reduce_or_sync(~0u, static_cast<unsigned>(v)));
+}
+__device__ __forceinline__ std::uint32_t uniform(std::uint32_t v) {
+  return __reduce_or_sync(~0u, v);
+}
+__device__ __forceinline__ Place uniform(Place p) {
+  p.first_chunk = uniform(p.first_chunk);
+  p.last_chunk = uniform(p.last_chunk);
+  return p;
+}
+
+// The other side: a multiplying warp's view of groups and stages.
+template <int Terms>
+class Supply {
+ public:
+  __device__ Supply(const Shape& s, const HopperShared<Terms>& shared) : s_(s), shared_(shared) {}
+
+  __device__ __forceinline__ ChannelGroup enter_group() {
+    shared_.group_full->wait(group_.parity);
+    group_.next(1);
+    stage_.at = uniform(stage_.at);
+    stage_.parity = uniform(stage_.parity);
+    const ChannelGroup group = *shared_.group;
+    return {uniform(group.channels), uniform(group.two_terms)};
+  }
+  // The warp needs nothing of the group any more.
+  __device__ __forceinline__ void leave_group() const { arrive(shared_.group_empty); }
+
+  template <bool Resident>
+  __device__ __forceinline__ void wait() const {
+    if constexpr (!Resident) shared_.full[stage_.at].wait(stage_.parity);
+  }
+  __device__ __forceinline__ void wait() const {
+    if (!s_.resident) shared_.full[stage_.at].wait(stage_.parity);
+  }
+  // Block i of the stage that has been waited for ...
+  __device__ __forceinline__ std::uint32_t operand(int i) const {
+    return shared_.operand(stage_.at * kStageBlocks<Terms> + i);
+  }
+  // ... which is (chunk, channel) and may be resident.
+  __device__ __forceinline__ std::uint32_t operand(const Place& p, int i, int chunk,
+                                                   int channel) const {
+    return s_.resident ? shared_.operand(resident_slot(s_, p, chunk, channel)) : operand(i);
+  }
+  // Goes on to the next stage; release() takes what this returns once the blocks have been read.
+  template <bool Resident>
+  __device__ __forceinline__ int next() {
+    const int at = stage_.at;
+    if constexpr (!Resident) stage_.next(s_.ring);
+    return at;
+  }
+  template <bool Resident>
+  __device__ __forceinline__ void release(int stage) const {
+    if constexpr (!Resident) arrive(shared_.empty + stage);
+  }
+  __device__ __forceinline__ int next() {
+    const int at = stage_.at;
+    if (!s_.resident) stage_.next(s_.ring);
+    return at;
+  }
+  __device__ __forceinline__ void release(int stage) const {
+    if (!s_.resident) arrive(shared_.empty + stage);
+  }
+
+ private:
+  static __device__ __forceinline__ void arrive(annulus::cuda::SharedBarrier* barrier) {
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) barrier->arrive();
+  }
+
+  const Shape& s_;
+  const HopperShared<Terms>& shared_;
+  RingPlace stage_, group_;
+};
 #endif  // ANNULUS_DEVICE_HOPPER
 
 }  // namespace annulus::ring::cuda::tensor

@@ -161,25 +161,31 @@ __device__ __forceinline__ void publish(const Loop& loop, std::int64_t row, int 
 }
 
 // The rows that a warp finishes, two at a time, over all items of its block: those of the split, a
-// half of the warp each.
+// half of the warp each. Both halves are always there, so that warps stay together, and the compiler
+// knows it.
 class RowWalk {
  public:
-  __device__ RowWalk(const Shape& s, int warps) : s_(s), warps_(warps), item_(blockIdx.x) {
+  __device__ RowWalk(const Shape& s, int warps)
+      : s_(s),
+        warps_(warps),
+        warp_(__shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0)),
+        item_(blockIdx.x) {
     enter();
   }
   __device__ bool done() const { return item_ >= s_.items(); }
   __device__ void next() {
-    local_ += warps_ * 2;
-    if (local_ < last_) return;
+    pair_ += warps_ * 2;
+    if (pair_ < last_) return;
     item_ += gridDim.x;
     enter();
   }
   __device__ int tile() const { return place_.tile; }
   // Where in `partial` the tile's first part is.
   __device__ std::int64_t first_part() const { return item_ - place_.split; }
-  __device__ int local() const { return local_; }  // row of the tile
-  __device__ std::int64_t row() const {            // of the padded batch
-    return static_cast<std::int64_t>(place_.batch_tile) * s_.rows + local_;
+  // Row of the tile.
+  __device__ int local() const { return pair_ + ((static_cast<int>(threadIdx.x) >> 4) & 1); }
+  __device__ std::int64_t row() const {  // of the padded batch
+    return static_cast<std::int64_t>(place_.batch_tile) * s_.rows + local();
   }
   __device__ int column() const {  // the first of this lane's four
     return tile() * kTile + (static_cast<int>(threadIdx.x) & 15) * 4;
@@ -192,14 +198,14 @@ class RowWalk {
     for (; item_ < s_.items(); item_ += gridDim.x) {
       place_ = place_of(s_, item_);
       last_ = min((place_.split + 1) * even, s_.rows);
-      local_ = place_.split * even + static_cast<int>(threadIdx.x >> 5) * 2 +
-               ((static_cast<int>(threadIdx.x) & 31) >> 4);
-      if (local_ < last_) return;
+      pair_ = place_.split * even + warp_ * 2;
+      if (pair_ < last_) return;
     }
   }
 
   const Shape& s_;
-  int warps_, local_, last_;
+  int warps_, warp_;
+  int pair_, last_;  // rows of the tile: the first of two, and where those of the split end
   std::int64_t item_;
   Place place_;
 };

@@ -80,7 +80,11 @@ Shape cut(const Plan& plan, bool dots) {
   const std::int64_t each = ceil_div(s.chunks, split(std::min<std::int64_t>(s.chunks, kMaxSplits)));
   s.chunk_splits = static_cast<int>(ceil_div(s.chunks, each));
   const std::int64_t groups = split(std::min<std::int64_t>(8, kMaxSplits / s.chunk_splits));
-  while (s.channel_splits * 2 <= groups) s.channel_splits *= 2;
+  while (s.channel_splits * 2 <= groups) {
+    s.channel_splits *= 2;
+    ++s.channel_split_bits;
+  }
+  s.resident_channels = static_cast<int>(ceil_div(s.channels, s.channel_splits));
   s.grid = static_cast<int>(std::min(s.items(), room));
 
   if (s.items() > INT32_MAX) {
@@ -90,27 +94,38 @@ Shape cut(const Plan& plan, bool dots) {
                        std::to_string(s.items()));
   }
 
-  std::size_t beside = dots ? static_cast<std::size_t>(s.rows) * kTile * sizeof(float) : 0;
-  if (s.hopper) {  // alignment, rings and their barriers
-    beside += 1024 + kRing * (static_cast<std::size_t>(s.rows * s.scale_bytes) + 16 + 16) + 16;
-  }
-  if (s.hopper && s.terms == 1 && dots) {
-    s.row_major = true;
-    s.x_buffers = each > kGroupChunks ? 2 : 1;
-    beside += static_cast<std::size_t>(s.x_buffers * x_buffer_bytes(s.rows));
-    beside -= static_cast<std::size_t>(s.rows) * kTile * sizeof(float) / 2;  // s is bf16, too
-  }
   const std::size_t shared =
       multiprocessor_shared / static_cast<std::size_t>(per_multiprocessor) - 1024;
   const auto block =
       static_cast<std::size_t>(s.hopper ? hopper_block_bytes(s.terms) : block_bytes(s.terms));
-  const std::int64_t blocks = each * ceil_div(s.channels, s.channel_splits);
-  const auto fit = static_cast<std::int64_t>((shared - beside) / block);
-  s.resident = s.items() <= s.grid && blocks <= fit;
-  s.slots = s.resident  ? static_cast<int>(blocks)
-            : !s.hopper ? kStages
-                        : static_cast<int>(std::min<std::int64_t>(kRing, fit));
-  if (s.hopper && !s.resident) s.ring = s.slots;
+  const std::int64_t blocks = each * s.resident_channels;
+  std::size_t beside = dots ? static_cast<std::size_t>(s.rows) * kTile * sizeof(float) : 0;
+  if (s.hopper && s.terms == 1 && dots) {
+    s.row_major = true;
+    s.x_buffers = each > kGroupChunks ? 2 : 1;
+    beside += static_cast<std::size_t>(s.x_buffers * x_buffer_bytes(s.rows));
+    beside -= static_cast<std::size_t>(s.rows) * kTile * sizeof(float);  // s is in registers
+  }
+  if (s.hopper) {
+    // Alignment, c of a group, barriers: what is left is for the weights.
+    const auto left = [&](int group_channels) {
+      return shared - beside - 1024 - static_cast<std::size_t>(hopper_barrier_bytes(kMostStages)) -
+             static_cast<std::size_t>(std::min(group_channels, s.channels) * s.rows *
+                                      s.scale_bytes);
+    };
+    const auto stage = block * static_cast<std::size_t>(hopper_stage_blocks(s.terms));
+    if (left(s.group_channels) / stage < 3) s.group_channels = 16;
+    const std::size_t room_for_weights = left(s.group_channels);
+    s.resident =
+        s.items() <= s.grid && blocks <= static_cast<std::int64_t>(room_for_weights / block);
+    s.ring = std::min(kMostStages, static_cast<int>(room_for_weights / stage));
+    s.slots = s.resident ? static_cast<int>(blocks) : s.ring * hopper_stage_blocks(s.terms);
+    beside = shared - room_for_weights;
+  } else {
+    s.resident = s.items() <= s.grid &&
+                 blocks <= static_cast<std::int64_t>((shared - beside) / block);
+    s.slots = s.resident ? static_cast<int>(blocks) : kStages;
+  }
   s.shared_bytes = static_cast<std::size_t>(s.slots) * block + beside;
   s.most_shared_bytes = shared;
   return s;

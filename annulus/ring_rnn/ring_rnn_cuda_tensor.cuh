@@ -47,7 +47,15 @@ inline constexpr int kGroupChunks = 2;
 __host__ __device__ constexpr int x_buffer_bytes(int rows) {
   return kGroupChunks * rows * kHopperDepth * 2;
 }
-inline constexpr int kRing = 12;  // blocks announced ahead of the multiplying warps (Hopper)
+// Hopper's ring of stages: at most so many bytes of weights ahead of the multiplying warps.
+template <int Terms>
+inline constexpr int kStageBlocks = Terms == 1 ? 2 : 1;
+inline constexpr int kMostStages = 6;
+constexpr int hopper_stage_blocks(int terms) { return terms == 1 ? 2 : 1; }
+// What a group of channels is, and barriers of the stages.
+__host__ __device__ constexpr int hopper_barrier_bytes(int stages) {
+  return (16 + (2 * stages + 3) * 8 + 15) / 16 * 16;
+}
 
 // Small networks in clusters of blocks (compute capability 9.0).
 inline constexpr int kClusterNeurons = 32;  // of a block
@@ -70,8 +78,11 @@ struct Shape {
   int mask_words = 1;      // of 32 channels each
   int slots = kStages;     // blocks of weights in shared memory
   bool resident = false;   // they are all that a block of threads ever needs
+  int resident_channels = 0;   // of a chunk, where they are
+  int channel_split_bits = 0;  // log2 of channel_splits
   bool hopper = false;     // wgmma and bulk copies
-  int ring = kRing;        // of announcements (Hopper)
+  int ring = 0;            // stages of weights on their way (Hopper)
+  int group_channels = 32;  // whose c lie in shared memory at once: 16 or 32 (Hopper)
   int scale_bytes = 4;     // of c as the multiplying warps take it: float, or Scale
   bool row_major = false;  // X lies in rows, not as fragments
   int x_buffers = 0;       // of X in shared memory
