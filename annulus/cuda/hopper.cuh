@@ -56,6 +56,33 @@ struct SharedBarrier {
   }
 };
 
+// A place in a ring of stages, and the parity of its barriers' phase.
+struct RingPlace {
+  int at = 0;
+  unsigned parity = 0;
+  __device__ __forceinline__ void next(int ring) {
+    if (++at == ring) {
+      at = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// A number that all lanes of a warp have, said in a way the compiler understands: what is made of it
+// then stays in uniform registers, where wgmma wants its descriptors, instead of being sent there by
+// two instructions for each. It helps only where the compiler knows that warps stay together: a loop
+// that it thinks lanes might leave one by one, anywhere before, undoes it.
+__device__ __forceinline__ std::uint32_t uniform(std::uint32_t v) {
+  return __reduce_or_sync(~0u, v);
+}
+__device__ __forceinline__ int uniform(int v) {
+  return static_cast<int>(uniform(static_cast<std::uint32_t>(v)));
+}
+// The warp's number in its block, likewise.
+__device__ __forceinline__ int uniform_warp() {
+  return __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+}
+
 // What threads wrote to shared memory, copy_async_16 included, before wgmma or the copy engine uses it.
 __device__ __forceinline__ void fence_shared_writes() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -94,9 +94,7 @@ struct Backward {
     if (loop.alpha_sums != nullptr)
       annulus::cuda::store<4>(sums, loop.alpha_sums + at(loop, row, col));
     annulus::cuda::store<4>(l, loop.state + at(loop, row, col));
-    if (loop.g != nullptr) {
-      annulus::cuda::store<4>(g, loop.g + t * shape.padded_b * shape.padded_n + at(loop, row, col));
-    }
+    if (loop.g != nullptr) store_g(loop, t, row, col, g);
     if (a.ddrive && row < a.B) {
       visit_narrow(loop.dtype, [&]<class T>() {
         store_row(static_cast<T*>(a.ddrive.data) + offset<T>(a.ddrive, row, t, col),

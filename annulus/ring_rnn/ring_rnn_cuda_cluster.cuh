@@ -114,11 +114,11 @@ class ClusterProducts {
       for (int term = Terms - 1; term >= 0; --term) {
         const Shape& s = loop_.shape;
         const std::int64_t row = first_row_ + j * 8 + (lane_ & 3) * 2;
-        const std::uint16_t* at =
-            loop_.states + ((term * s.T + time) * s.padded_b + row) * s.padded_n + neuron_;
+        const std::uint16_t* plane = loop_.states + term * s.T * s.padded_b * s.padded_n;
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const std::uint32_t bits = __ldg(at + (e & 1) * s.padded_n + (e >> 1) * 8);
+          const std::uint32_t bits =
+              __ldg(plane + state_at(s, time, row + (e & 1), neuron_ + (e >> 1) * 8));
           states_[j][e] += __uint_as_float(bits << 16);
         }
       }

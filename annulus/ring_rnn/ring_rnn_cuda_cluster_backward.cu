@@ -92,7 +92,7 @@ class BackwardElement {
       g = step.g;
       alpha_sum_ += step.moved;
     }
-    if (loop.g != nullptr) loop.g[t * shape.padded_b * shape.padded_n + at_] = g;
+    if (loop.g != nullptr) store_g<1>(loop, t, row_, col_, {g});
     if (a.ddrive && inside_) {
       visit_narrow(loop.dtype, [&]<class T>() { put<T>(a.ddrive, g, row_, t, col_); });
     }

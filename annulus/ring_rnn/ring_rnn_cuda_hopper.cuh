@@ -40,19 +40,6 @@ struct WarpRows {
   }
 };
 
-// A factor on pairs of bf16: the sum of two bf16, the second of which is often zero.
-__device__ __forceinline__ std::uint32_t scaled_pair(std::uint32_t pair, std::uint32_t c) {
-  const __nv_bfloat162 v = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&pair),
-                                   *reinterpret_cast<const __nv_bfloat162*>(&c));
-  return *reinterpret_cast<const std::uint32_t*>(&v);
-}
-__device__ __forceinline__ std::uint32_t scaled_pair(std::uint32_t pair, const Scale& c) {
-  const auto x = *reinterpret_cast<const __nv_bfloat162*>(&pair);
-  const __nv_bfloat162 v = __hfma2(x, *reinterpret_cast<const __nv_bfloat162*>(&c.high),
-                                   __hmul2(x, *reinterpret_cast<const __nv_bfloat162*>(&c.low)));
-  return *reinterpret_cast<const std::uint32_t*>(&v);
-}
-
 template <int Terms>
 __device__ __forceinline__ void multiply_block(const WarpRows<Terms>& f, std::uint32_t operand,
                                                float (&part)[32]) {
@@ -466,8 +453,7 @@ __global__ void __launch_bounds__((Groups + 1) * 128, 1)
     annulus::cuda::fence_barriers();
   }
   __syncthreads();
-  // Of lane 0, so that the compiler knows that warps stay together from here on.
-  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+  const int warp = annulus::cuda::uniform_warp();
   if (warp * 32 >= threads) {
     annulus::cuda::give_registers<Groups == 4 ? 32 : 40>();
     const int fetcher = warp - threads / 32;

@@ -1,14 +1,14 @@
 // The gradients of the weights for compute capability 9.0: what ring_rnn_cuda_dweights.cu computes,
 //   dV_k[i, j] = sum over (t, b) of (c_k g)[tb, i] s[tb, j]
 // by wgmma. A block of threads owns 64 i x 128 j of several channels at once: two groups of four
-// warps multiply, two or three channels each, and one more group fetches. g and s come from L2 once
+// warps multiply, two or three channels each, and one more thread fetches. g and s come from L2 once
 // for all of these channels; with a tile for each channel alone, L2 would be the limit. 64 i and not
 // 128, because g is f32 and s is not: twice the channels cost less than twice the rows of g.
 //
-// Rows tb come 32 at a time (a stretch, one stage of the ring in shared memory): s as it lies in
-// memory, as the right operand of wgmma; g as f32, or as bf16 where there is one term: with f32,
-// shared memory would be the limit. c is f32, and is multiplied onto g in f32 on the way into the
-// registers that are wgmma's left operand.
+// Rows tb come 32 at a time (a stretch, one stage of the ring in shared memory), laid out in memory as
+// they are needed here: s as the right operand of wgmma; g as f32, or as bf16 where there is one term:
+// with f32, shared memory would be the limit. c is multiplied onto g on the way into the registers that
+// are wgmma's left operand: in f32 or, with one term, as the sum of two bf16.
 //
 // What a channel's sum is does not depend on the other channels: rows are grouped by their place.
 // The blocks stay: while the multiplying warps write a tile out, the next one's rows are fetched.
@@ -72,46 +72,32 @@ struct Raw<false> {
   }
 };
 
-// ... and times c.
+// ... and times c, as the left operand of wgmma.
+__device__ __forceinline__ void scale(const Raw<true>& raw, const uint4& c, uint4 (&x)[1]) {
+  const Scale front{c.x, c.z}, back{c.y, c.w};  // of two tb each
+  x[0] = make_uint4(scaled_pair(raw.word.x, front), scaled_pair(raw.word.y, front),
+                    scaled_pair(raw.word.z, back), scaled_pair(raw.word.w, back));
+}
 template <int Terms>
-struct Values {
+__device__ __forceinline__ void scale(const Raw<false>& raw, const uint4& c, uint4 (&x)[Terms]) {
+  const float factor[4] = {__uint_as_float(c.x), __uint_as_float(c.y), __uint_as_float(c.z),
+                           __uint_as_float(c.w)};
   float v[4][2];  // [tb][i]
-
-  __device__ __forceinline__ Values(const Raw<true>& raw, const float4& c) {
-    const auto take = [](std::uint32_t word, float c0, float c1, float& low, float& high) {
-      // Volatile: unpacked afresh for every channel, which costs fewer registers than to keep it.
-      std::uint32_t shifted;
-      asm volatile("shl.b32 %0, %1, 16;" : "=r"(shifted) : "r"(word));
-      low = c0 * __uint_as_float(shifted);
-      high = c1 * __uint_as_float(word & 0xffff0000u);
-    };
-    take(raw.word.x, c.x, c.y, v[0][0], v[1][0]);
-    take(raw.word.y, c.x, c.y, v[0][1], v[1][1]);
-    take(raw.word.z, c.z, c.w, v[2][0], v[3][0]);
-    take(raw.word.w, c.z, c.w, v[2][1], v[3][1]);
-  }
-  __device__ __forceinline__ Values(const Raw<false>& raw, const float4& c) {
-    const float factor[4] = {c.x, c.y, c.z, c.w};
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      v[e][0] = factor[e] * raw.pair[e].x;
-      v[e][1] = factor[e] * raw.pair[e].y;
-    }
+  for (int e = 0; e < 4; ++e) {
+    v[e][0] = factor[e] * raw.pair[e].x;
+    v[e][1] = factor[e] * raw.pair[e].y;
   }
-
-  // As the left operand of wgmma.
-  __device__ __forceinline__ void split(uint4 (&x)[Terms]) const {
-    std::uint32_t word[4][Terms];
+  std::uint32_t word[4][Terms];
 #pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      annulus::cuda::split_pair<Terms>(v[(w >> 1) * 2][w & 1], v[(w >> 1) * 2 + 1][w & 1], word[w]);
-    }
-#pragma unroll
-    for (int term = 0; term < Terms; ++term) {
-      x[term] = make_uint4(word[0][term], word[1][term], word[2][term], word[3][term]);
-    }
+  for (int w = 0; w < 4; ++w) {
+    annulus::cuda::split_pair<Terms>(v[(w >> 1) * 2][w & 1], v[(w >> 1) * 2 + 1][w & 1], word[w]);
   }
-};
+#pragma unroll
+  for (int term = 0; term < Terms; ++term) {
+    x[term] = make_uint4(word[0][term], word[1][term], word[2][term], word[3][term]);
+  }
+}
 
 template <int Terms>
 __device__ __forceinline__ void keep_if(uint4 (&x)[Terms], bool keep) {
@@ -192,22 +178,25 @@ template <int Terms>
 struct Stage {
   using C = Cut<Terms>;
   const std::byte* g;
-  const float* c;         // of the thread's rows and the group's first channel
+  const uint4* c;         // of the thread's rows and the group's first channel
   std::uint32_t operand;  // the low word of s
   std::uint32_t bits;     // bit u kGroups: channel u of the group is not all zero
 
   __device__ __forceinline__ Stage(const Shared<Terms>& shared, const Multiplier& who, int at,
                                    std::uint32_t all_bits) {
     g = shared.g + at * C::kG;
-    c = shared.c + at * (C::kC / 4) + who.group * kRows + (who.lane & 3) * 4;
+    c = reinterpret_cast<const uint4*>(shared.c + at * C::kC + who.group * kStretchChannel) +
+        (who.lane & 3);
     operand = annulus::cuda::row_operand_low(shared.states + at * C::kStates, C::kBlock);
     bits = all_bits >> who.group;
+    // Said so with two terms, too, the compiler would have no room for wgmma.
+    if constexpr (Terms == 1) bits = annulus::cuda::uniform(bits);
   }
   __device__ __forceinline__ bool active(int u) const {
     return ((bits >> (u * C::kGroups)) & 1u) != 0;
   }
-  __device__ __forceinline__ const float4& c_of(int u, int step) const {
-    return *reinterpret_cast<const float4*>(c + u * C::kGroups * kRows + step * 16);
+  __device__ __forceinline__ const uint4& c_of(int u, int step) const {
+    return c[u * C::kGroups * (kStretchChannel / 16) + step * 4];
   }
 };
 
@@ -241,15 +230,14 @@ __device__ __forceinline__ void multiply_stage(const Stage<Terms>& stage, std::u
     const int first = unit % C::kEach;
     Raw<C::kNarrow> raw;
     raw.load(stage.g, who, step);
-    float4 c[kBatch<Terms>];
+    uint4 c[kBatch<Terms>];
 #pragma unroll
     for (int i = 0; i < kBatch<Terms>; ++i) c[i] = stage.c_of(first + i, step);
     annulus::cuda::wgmma_wait<0>();  // x is no longer read
     if (unit == 0) stage_before_is_done();
 #pragma unroll
     for (int i = 0; i < kBatch<Terms>; ++i) {
-      const Values<Terms> values(raw, c[i]);
-      values.split(x[i]);
+      scale(raw, c[i], x[i]);
       keep_if(x[i], stage.active(first + i));
     }
     annulus::cuda::wgmma_fence();
@@ -269,18 +257,13 @@ __device__ __forceinline__ void multiply_stage_rounding(const Stage<3>& stage,
                                                         const Multiplier& who,
                                                         float (&acc)[Cut<3>::kEach][64]) {
   using C = Cut<3>;
-  Raw<false> raw;
-  raw.load(stage.g, who, 0);
-  Values<3> values(raw, stage.c_of(0, 0));
 #pragma unroll
   for (int unit = 0; unit < 2 * C::kEach; ++unit) {
     const int u = unit % C::kEach;
+    Raw<false> raw;
+    raw.load(stage.g, who, unit / C::kEach);
     uint4 x[3];
-    values.split(x);
-    if (unit + 1 < 2 * C::kEach) {  // the next, while the tensor cores work
-      raw.load(stage.g, who, (unit + 1) / C::kEach);
-      values = Values<3>(raw, stage.c_of((unit + 1) % C::kEach, (unit + 1) / C::kEach));
-    }
+    scale(raw, stage.c_of(u, unit / C::kEach), x);
     if (stage.active(u)) {
       float part[64];
       annulus::cuda::wgmma_fence();
@@ -303,7 +286,7 @@ __device__ void multiply(const WeightGradients& a, const Shared<Terms>& shared) 
   constexpr std::uint32_t kOwn = (1u | 1u << C::kGroups | 1u << 2 * C::kGroups) &
                                  ((1u << C::kChannels) - 1);  // channels of a group
   const auto items = static_cast<unsigned>(items_of<Terms>(a));
-  RingPlace<C::kStages> ring;
+  annulus::cuda::RingPlace ring;
   const auto release = [&](int stage) {
     __syncwarp();
     if (who.lane == 0 && stage >= 0) shared.empty[stage].arrive();
@@ -316,8 +299,7 @@ __device__ void multiply(const WeightGradients& a, const Shared<Terms>& shared) 
     while (true) {
       const int at = ring.at;
       shared.full[at].wait(ring.parity);
-      ring.next();
-      // The same for all lanes, and the compiler should know it.
+      ring.next(C::kStages);
       const std::uint32_t bits = __shfl_sync(~0u, shared.bits[at], 0);
       const Stage<Terms> stage(shared, who, at, bits);
       if ((stage.bits & kOwn) == 0) {
@@ -328,7 +310,6 @@ __device__ void multiply(const WeightGradients& a, const Shared<Terms>& shared) 
         if (bits == 0) break;
         continue;
       }
-      annulus::cuda::fence_shared_writes();
       if constexpr (Terms == 3) {
         multiply_stage_rounding(stage, who, acc);
         release(at);
@@ -359,7 +340,7 @@ __global__ void __launch_bounds__(Cut<Terms>::kThreads, 1)
   const Shared<Terms> shared(shared_bytes);
   if (threadIdx.x == 0) {
     for (int i = 0; i < C::kStages; ++i) {
-      shared.full[i].init(2 * kFetching);
+      shared.full[i].init(1);
       shared.empty[i].init(C::kGroups * 4);
     }
     annulus::cuda::fence_barriers();
@@ -369,9 +350,9 @@ __global__ void __launch_bounds__(Cut<Terms>::kThreads, 1)
   }
   annulus::cuda::fence_shared_writes();
   __syncthreads();
-  if (threadIdx.x >= C::kGroups * 128) {
+  if (annulus::cuda::uniform_warp() >= C::kGroups * 4) {
     annulus::cuda::give_registers<kFetchRegisters>();
-    fetch<Terms>(a, shared);
+    if (threadIdx.x == C::kGroups * 128) fetch<Terms>(a, shared);
   } else {
     annulus::cuda::take_registers<kMultiplyRegisters>();
     multiply<Terms>(a, shared);

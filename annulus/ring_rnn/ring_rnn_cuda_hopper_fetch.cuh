@@ -24,18 +24,6 @@ struct alignas(8) ChannelGroup {
   std::uint32_t channels, two_terms;
 };
 
-// A place in a ring, and the parity of its barriers' phase.
-struct RingPlace {
-  int at = 0;
-  unsigned parity = 0;
-  __device__ __forceinline__ void next(int ring) {
-    if (++at == ring) {
-      at = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 // Shared memory, front to back. The weights come first: they must be aligned to 1024 bytes.
 template <int Terms>
 struct HopperShared {
@@ -226,22 +214,12 @@ class Fetcher {
   const HopperShared<Terms>& shared_;
   int fetcher_;
   int turn_ = 0;
-  RingPlace stage_, group_;
+  annulus::cuda::RingPlace stage_, group_;
 };
 
-// A number that all lanes of the warp have, said in a way the compiler understands: what is made of it
-// then stays in uniform registers, where wgmma wants its descriptors, instead of being sent there by
-// two instructions each. (B 256, N 1024, K 16 on an H200: a warp's pair of blocks takes 165 instructions
-// without.)
-__device__ __forceinline__ int uniform(int v) {
-  return static_cast<int>(__reduce_or_sync(~0u, static_cast<unsigned>(v)));
-}
-__device__ __forceinline__ std::uint32_t uniform(std::uint32_t v) {
-  return __reduce_or_sync(~0u, v);
-}
 __device__ __forceinline__ Place uniform(Place p) {
-  p.first_chunk = uniform(p.first_chunk);
-  p.last_chunk = uniform(p.last_chunk);
+  p.first_chunk = annulus::cuda::uniform(p.first_chunk);
+  p.last_chunk = annulus::cuda::uniform(p.last_chunk);
   return p;
 }
 
@@ -254,10 +232,10 @@ class Supply {
   __device__ __forceinline__ ChannelGroup enter_group() {
     shared_.group_full->wait(group_.parity);
     group_.next(1);
-    stage_.at = uniform(stage_.at);
-    stage_.parity = uniform(stage_.parity);
+    stage_.at = annulus::cuda::uniform(stage_.at);
+    stage_.parity = annulus::cuda::uniform(stage_.parity);
     const ChannelGroup group = *shared_.group;
-    return {uniform(group.channels), uniform(group.two_terms)};
+    return {annulus::cuda::uniform(group.channels), annulus::cuda::uniform(group.two_terms)};
   }
   // The warp needs nothing of the group any more.
   __device__ __forceinline__ void leave_group() const { arrive(shared_.group_empty); }
@@ -306,7 +284,7 @@ class Supply {
 
   const Shape& s_;
   const HopperShared<Terms>& shared_;
-  RingPlace stage_, group_;
+  annulus::cuda::RingPlace stage_, group_;
 };
 #endif  // ANNULUS_DEVICE_HOPPER
 

@@ -6,7 +6,7 @@
 #include "annulus/cuda/mma.cuh"
 #include "annulus/cuda/reduce.cuh"
 #include "annulus/cuda/vec.cuh"
-#include "annulus/ring_rnn/ring_rnn_cuda_tensor.cuh"
+#include "annulus/ring_rnn/ring_rnn_cuda_stretch.cuh"
 
 namespace annulus::ring::cuda::tensor {
 
@@ -52,11 +52,11 @@ __device__ __forceinline__ float* dots_of(const Loop& loop, std::int64_t time, c
 __device__ __forceinline__ uint2 state_words(const Loop& loop, std::int64_t time, std::int64_t row,
                                              int col, int term) {
   const Shape& s = loop.shape;
-  const std::int64_t plane = s.T * s.padded_b * s.padded_n;
-  const std::uint16_t* at =
-      loop.states + term * plane + (time * s.padded_b + row) * s.padded_n + col;
-  return make_uint2(__ldg(reinterpret_cast<const std::uint32_t*>(at)),
-                    __ldg(reinterpret_cast<const std::uint32_t*>(at + 8 * s.padded_n)));
+  const std::uint16_t* plane = loop.states + term * s.T * s.padded_b * s.padded_n;
+  const auto word = [&](std::int64_t r) {
+    return __ldg(reinterpret_cast<const std::uint32_t*>(plane + state_at(s, time, r, col)));
+  };
+  return make_uint2(word(row), word(row + 8));
 }
 __device__ __forceinline__ float4 quad_of(std::uint32_t low, std::uint32_t high) {
   return make_float4(__uint_as_float(low << 16), __uint_as_float(low & 0xffff0000u),

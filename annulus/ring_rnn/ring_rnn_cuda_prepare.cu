@@ -2,7 +2,7 @@
 // channels that are not zero, the states before each step as terms (backward), the barriers' counters.
 #include "annulus/cuda/check.h"
 #include "annulus/cuda/launch.h"
-#include "annulus/ring_rnn/ring_rnn_cuda_tensor.cuh"
+#include "annulus/ring_rnn/ring_rnn_cuda_stretch.cuh"
 
 #include "annulus/core/checked.h"
 #include "annulus/cuda/mma.cuh"
@@ -183,7 +183,10 @@ __device__ __forceinline__ void coefficients(const Prepare& p, std::int64_t task
         const int k = first + i;
         if (k >= last) break;
         const std::int64_t at = (t * s.channels + k) * s.padded_b + b;
-        if (inside) p.c[at] = c[i];
+        if (inside) {
+          p.c[at] = c[i];
+          if (p.stretch_c != nullptr) store_stretch_c(s, p.stretch_c, t, b, k, c[i]);
+        }
         bits |= static_cast<std::uint32_t>(__any_sync(~0u, c[i] != 0)) << (k & 31);
         if (p.scales == nullptr) continue;
         __nv_bfloat16 term[2];
@@ -230,11 +233,11 @@ __device__ __forceinline__ void state_terms(const Prepare& p, std::int64_t index
   std::uint32_t low[Terms], high[Terms];
   annulus::cuda::split_pair<Terms>(v[0], v[1], low);
   annulus::cuda::split_pair<Terms>(v[2], v[3], high);
-  const std::int64_t plane = s.T * s.padded_b * quads;
+  const std::int64_t plane = s.T * s.padded_b * s.padded_n;
+  std::uint16_t* to = p.states + state_at(s, t, b, static_cast<int>(col));
 #pragma unroll
   for (int term = 0; term < Terms; ++term) {
-    reinterpret_cast<uint2*>(p.states)[term * plane + row * quads + col / 4] =
-        make_uint2(low[term], high[term]);
+    *reinterpret_cast<uint2*>(to + term * plane) = make_uint2(low[term], high[term]);
   }
 }
 

@@ -8,6 +8,7 @@
 #include "annulus/cuda/check.h"
 #include "annulus/cuda/one_graph.h"
 #include "annulus/ring_rnn/ring_rnn_cuda_cluster.cuh"
+#include "annulus/ring_rnn/ring_rnn_cuda_stretch.cuh"
 
 namespace annulus::ring::cuda::tensor {
 
@@ -204,6 +205,7 @@ struct BackwardScratch {
   uint4* weights = nullptr;
   Coefficients coefficients{};
   std::uint32_t* active_rows = nullptr;
+  std::uint32_t* stretch_c = nullptr;
   std::uint16_t* states = nullptr;
   float* parts = nullptr;
   // With checkpoints: the forward loop again, and y of a stretch of steps.
@@ -242,7 +244,8 @@ BackwardScratch take_backward(Carver& scratch, const Plan& plan, const Shape& s,
     b.states = scratch.take<std::uint16_t>(s.terms * s.T * plane);
   }
   if (plan.needs_dweights()) {
-    b.loop.g = scratch.take<float>(s.T * plane);
+    b.loop.g = scratch.take<std::byte>(g_bytes(s));
+    if (s.hopper) b.stretch_c = scratch.take<std::uint32_t>(stretch_c_words(s));
     b.active_rows = scratch.take<std::uint32_t>(s.T * (s.padded_b / 32) * s.mask_words);
     const int splits = depth_splits_for(plan, s);
     const std::int64_t side = round_up(plan.N, kSide);
@@ -420,6 +423,7 @@ void backward(const Plan& plan, Context& context) {
   p.all_channels = dots;
   p.states = b.states;
   p.active_rows = b.active_rows;
+  p.stretch_c = b.stretch_c;
   p.slice_counters = b.loop.slice_counters;
 
   Loop& loop = b.loop;
@@ -445,6 +449,7 @@ void backward(const Plan& plan, Context& context) {
   if (plan.needs_dweights()) {
     w.g = loop.g;
     w.c = loop.c;
+    w.stretch_c = b.stretch_c;
     w.active_rows = b.active_rows;
     w.states = b.states;
     w.parts = b.parts;

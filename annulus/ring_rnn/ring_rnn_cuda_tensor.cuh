@@ -17,6 +17,7 @@
 // change no bit.
 #pragma once
 
+#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include <cstddef>
@@ -112,7 +113,7 @@ inline std::int64_t weight_bytes(const Shape& s) {
 // Parts of a step. kBegin makes the X of the first.
 inline constexpr unsigned kBegin = 1, kMultiply = 2, kFinish = 4;
 
-// c as a factor of pairs of bf16: the sum of two bf16, each twice in a word.
+// A factor of pairs of bf16, the sum of two pairs.
 struct alignas(8) Scale {
   std::uint32_t high, low;
 };
@@ -137,7 +138,7 @@ struct Loop {
   float* vectors = nullptr;      // [T][row part][padded_b][2]: of the population vector, or not
 
   // Backward.
-  float* g = nullptr;     // [T][padded_b][padded_n]
+  void* g = nullptr;      // of all steps: see ring_rnn_cuda_stretch.cuh
   float* dots = nullptr;  // [T][tile * splits * dot_parts][channel][padded_b]: parts of s . u_k
   float* alpha_sums = nullptr;  // [padded_b][padded_n]: l (F(y) - s), summed over steps
   float* reset_sums = nullptr;  // [padded_b][padded_n]: l of the steps that began with a reset
@@ -146,7 +147,7 @@ struct Loop {
   static constexpr int kSlices = 32;      // of the sums that are single numbers: dJ0, dJ1, dalpha
   double* slice_sums = nullptr;           // [3][kSlices]
   unsigned* slice_counters = nullptr;     // [3], zero before the last launch
-  const std::uint16_t* states = nullptr;  // [term][T][padded_b][padded_n]: s_t
+  const std::uint16_t* states = nullptr;  // [term]: s_t of all steps, by state_at()
   const float* y = nullptr;               // of steps y_first.., [.][B][N]: saved, or computed again
   std::int64_t y_first = 0;
   std::int64_t y_stride[3] = {};
@@ -182,7 +183,8 @@ struct Prepare {
   Scale* scales = nullptr;
   std::uint32_t* two_terms = nullptr;
   std::uint32_t* active_rows = nullptr;  // [T][padded_b / 32][mask_words]
-  std::uint16_t* states = nullptr;       // [term][T][padded_b][padded_n]: s_t
+  std::uint16_t* states = nullptr;       // [term]: s_t of all steps, by state_at()
+  std::uint32_t* stretch_c = nullptr;    // c again, by store_stretch_c()
   unsigned* counters = nullptr;
   std::int64_t counter_count = 0;
   unsigned* slice_counters = nullptr;
@@ -196,8 +198,9 @@ struct WeightGradients {
   Args args;
   Shape shape;
   DType dtype = DType::kF32;
-  const float* g = nullptr;
+  const void* g = nullptr;
   const float* c = nullptr;
+  const std::uint32_t* stretch_c = nullptr;
   const std::uint32_t* active_rows = nullptr;
   const std::uint16_t* states = nullptr;
   float* parts = nullptr;  // [split of the depth][channel][128 sides][128 sides]
@@ -266,6 +269,19 @@ __device__ __forceinline__ void visit_narrow(DType dtype, F&& f) {
     default:
       f.template operator()<float>();
   }
+}
+
+// A pair of bf16 times c.
+__device__ __forceinline__ std::uint32_t scaled_pair(std::uint32_t pair, std::uint32_t c) {
+  const __nv_bfloat162 v = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&pair),
+                                   *reinterpret_cast<const __nv_bfloat162*>(&c));
+  return *reinterpret_cast<const std::uint32_t*>(&v);
+}
+__device__ __forceinline__ std::uint32_t scaled_pair(std::uint32_t pair, const Scale& c) {
+  const auto x = *reinterpret_cast<const __nv_bfloat162*>(&pair);
+  const __nv_bfloat162 v = __hfma2(x, *reinterpret_cast<const __nv_bfloat162*>(&c.high),
+                                   __hmul2(x, *reinterpret_cast<const __nv_bfloat162*>(&c.low)));
+  return *reinterpret_cast<const std::uint32_t*>(&v);
 }
 
 // Where a pair of columns (col even) of a row of X lies, in words.
