@@ -119,6 +119,11 @@ __device__ __forceinline__ void copy_bulk(void* shared, const void* global, unsi
       : "memory");
 }
 
+// To L2, for what will be read later; multiples of 16 bytes, aligned to 16.
+__device__ __forceinline__ void prefetch_bulk(const void* global, unsigned bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes));
+}
+
 // A group of four warps leaves registers to the block's others, or takes what was left.
 template <int Registers>
 __device__ __forceinline__ void give_registers() {

@@ -134,6 +134,27 @@ struct Backward {
     make_g(loop, t, row, col / kTile, col, open, alpha, l, v);
   }
 
+  // What the end of step t reads of a row from column `col` on, for prefetch_ends().
+  static __device__ __forceinline__ void prefetch(const Loop& loop, std::int64_t t,
+                                                  std::int64_t row, int col) {
+    const Args& a = loop.args;
+    if (row >= a.B || col >= a.N || t == 0) return;
+    visit_narrow(loop.dtype, [&]<class T>() {
+      if (a.dout) {
+        prefetch_row(static_cast<const T*>(a.dout.data) + offset<T>(a.dout, row, t - 1, col),
+                     a.dout.stride[2]);
+      }
+      if (t <= loop.leave_at) return;
+      prefetch_row(loop.y + (t - 1 - loop.y_first) * loop.y_stride[0] + row * loop.y_stride[1] +
+                       col * loop.y_stride[2],
+                   loop.y_stride[2]);
+      if (t > 1 && (loop.alpha_sums != nullptr || loop.s_sums != nullptr)) {
+        prefetch_row(static_cast<const T*>(a.out.data) + offset<T>(a.out, row, t - 2, col),
+                     a.out.stride[2]);
+      }
+    });
+  }
+
   // What the end of a step is made of besides the product, of four columns.
   struct Ahead {
     float l[4], alpha[4], dout[4];

@@ -146,6 +146,17 @@ struct Forward {
     held(loop, row, col) = make_float4(v[0], v[1], v[2], v[3]);
   }
 
+  // What the end of step t reads of a row from column `col` on, for prefetch_ends().
+  static __device__ __forceinline__ void prefetch(const Loop& loop, std::int64_t t,
+                                                  std::int64_t row, int col) {
+    const Args& a = loop.args;
+    if (!a.drive || row >= a.B || col >= a.N) return;
+    visit_narrow(loop.dtype, [&]<class T>() {
+      prefetch_row(static_cast<const T*>(a.drive.data) + offset<T>(a.drive, row, t, col),
+                   a.drive.stride[2]);
+    });
+  }
+
   using Ahead = ForwardStep<4>;
   static __device__ __forceinline__ Ahead ahead(const Loop& loop, std::int64_t t, std::int64_t row,
                                                 int col) {

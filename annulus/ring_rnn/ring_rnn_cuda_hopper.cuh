@@ -155,8 +155,16 @@ __device__ __forceinline__ RowStates<Terms> load_states(const Loop& loop,
   const int col = p.tile * kTile + (who.lane & 3) * 2;
   RowStates<Terms> states;
   if constexpr (Terms == 1) {
+    // As state_words() would find them; the pieces of eight columns are swapped by the row's place.
+    const Shape& s = loop.shape;
+    const auto word = [&](std::int64_t r, int i) {
+      const int k = stretch_position(static_cast<int>(r) & (kStretch - 1));
+      return __ldg(reinterpret_cast<const std::uint32_t*>(
+          loop.states + time * s.padded_b * s.padded_n + stretch_block(s, r, p.tile * kTile) +
+          k * kTile + (i ^ (k & 7)) * 8 + (who.lane & 3) * 2));
+    };
 #pragma unroll
-    for (int i = 0; i < 8; ++i) states.words[i] = state_words(loop, time, row, col + i * 8, 0);
+    for (int i = 0; i < 8; ++i) states.words[i] = make_uint2(word(row, i), word(row + 8, i));
   } else {
     states.tile = shared.s_tile;
     states.threads = who.threads;
@@ -291,7 +299,8 @@ __device__ __forceinline__ void multiply_groups(const Loop& loop, const HopperSh
       } else {
         x.wait<0>();
       }
-      const std::uint32_t rows[kGroupChunks] = {x.operand(buffer, 0), x.operand(buffer, 1)};
+      const std::uint32_t rows[kGroupChunks] = {annulus::cuda::uniform(x.operand(buffer, 0)),
+                                                annulus::cuda::uniform(x.operand(buffer, 1))};
       const bool two = chunk + 1 < p.last_chunk;
       const bool last = chunk + kGroupChunks >= p.last_chunk;
       int i = 0;
@@ -450,6 +459,7 @@ __global__ void __launch_bounds__((Groups + 1) * 128, 1)
     shared.group_full->init(1);
     shared.group_empty->init(static_cast<unsigned>(threads / 32));
     shared.resident->init(1);
+    *shared.begun = 0;
     annulus::cuda::fence_barriers();
   }
   __syncthreads();
@@ -460,6 +470,7 @@ __global__ void __launch_bounds__((Groups + 1) * 128, 1)
     if ((loop.phases & kMultiply) && (threadIdx.x & 31) == 0 && fetcher < kFetchers) {
       Fetcher<Terms, Direction>(loop, shared, fetcher).run();
     }
+    if (loop.together && fetcher == kFetchers) prefetch_ends<Terms, Direction>(loop, shared);
     return;
   }
   annulus::cuda::take_registers<Groups == 4 ? 112 : 232>();
@@ -474,6 +485,7 @@ __global__ void __launch_bounds__((Groups + 1) * 128, 1)
   for (std::int64_t step = loop.first; step < loop.last; ++step) {
     const std::int64_t time = Direction::kBackward ? loop.last - 1 - (step - loop.first) : step;
     const int parity = Direction::parity(loop, time);
+    if (threadIdx.x == 0) *shared.begun = static_cast<int>(step - loop.first) + 1;
     if (loop.phases & kMultiply) {
       multiply_items<Terms, Direction>(loop, shared, time, parity, supply);
     }

@@ -33,6 +33,7 @@ struct HopperShared {
   std::byte* x;         // [buffer][rows / 64][chunk of the turn][64 rows][64 m], swizzled
   std::byte* c;         // [channel of the group][rows]: float, or Scale
   ChannelGroup* group;  // the one that is multiplied
+  volatile int* begun;  // steps
   float4* s_tile;       // [8][threads], with more than one term
   annulus::cuda::SharedBarrier *full, *empty;              // [ring], of stages
   annulus::cuda::SharedBarrier *group_full, *group_empty;  // of `c` and `group`
@@ -44,6 +45,7 @@ struct HopperShared {
     c = x + s.x_buffers * x_buffer_bytes(s.rows);
     std::byte* at = c + min(s.group_channels, s.channels) * s.rows * s.scale_bytes;
     group = reinterpret_cast<ChannelGroup*>(at);
+    begun = reinterpret_cast<volatile int*>(at + 8);
     full = reinterpret_cast<annulus::cuda::SharedBarrier*>(at + 16);
     empty = full + s.ring;
     group_full = empty + s.ring;
@@ -221,6 +223,39 @@ __device__ __forceinline__ Place uniform(Place p) {
   p.first_chunk = annulus::cuda::uniform(p.first_chunk);
   p.last_chunk = annulus::cuda::uniform(p.last_chunk);
   return p;
+}
+
+// A warp that, while the others multiply, sees to it that what the end of the step reads has come from
+// memory to L2, and s of the next step, too: nothing of it depends on the step before. It goes by the
+// steps that have begun, and nobody waits for it.
+template <int Terms, class Direction>
+__device__ void prefetch_ends(const Loop& loop, const HopperShared<Terms>& shared) {
+  const Shape& s = loop.shape;
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  for (std::int64_t step = loop.first; step < loop.last; ++step) {
+    const std::int64_t time = Direction::kBackward ? loop.last - 1 - (step - loop.first) : step;
+    while (*shared.begun <= step - loop.first) __nanosleep(256);
+    for (std::int64_t item = blockIdx.x; item < s.items(); item += gridDim.x) {
+      const Place p = place_of(s, item);
+      const std::int64_t first_row = static_cast<std::int64_t>(p.batch_tile) * s.rows;
+      if (Direction::kDots && time > loop.first) {
+        const int stretches = s.rows / kStretch;
+        for (int i = lane; i < stretches * Terms; i += 32) {
+          const std::int64_t plane = s.T * s.padded_b * s.padded_n;
+          const std::int64_t row = first_row + i % stretches * kStretch;
+          annulus::cuda::prefetch_bulk(
+              loop.states + i / stretches * plane + (time - 1) * s.padded_b * s.padded_n +
+                  stretch_block(s, row, p.tile * kTile),
+              kStretchNarrow);
+        }
+      }
+      // Two lanes a row, half of its columns each.
+      const RowShare share(s, p);
+      for (int r = share.first + (lane >> 1); r < share.last; r += 16) {
+        Direction::prefetch(loop, time, first_row + r, p.tile * kTile + (lane & 1) * (kTile / 2));
+      }
+    }
+  }
 }
 
 // The other side: a multiplying warp's view of groups and stages.

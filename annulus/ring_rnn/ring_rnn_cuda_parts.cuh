@@ -118,6 +118,12 @@ __device__ __forceinline__ void load_row(const T* from, std::int64_t stride, int
   for (int e = 0; e < Columns; ++e) v[e] = e < count ? static_cast<float>(from[e * stride]) : 0.0f;
 }
 
+// The first numbers of a row, to L2; rows that are no neighbours in memory are left where they are.
+template <class T>
+__device__ __forceinline__ void prefetch_row(const T* from, std::int64_t stride) {
+  if (stride == 1) asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
 // Sixteen lanes hold a row, four columns each.
 __device__ __forceinline__ float sum_row(float v) { return annulus::cuda::warp_sum<16>(v); }
 
@@ -160,6 +166,18 @@ __device__ __forceinline__ void publish(const Loop& loop, std::int64_t row, int 
   }
 }
 
+// The rows of a tile that the blocks of a split finish: whole pairs.
+struct RowShare {
+  int first, last;
+
+  __device__ RowShare(const Shape& s, const Place& p) {
+    const int each = (s.rows + s.splits() - 1) / s.splits();
+    const int even = (each + 1) / 2 * 2;
+    first = min(p.split * even, s.rows);
+    last = min(first + even, s.rows);
+  }
+};
+
 // The rows that a warp finishes, two at a time, over all items of its block: those of the split, a
 // half of the warp each. Both halves are always there, so that warps stay together, and the compiler
 // knows it.
@@ -193,12 +211,11 @@ class RowWalk {
 
  private:
   __device__ void enter() {
-    const int each = (s_.rows + s_.splits() - 1) / s_.splits();
-    const int even = (each + 1) / 2 * 2;  // whole warps
     for (; item_ < s_.items(); item_ += gridDim.x) {
       place_ = place_of(s_, item_);
-      last_ = min((place_.split + 1) * even, s_.rows);
-      pair_ = place_.split * even + warp_ * 2;
+      const RowShare share(s_, place_);
+      last_ = share.last;
+      pair_ = share.first + warp_ * 2;
       if (pair_ < last_) return;
     }
   }
