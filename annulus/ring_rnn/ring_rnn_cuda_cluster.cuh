@@ -34,13 +34,13 @@ constexpr int held_channels(int terms) { return 12 / terms / 2 * 2; }
 // Shared memory, front to back, of one block.
 template <int Terms, int Samples>
 struct ClusterShared {
-  uint4* weights;         // [slot][tile][warp][lane]
-  std::uint16_t* x;       // [2][term][depth / 16][sample][16]
-  float* c;               // [2][kStagedChannels][sample]
-  std::uint32_t* active;  // [2][kStagedChannels / 32]: channels that are not all zero
-  float* parts;           // [depth warp][sample][kPitch]
-  float* sums;            // [2][block][sample]: of X over a block's neurons
-  float* dots;            // [warp][channel][sample]
+  uint4* weights;        // [slot][tile][warp][lane]
+  std::uint16_t* x;      // [2][term][depth / 16][sample][16]
+  float* c;              // [2][kStagedChannels][sample]
+  std::uint8_t* active;  // [2][kStagedChannels]: channels that are not all zero
+  float* parts;          // [depth warp][sample][kPitch]
+  float* sums;           // [2][block][sample]: of X over a block's neurons
+  float* dots;           // [warp][channel][sample]
 
   __device__ ClusterShared(std::byte* base, const Shape& s) {
     const auto take = [&](std::int64_t bytes) {
@@ -53,7 +53,7 @@ struct ClusterShared {
     c = reinterpret_cast<float*>(take(2 * kStagedChannels * Samples * 4));
     parts = reinterpret_cast<float*>(take(kDepthWarps * Samples * kPitch * 4));
     sums = reinterpret_cast<float*>(take(2 * kMostBlocks * Samples * 4));
-    active = reinterpret_cast<std::uint32_t*>(take(2 * kStagedChannels / 32 * 4));
+    active = reinterpret_cast<std::uint8_t*>(take(2 * kStagedChannels));
     dots = reinterpret_cast<float*>(base);
   }
 };
@@ -93,6 +93,10 @@ class ClusterProducts {
     deep_tiles_ = s.padded_n / 16;
     deep_ = warp_ >> 1;
     neuron_ = rank * kClusterNeurons + (warp_ & 1) * 16 + (lane_ >> 2);
+    if (loop.weights == nullptr) {
+      visit_narrow(loop.dtype, [&]<class T>() { load_weights<T>(); });
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
 #pragma unroll
@@ -125,13 +129,15 @@ class ClusterProducts {
     }
   }
 
-  // Adds the channels from `first` on that are staged, and leaves the parts of their dots.
+  // Adds the channels from `first` on that are staged, and leaves the parts of their dots, for which no
+  // channel is left out.
   template <bool Dots>
-  __device__ void add(const float* c, uint2 active, int parity, int first) {
+  __device__ void add(const float* c, std::uint64_t active, int parity, int first) {
     const Shape& s = loop_.shape;
     const int last = min(s.channels, first + kStagedChannels);
-    const std::uint64_t mask = active.x | static_cast<std::uint64_t>(active.y) << 32;
-    const bool all = mask == ~std::uint64_t{0} >> (kStagedChannels - (last - first));
+    const std::uint64_t everyone = ~std::uint64_t{0} >> (kStagedChannels - (last - first));
+    const std::uint64_t mask = Dots ? everyone : active;
+    const bool all = mask == everyone;
     load_x(parity);
     c += (lane_ & 3) * 2 - first * Samples;
     const auto pair = [&]<bool Ask>(int i, auto&& tile_of) {
@@ -247,6 +253,66 @@ class ClusterProducts {
   }
   __device__ uint4* slot(int i, int tile) const {
     return shared_.weights + (((i - kHeld) * Terms + tile) * kClusterWarps + warp_) * 32 + lane_;
+  }
+
+  // Forward: the weights as the call has them, a few channels at a time, all on their way before the
+  // first is used. There is room for all of them.
+  template <class T>
+  __device__ __forceinline__ void load_weights() {
+    constexpr int kAtOnce = Terms == 1 ? 4 : 2;
+    static_assert(kHeld % kAtOnce == 0);
+    const Args& a = loop_.args;
+    const int m = deep_ * 16 + (lane_ & 3) * 4;
+    const int count = deep_ < deep_tiles_ ? columns_of<4>(a.N, m) : 0;
+    float v[kAtOnce][2][4];
+    const auto load = [&](int i, float(&rows)[2][4]) {
+      const bool own = i == 0;
+      const T* from = own ? static_cast<const T*>(a.Wo.data)
+                          : static_cast<const T*>(a.Wa.data) + (i - 1) * a.Wa.stride[0];
+      const std::int64_t stride_n = own ? a.Wo.stride[0] : a.Wa.stride[1];
+      const std::int64_t stride_m = own ? a.Wo.stride[1] : a.Wa.stride[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const std::int64_t n = neuron_ + half * 8;
+        load_row(from + n * stride_n + m * stride_m, stride_m,
+                 i < loop_.shape.channels && n < a.N ? count : 0, rows[half]);
+      }
+    };
+    const auto tile = [](const float(&rows)[2][4], uint4(&to)[Terms]) {
+      std::uint32_t word[2][2][Terms];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int pair = 0; pair < 2; ++pair) {
+          annulus::cuda::split_pair<Terms>(rows[half][2 * pair], rows[half][2 * pair + 1],
+                                           word[half][pair]);
+        }
+      }
+#pragma unroll
+      for (int term = 0; term < Terms; ++term) {
+        to[term] =
+            make_uint4(word[0][0][term], word[1][0][term], word[0][1][term], word[1][1][term]);
+      }
+    };
+#pragma unroll
+    for (int first = 0; first < kHeld; first += kAtOnce) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) load(first + i, v[i]);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) tile(v[i], held_[first + i]);
+    }
+    for (int first = kHeld; first < loop_.shape.channels; first += kAtOnce) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) load(first + i, v[i]);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i >= loop_.shape.channels) break;
+        uint4 terms[Terms];
+        tile(v[i], terms);
+#pragma unroll
+        for (int term = 0; term < Terms; ++term) *slot(first + i, term) = terms[term];
+      }
+    }
   }
 
   // A tile of channel i, as left operand. The depth is taken in another order
@@ -375,30 +441,31 @@ __global__ void __launch_bounds__(kClusterThreads, 1)
   const auto time_of = [&](std::int64_t step) {
     return Element::kBackward ? loop.last - 1 - (step - loop.first) : step;
   };
-  // c of a step: numbers `thread`, `thread` + 512, ... of the staged channels. Two threads take their
-  // masks, too.
+  // c of a step: numbers `thread`, `thread` + 512, ... of the staged channels. The forward reads them
+  // where the call has them: it needs nothing prepared.
   constexpr int kEach = kStagedChannels * Samples / kClusterThreads;
-  constexpr int kMasks = kStagedChannels / 32;
   struct Staged {
     float c[kEach];
-    std::uint32_t active;
   };
   constexpr int kApart = kClusterThreads / Samples;  // channels between a thread's numbers
-  const float* const c_at = loop.c + thread / Samples * s.padded_b + first_row + thread % Samples;
-  const std::int64_t c_stride = s.channels * s.padded_b;
-  const std::uint32_t* const active_at = loop.active + first_row / s.rows * s.mask_words + thread;
-  const std::int64_t active_stride = static_cast<std::int64_t>(s.batch_tiles) * s.mask_words;
+  const std::int64_t c_row = first_row + thread % Samples;
   const auto load_staged = [&](std::int64_t time, int first) {
     Staged staged = {};
-    const float* from = c_at + time * c_stride + first * s.padded_b;
+    const int channel = first + thread / Samples;
+    if constexpr (Element::kBackward) {
+      const float* from = loop.c + (time * s.channels + channel) * s.padded_b + c_row;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      if (first + thread / Samples + i * kApart < s.channels) {
-        staged.c[i] = __ldg(from + i * kApart * s.padded_b);
+      for (int i = 0; i < kEach; ++i) {
+        if (channel + i * kApart < s.channels) staged.c[i] = __ldg(from + i * kApart * s.padded_b);
       }
-    }
-    if (thread < kMasks && first / 32 + thread < s.mask_words) {
-      staged.active = __ldg(active_at + time * active_stride + first / 32);
+    } else if (c_row < s.B) {
+      visit_narrow(loop.dtype, [&]<class T>() {
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+          const int k = channel + i * kApart;
+          if (k < s.channels) staged.c[i] = coefficient<T>(loop.args, c_row, time, k);
+        }
+      });
     }
     return staged;
   };
@@ -406,8 +473,12 @@ __global__ void __launch_bounds__(kClusterThreads, 1)
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       shared.c[parity * kStagedChannels * Samples + thread + i * kClusterThreads] = staged.c[i];
+      const unsigned any = __ballot_sync(~0u, staged.c[i] != 0) >> lane;
+      if (lane % Samples == 0) {
+        shared.active[parity * kStagedChannels + thread / Samples + i * kApart] =
+            (any & ((1u << Samples) - 1)) != 0;
+      }
     }
-    if (thread < kMasks) shared.active[parity * kMasks + thread] = staged.active;
   };
 
   store_staged(0, load_staged(time_of(loop.first), 0));
@@ -434,12 +505,17 @@ __global__ void __launch_bounds__(kClusterThreads, 1)
     const bool more = step + 1 < loop.last;
     const auto add = [&](int first) {
       const float* c = shared.c + parity * kStagedChannels * Samples;
-      const uint2 active = *reinterpret_cast<const uint2*>(shared.active + parity * kMasks);
       if (dots) {
-        products.template add<true>(c, active, parity, first);
-      } else {
-        products.template add<false>(c, active, parity, first);
+        products.template add<true>(c, 0, parity, first);
+        return;
       }
+      std::uint64_t active = 0;
+#pragma unroll
+      for (int i = 0; i < kStagedChannels; i += 32) {
+        const bool mine = shared.active[parity * kStagedChannels + i + lane] != 0;
+        active |= static_cast<std::uint64_t>(__ballot_sync(~0u, mine)) << i;
+      }
+      products.template add<false>(c, active, parity, first);
     };
     add(0);
     int first = 0;
@@ -478,6 +554,11 @@ __global__ void __launch_bounds__(kClusterThreads, 1)
 #endif
 }
 
+// Are all weights of a cluster in registers and shared memory? A forward then needs nothing prepared.
+inline bool holds_all_weights(const Shape& s) {
+  return s.cluster > 0 && s.channels <= held_channels(s.terms) + s.slots;
+}
+
 // Networks whose weights a cluster holds at K = 16. K itself has no say. Tried on an H200: 256 neurons
 // in clusters of 8 with one term, 0.244 ms for B 256, K 16, T 20, where the loop for all sizes takes
 // 0.188 even with two terms; more terms in clusters, with a part of the weights in L2, take 1.7 to 8
@@ -502,9 +583,9 @@ inline void fit_cluster(Shape& s, bool dots, std::size_t shared, const char* op)
   std::size_t beside =
       static_cast<std::size_t>(4 * s.terms * s.padded_n * s.samples) +
       sizeof(float) *
-          static_cast<std::size_t>(
-              s.samples * (2 * kStagedChannels + kDepthWarps * kPitch + 2 * kMostBlocks) +
-              2 * kStagedChannels / 32);
+          static_cast<std::size_t>(s.samples *
+                                   (2 * kStagedChannels + kDepthWarps * kPitch + 2 * kMostBlocks)) +
+      2 * kStagedChannels;
   if (dots) {
     beside +=
         sizeof(float) *

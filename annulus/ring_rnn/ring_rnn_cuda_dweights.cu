@@ -82,10 +82,9 @@ __global__ void __launch_bounds__(kThreads, Terms == 1 ? 2 : 1)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const std::int64_t col = i0 + lane * 4;
-      g[i] = col < s.padded_n
-                 ? *reinterpret_cast<const float4*>(static_cast<const float*>(a.g) +
-                                                  (row + i * 8) * s.padded_n + col)
-                 : make_float4(0, 0, 0, 0);
+      g[i] = col < s.padded_n ? *reinterpret_cast<const float4*>(static_cast<const float*>(a.g) +
+                                                                 (row + i * 8) * s.padded_n + col)
+                              : make_float4(0, 0, 0, 0);
       c[i] = __ldg(a.c + (t * s.channels + channel) * s.padded_b + b + i * 8);
     }
   };

@@ -12,6 +12,8 @@ namespace annulus::ring::cuda::tensor {
 namespace {
 
 constexpr int kThreads = 1024;
+constexpr int kDotShares = 8;  // threads that share an s . u_k
+constexpr int kDots = kThreads / kDotShares;
 
 __global__ void __launch_bounds__(kThreads) readout_kernel(const __grid_constant__ Loop loop) {
   const Shape& s = loop.shape;
@@ -30,22 +32,23 @@ __global__ void __launch_bounds__(kThreads) readout_kernel(const __grid_constant
   put<float>(loop.args.amplitude, hypotf(x, y), b, t);
 }
 
-// s . u_k of one sample and step: the parts of the splits that had channel k.
-__device__ __forceinline__ float dot(const Loop& loop, std::int64_t t, int channel,
-                                     std::int64_t b) {
+// s . u_k of one sample and step: a share of the parts of the splits that had channel k, which lie
+// equally far apart.
+__device__ __forceinline__ float dot(const Loop& loop, std::int64_t t, int channel, std::int64_t b,
+                                     int share, int shares) {
   const Shape& s = loop.shape;
+  const int count = s.tiles * (s.splits() / s.channel_splits);
   const std::int64_t slots = static_cast<std::int64_t>(s.tiles) * s.splits() * s.dot_parts;
-  const float* from = loop.dots + (t * slots * s.channels + channel) * s.padded_b + b;
+  const std::int64_t pitch = static_cast<std::int64_t>(s.channels) * s.padded_b;
+  const std::int64_t step = pitch * s.channel_splits * s.dot_parts;
+  const int first = count * share / shares;
+  const int last = count * (share + 1) / shares;
+  const float* from = loop.dots + (t * slots * s.channels + channel) * s.padded_b + b +
+                      channel % s.channel_splits * s.dot_parts * pitch + first * step;
   float sum = 0;
-  for (int tile = 0; tile < s.tiles; ++tile) {
 #pragma unroll 8
-    for (int split = channel % s.channel_splits; split < s.splits(); split += s.channel_splits) {
-      const std::int64_t slot =
-          (static_cast<std::int64_t>(tile) * s.splits() + split) * s.dot_parts;
-      for (int i = 0; i < s.dot_parts; ++i) {
-        sum += from[(slot + i) * s.channels * s.padded_b];
-      }
-    }
+  for (int i = first; i < last; ++i, from += step) {
+    for (int part = 0; part < s.dot_parts; ++part) sum += from[part * pitch];
   }
   return sum;
 }
@@ -163,13 +166,24 @@ __global__ void __launch_bounds__(kThreads)
   }
   block -= blocks.alpha;
   if (block < blocks.actions) {
-    const std::int64_t index = block * kThreads + threadIdx.x;
-    if (index >= s.T * a.K * s.B) return;
+    // Some threads share a number: a thread each would leave most of the GPU without any.
+    __shared__ float parts[kDotShares][kDots];
+    const int share = static_cast<int>(threadIdx.x) / kDots;
+    const int local = static_cast<int>(threadIdx.x) % kDots;
+    const std::int64_t index = block * kDots + local;
+    const bool inside = index < s.T * a.K * s.B;
     const std::int64_t b = index % s.B;
     const std::int64_t rest = index / s.B;
     const int channel = static_cast<int>(rest % a.K) + 1;
     const std::int64_t t = rest / a.K;
-    put<T>(a.dA, live(a, b, t) ? dot(loop, t, channel, b) : 0.0f, b, t, channel - 1);
+    const bool counts = inside && live(a, b, t);
+    parts[share][local] = counts ? dot(loop, t, channel, b, share, kDotShares) : 0.0f;
+    __syncthreads();
+    if (share > 0 || !inside) return;
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kDotShares; ++i) sum += parts[i][local];
+    put<T>(a.dA, sum, b, t, channel - 1);
     return;
   }
   block -= blocks.actions;
@@ -201,7 +215,7 @@ void run_gather(const Loop& loop, const WeightGradients& w, DType dtype, const c
   const Args& a = loop.args;
   GatherBlocks blocks;
   if (a.dalpha && a.alpha_per_neuron) blocks.alpha = ceil_div(s.N, kThreads);
-  if (a.dA) blocks.actions = ceil_div(s.T * a.K * s.B, kThreads);
+  if (a.dA) blocks.actions = ceil_div(s.T * a.K * s.B, kDots);
   if (w.depth_splits > 1) {
     blocks.weights = ceil_div((w.last_channel - w.first_channel) * s.N * s.N, kThreads);
   }

@@ -374,7 +374,7 @@ __device__ __forceinline__ void scale_then_multiply(const Loop& loop, const Hopp
   const Scale* const c_first = reinterpret_cast<const Scale*>(shared.c) + who.local;
   float acc[32] = {};
   WarpRows<1> f;
-  const auto multiply = [&](const uint4 (&scaled)[4], std::uint32_t weights) {
+  const auto multiply = [&](const uint4(&scaled)[4], std::uint32_t weights) {
     annulus::cuda::wgmma_fence();
 #pragma unroll
     for (int d = 0; d < 4; ++d) {

@@ -26,7 +26,7 @@ struct Cut {
   static constexpr int kThreads = kGroups * 128 + 128;  // one group more: a thread of it fetches
 
   static constexpr int kBlock = kStretchNarrow;  // bytes: 64 j
-  static constexpr int kPlane = 2 * kBlock;   // 128 j
+  static constexpr int kPlane = 2 * kBlock;      // 128 j
   static constexpr int kStates = Terms * kPlane;
   static constexpr int kG = kRows * kTileI * (kNarrow ? 2 : 4);
   static constexpr int kC = kChannels * kStretchChannel;

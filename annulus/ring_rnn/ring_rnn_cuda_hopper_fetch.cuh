@@ -111,8 +111,7 @@ class Fetcher {
     if (s_.resident && fetcher_ == 0) fetch_resident<Terms>(loop_, shared_);
     if (s_.resident && fetcher_ != 0) return;
     for (std::int64_t step = loop_.first; step < loop_.last; ++step) {
-      const std::int64_t time =
-          Direction::kBackward ? loop_.last - 1 - (step - loop_.first) : step;
+      const std::int64_t time = Direction::kBackward ? loop_.last - 1 - (step - loop_.first) : step;
       for (std::int64_t item = blockIdx.x; item < s_.items(); item += gridDim.x) {
         const Place p = place_of(s_, item);
         for (int first = 0; first < s_.channels; first += s_.group_channels) {
@@ -174,13 +173,12 @@ class Fetcher {
     *shared_.group = group;
     const auto row = static_cast<unsigned>(s_.rows * s_.scale_bytes);
     shared_.group_full->arrive_expecting(row * static_cast<unsigned>(__popc(group.channels)));
-    const std::byte* from =
-        reinterpret_cast<const std::byte*>(s_.scale_bytes == 8
-                                               ? static_cast<const void*>(loop_.scales)
-                                               : static_cast<const void*>(loop_.c)) +
-        ((time * s_.channels + first) * s_.padded_b +
-         static_cast<std::int64_t>(p.batch_tile) * s_.rows) *
-            s_.scale_bytes;
+    const std::byte* from = reinterpret_cast<const std::byte*>(
+                                s_.scale_bytes == 8 ? static_cast<const void*>(loop_.scales)
+                                                    : static_cast<const void*>(loop_.c)) +
+                            ((time * s_.channels + first) * s_.padded_b +
+                             static_cast<std::int64_t>(p.batch_tile) * s_.rows) *
+                                s_.scale_bytes;
     std::byte* to = shared_.c;
     for (std::uint32_t rest = group.channels; rest != 0; rest &= rest - 1) {
       annulus::cuda::copy_bulk(
@@ -202,8 +200,8 @@ class Fetcher {
       const bool at_once = second == kBytes;
       // Read once a step, and more of them than L2 holds: what is written meanwhile shall stay there.
       const std::uint64_t policy = annulus::cuda::read_once();
-      annulus::cuda::copy_bulk(to, block, static_cast<unsigned>(at_once ? 2 * kBytes : kBytes), full,
-                               policy);
+      annulus::cuda::copy_bulk(to, block, static_cast<unsigned>(at_once ? 2 * kBytes : kBytes),
+                               full, policy);
       if (second > kBytes) {
         annulus::cuda::copy_bulk(to + kBytes, block + second, kBytes, full, policy);
       }
@@ -243,10 +241,10 @@ __device__ void prefetch_ends(const Loop& loop, const HopperShared<Terms>& share
         for (int i = lane; i < stretches * Terms; i += 32) {
           const std::int64_t plane = s.T * s.padded_b * s.padded_n;
           const std::int64_t row = first_row + i % stretches * kStretch;
-          annulus::cuda::prefetch_bulk(
-              loop.states + i / stretches * plane + (time - 1) * s.padded_b * s.padded_n +
-                  stretch_block(s, row, p.tile * kTile),
-              kStretchNarrow);
+          annulus::cuda::prefetch_bulk(loop.states + i / stretches * plane +
+                                           (time - 1) * s.padded_b * s.padded_n +
+                                           stretch_block(s, row, p.tile * kTile),
+                                       kStretchNarrow);
         }
       }
       // Two lanes a row, half of its columns each.

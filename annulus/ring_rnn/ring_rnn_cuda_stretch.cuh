@@ -14,7 +14,7 @@
 
 namespace annulus::ring::cuda::tensor {
 
-inline constexpr int kStretch = 32;  // rows: two steps of wgmma
+inline constexpr int kStretch = 32;                          // rows: two steps of wgmma
 inline constexpr int kStretchNarrow = kStretch * kTile * 2;  // bytes of 64 columns in 16 bits
 inline constexpr int kStretchChannel = kStretch * 4;         // bytes of a channel's c
 
@@ -37,8 +37,8 @@ __device__ __forceinline__ std::int64_t stretch_narrow(const Shape& s, std::int6
 // banks.
 __device__ __forceinline__ std::int64_t stretch_wide(const Shape& s, std::int64_t row, int col) {
   const int r = static_cast<int>(row) & (kStretch - 1);
-  return stretch_block(s, row, col) + r * kTile +
-         (((col >> 2) & 15) ^ (((r >> 2) & 3) * 2)) * 4 + (col & 3);
+  return stretch_block(s, row, col) + r * kTile + (((col >> 2) & 15) ^ (((r >> 2) & 3) * 2)) * 4 +
+         (col & 3);
 }
 
 // A term of s: column `col` of sample `row` before step `time`; four columns are neighbours.
@@ -57,10 +57,11 @@ __device__ __forceinline__ void store_g(const Loop& loop, std::int64_t time, std
   if (!s.hopper) {
     annulus::cuda::store<Columns>(g, static_cast<float*>(loop.g) + step + row * s.padded_n + col);
   } else if (s.terms == 1) {
-    annulus::cuda::store<Columns>(g,
-                                  static_cast<bfloat16*>(loop.g) + step + stretch_narrow(s, row, col));
+    annulus::cuda::store<Columns>(
+        g, static_cast<bfloat16*>(loop.g) + step + stretch_narrow(s, row, col));
   } else {
-    annulus::cuda::store<Columns>(g, static_cast<float*>(loop.g) + step + stretch_wide(s, row, col));
+    annulus::cuda::store<Columns>(g,
+                                  static_cast<float*>(loop.g) + step + stretch_wide(s, row, col));
   }
 }
 inline std::int64_t g_bytes(const Shape& s) {

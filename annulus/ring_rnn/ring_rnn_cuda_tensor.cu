@@ -123,8 +123,8 @@ Shape cut(const Plan& plan, bool dots) {
     s.slots = s.resident ? static_cast<int>(blocks) : s.ring * hopper_stage_blocks(s.terms);
     beside = shared - room_for_weights;
   } else {
-    s.resident = s.items() <= s.grid &&
-                 blocks <= static_cast<std::int64_t>((shared - beside) / block);
+    s.resident =
+        s.items() <= s.grid && blocks <= static_cast<std::int64_t>((shared - beside) / block);
     s.slots = s.resident ? static_cast<int>(blocks) : kStages;
   }
   s.shared_bytes = static_cast<std::size_t>(s.slots) * block + beside;
@@ -190,8 +190,10 @@ struct ForwardScratch {
 };
 ForwardScratch take_forward(Carver& scratch, const Plan& plan, const Shape& s) {
   ForwardScratch f;
-  if (!plan.in.packed.defined()) f.weights = scratch.take<uint4>(weight_bytes(s) / 16);
-  f.coefficients = take_coefficients(scratch, s);
+  if (!plan.in.packed.defined() && !holds_all_weights(s)) {
+    f.weights = scratch.take<uint4>(weight_bytes(s) / 16);
+  }
+  if (s.cluster == 0) f.coefficients = take_coefficients(scratch, s);  // clusters read A itself
   f.loop = take_loop(scratch, s);
   if (plan.out.angle.defined())
     f.loop.vectors = scratch.take<float>(s.T * s.row_parts * s.padded_b * 2);
@@ -296,6 +298,14 @@ void complete(Loop& loop, const Args& args, const Plan& plan, const uint4* weigh
   loop.together = !plan.stepwise;
 }
 
+// Clusters need nothing prepared where they hold all weights, or find them packed.
+void prepare_forward(const Args& args, const ForwardScratch& f, DType dtype, const char* op,
+                     cudaStream_t stream) {
+  if (f.weights == nullptr && f.loop.shape.cluster > 0) return;
+  run_prepare(preparation(args, f.loop.shape, f.weights, f.coefficients, f.loop), dtype, op,
+              stream);
+}
+
 void run_forward(const Loop& loop, const char* op, cudaStream_t stream) {
   if (loop.shape.cluster > 0) return run_cluster_forward(loop, op, stream);
   if (loop.shape.hopper) return run_hopper_forward(loop, op, stream);
@@ -319,11 +329,10 @@ void clear_counters(const Loop& loop, const char* op, cudaStream_t stream) {
 
 // Both loops by turns, from the last kept state to the first: forward again for y, which is all that
 // loop writes, then backward.
-void backward_from_checkpoints(const Plan& plan, const Args& args, const Shape& forward_shape,
-                               BackwardScratch& b, bool dots, cudaStream_t stream) {
+void backward_from_checkpoints(const Plan& plan, const Args& args, BackwardScratch& b, bool dots,
+                               cudaStream_t stream) {
   ForwardScratch& again = b.again;
-  run_prepare(preparation(args, forward_shape, again.weights, again.coefficients, again.loop),
-              plan.dtype, plan.op, stream);
+  prepare_forward(args, again, plan.dtype, plan.op, stream);
   Loop& loop = b.loop;
   for (std::int64_t i = plan.saved_steps(); i-- > 0;) {
     const std::int64_t first = i * plan.checkpoint;
@@ -400,7 +409,7 @@ void forward(const Plan& plan, Context& context) {
   Carver scratch(workspace.data());
   ForwardScratch f = take_forward(scratch, plan, s);
   const Args args = make_args(plan);
-  run_prepare(preparation(args, s, f.weights, f.coefficients, f.loop), plan.dtype, plan.op, stream);
+  prepare_forward(args, f, plan.dtype, plan.op, stream);
   const uint4* weights =
       f.weights != nullptr ? f.weights : static_cast<const uint4*>(plan.in.packed.data);
   complete(f.loop, args, plan, weights, f.coefficients);
@@ -438,7 +447,7 @@ void backward(const Plan& plan, Context& context) {
   } else {
     annulus::cuda::record_as_one_node(plan.op, stream, [&](cudaStream_t recorded) {
       run_prepare(p, plan.dtype, plan.op, recorded);
-      backward_from_checkpoints(plan, args, forward_shape, b, dots, recorded);
+      backward_from_checkpoints(plan, args, b, dots, recorded);
     });
   }
 

@@ -81,18 +81,18 @@ struct Shape {
   bool resident = false;   // they are all that a block of threads ever needs
   int resident_channels = 0;   // of a chunk, where they are
   int channel_split_bits = 0;  // log2 of channel_splits
-  bool hopper = false;     // wgmma and bulk copies
-  int ring = 0;            // stages of weights on their way (Hopper)
-  int group_channels = 32;  // whose c lie in shared memory at once: 16 or 32 (Hopper)
-  int scale_bytes = 4;     // of c as the multiplying warps take it: float, or Scale
-  bool row_major = false;  // X lies in rows, not as fragments
-  int x_buffers = 0;       // of X in shared memory
-  int dot_parts = 1;       // warps that share rows of a tile
-  int row_parts = 0;       // blocks that share a row: what they leave of its sums
-  int cluster = 0;         // blocks of a cluster; 0: not in clusters
-  int samples = 0;         // of a cluster
-  int slot_bytes = 0;      // of a channel's weights in shared memory, where slots count channels
-  int grid = 0;            // blocks of threads
+  bool hopper = false;         // wgmma and bulk copies
+  int ring = 0;                // stages of weights on their way (Hopper)
+  int group_channels = 32;     // whose c lie in shared memory at once: 16 or 32 (Hopper)
+  int scale_bytes = 4;         // of c as the multiplying warps take it: float, or Scale
+  bool row_major = false;      // X lies in rows, not as fragments
+  int x_buffers = 0;           // of X in shared memory
+  int dot_parts = 1;           // warps that share rows of a tile
+  int row_parts = 0;           // blocks that share a row: what they leave of its sums
+  int cluster = 0;             // blocks of a cluster; 0: not in clusters
+  int samples = 0;             // of a cluster
+  int slot_bytes = 0;  // of a channel's weights in shared memory, where slots count channels
+  int grid = 0;        // blocks of threads
   int threads = 0;
   std::size_t shared_bytes = 0, most_shared_bytes = 0;
 
