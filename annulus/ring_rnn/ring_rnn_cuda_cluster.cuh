@@ -255,14 +255,42 @@ class ClusterProducts {
     return shared_.weights + (((i - kHeld) * Terms + tile) * kClusterWarps + warp_) * 32 + lane_;
   }
 
-  // Forward: the weights as the call has them, a few channels at a time, all on their way before the
-  // first is used. There is room for all of them.
+  // Forward: the weights as the call has them; there is room for all of them. bf16 in whole, aligned
+  // rows are fragments already, and all loads are on their way at once.
   template <class T>
   __device__ __forceinline__ void load_weights() {
-    constexpr int kAtOnce = Terms == 1 ? 4 : 2;
-    static_assert(kHeld % kAtOnce == 0);
     const Args& a = loop_.args;
     const int m = deep_ * 16 + (lane_ & 3) * 4;
+    if constexpr (Terms == 1 && std::is_same_v<T, bfloat16>) {
+      const auto aligned = [](const void* data, std::int64_t stride) {
+        return reinterpret_cast<std::uintptr_t>(data) % 8 == 0 && stride % 4 == 0;
+      };
+      const bool whole = a.N == loop_.shape.padded_n && a.Wo.stride[1] == 1 &&
+                         aligned(a.Wo.data, a.Wo.stride[0]) &&
+                         (a.K == 0 || (a.Wa.stride[2] == 1 && aligned(a.Wa.data, a.Wa.stride[1]) &&
+                                       a.Wa.stride[0] % 4 == 0));
+      if (whole) {
+        const bool deep = deep_ < deep_tiles_;
+        const T* const own = static_cast<const T*>(a.Wo.data) + neuron_ * a.Wo.stride[0] + m;
+        const T* const others = static_cast<const T*>(a.Wa.data) + neuron_ * a.Wa.stride[1] + m;
+        const auto read = [&](int i) {
+          if (!deep || i >= loop_.shape.channels) return make_uint4(0, 0, 0, 0);
+          const T* from = i == 0 ? own : others + (i - 1) * a.Wa.stride[0];
+          const std::int64_t below = 8 * (i == 0 ? a.Wo.stride[0] : a.Wa.stride[1]);
+          const uint2 low = __ldg(reinterpret_cast<const uint2*>(from));
+          const uint2 high = __ldg(reinterpret_cast<const uint2*>(from + below));
+          return make_uint4(low.x, high.x, low.y, high.y);
+        };
+#pragma unroll
+        for (int i = 0; i < kHeld; ++i) held_[i][0] = read(i);
+#pragma unroll 4
+        for (int i = kHeld; i < loop_.shape.channels; ++i) *slot(i, 0) = read(i);
+        return;
+      }
+    }
+    // A few channels at a time, all of them on their way before the first is used.
+    constexpr int kAtOnce = Terms == 1 ? 4 : 2;
+    static_assert(kHeld % kAtOnce == 0);
     const int count = deep_ < deep_tiles_ ? columns_of<4>(a.N, m) : 0;
     float v[kAtOnce][2][4];
     const auto load = [&](int i, float(&rows)[2][4]) {
@@ -449,6 +477,10 @@ __global__ void __launch_bounds__(kClusterThreads, 1)
   };
   constexpr int kApart = kClusterThreads / Samples;  // channels between a thread's numbers
   const std::int64_t c_row = first_row + thread % Samples;
+  [[maybe_unused]] float J1 = 0;
+  if constexpr (!Element::kBackward) {
+    visit_narrow(loop.dtype, [&]<class T>() { J1 = get<T>(loop.args.J1); });
+  }
   const auto load_staged = [&](std::int64_t time, int first) {
     Staged staged = {};
     const int channel = first + thread / Samples;
@@ -458,12 +490,17 @@ __global__ void __launch_bounds__(kClusterThreads, 1)
       for (int i = 0; i < kEach; ++i) {
         if (channel + i * kApart < s.channels) staged.c[i] = __ldg(from + i * kApart * s.padded_b);
       }
-    } else if (c_row < s.B) {
+    } else if (c_row < s.B && live(loop.args, c_row, time)) {  // as coefficient()
+      const Ref<3>& A = loop.args.A;
+      const std::int64_t at = offset<float>(A, c_row, time, channel - 1);
       visit_narrow(loop.dtype, [&]<class T>() {
 #pragma unroll
         for (int i = 0; i < kEach; ++i) {
           const int k = channel + i * kApart;
-          if (k < s.channels) staged.c[i] = coefficient<T>(loop.args, c_row, time, k);
+          if (k >= s.channels) break;
+          staged.c[i] = k == 0 ? J1
+                               : static_cast<float>(
+                                     static_cast<const T*>(A.data)[at + i * kApart * A.stride[2]]);
         }
       });
     }

@@ -12,9 +12,6 @@ namespace annulus::ring::cuda::tensor {
 namespace {
 
 constexpr int kThreads = 1024;
-constexpr int kDotShares = 8;  // threads that share an s . u_k
-constexpr int kDots = kThreads / kDotShares;
-
 __global__ void __launch_bounds__(kThreads) readout_kernel(const __grid_constant__ Loop loop) {
   const Shape& s = loop.shape;
   const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
@@ -166,33 +163,35 @@ __global__ void __launch_bounds__(kThreads)
   }
   block -= blocks.alpha;
   if (block < blocks.actions) {
-    // Some threads share a number: a thread each would leave most of the GPU without any.
-    __shared__ float parts[kDotShares][kDots];
-    const int share = static_cast<int>(threadIdx.x) / kDots;
-    const int local = static_cast<int>(threadIdx.x) % kDots;
-    const std::int64_t index = block * kDots + local;
+    // Threads share a number of many parts: a thread each would leave most of the GPU without any.
+    __shared__ float parts[kThreads];
+    const int dots = kThreads / blocks.dot_shares;
+    const int share = static_cast<int>(threadIdx.x) / dots;
+    const int local = static_cast<int>(threadIdx.x) % dots;
+    const std::int64_t index = block * dots + local;
     const bool inside = index < s.T * a.K * s.B;
     const std::int64_t b = index % s.B;
     const std::int64_t rest = index / s.B;
     const int channel = static_cast<int>(rest % a.K) + 1;
     const std::int64_t t = rest / a.K;
     const bool counts = inside && live(a, b, t);
-    parts[share][local] = counts ? dot(loop, t, channel, b, share, kDotShares) : 0.0f;
+    parts[threadIdx.x] = counts ? dot(loop, t, channel, b, share, blocks.dot_shares) : 0.0f;
     __syncthreads();
     if (share > 0 || !inside) return;
     float sum = 0;
-#pragma unroll
-    for (int i = 0; i < kDotShares; ++i) sum += parts[i][local];
+    for (int i = 0; i < blocks.dot_shares; ++i) sum += parts[i * dots + local];
     put<T>(a.dA, sum, b, t, channel - 1);
     return;
   }
   block -= blocks.actions;
-  const std::int64_t index = block * kThreads + threadIdx.x;
-  const int channels = w.last_channel - w.first_channel;
-  if (index >= channels * s.N * s.N) return;
-  const std::int64_t j = index % s.N;
-  const std::int64_t i = index / s.N % s.N;
-  const int channel = w.first_channel + static_cast<int>(index / (s.N * s.N));
+  // In 32 bits: the depth is split where N is small.
+  const auto N = static_cast<unsigned>(s.N);
+  const auto of_channel = static_cast<unsigned>(blocks.weights_each);
+  const unsigned index = static_cast<unsigned>(block) % of_channel * kThreads + threadIdx.x;
+  if (index >= N * N) return;
+  const std::int64_t j = index % N;
+  const std::int64_t i = index / N;
+  const int channel = w.first_channel + static_cast<int>(static_cast<unsigned>(block) / of_channel);
   const std::int64_t side = static_cast<std::int64_t>(w.sides) * 128;
   float sum = 0;
   for (int z = 0; z < w.depth_splits; ++z) {
@@ -215,9 +214,14 @@ void run_gather(const Loop& loop, const WeightGradients& w, DType dtype, const c
   const Args& a = loop.args;
   GatherBlocks blocks;
   if (a.dalpha && a.alpha_per_neuron) blocks.alpha = ceil_div(s.N, kThreads);
-  if (a.dA) blocks.actions = ceil_div(s.T * a.K * s.B, kDots);
+  if (a.dA) {
+    const int parts = s.tiles * (s.splits() / s.channel_splits);
+    blocks.dot_shares = parts >= 32 ? 8 : parts >= 8 ? 2 : 1;
+    blocks.actions = ceil_div(s.T * a.K * s.B, kThreads / blocks.dot_shares);
+  }
   if (w.depth_splits > 1) {
-    blocks.weights = ceil_div((w.last_channel - w.first_channel) * s.N * s.N, kThreads);
+    blocks.weights_each = ceil_div(s.N * s.N, kThreads);
+    blocks.weights = (w.last_channel - w.first_channel) * blocks.weights_each;
   }
   const auto grid =
       static_cast<unsigned>(kSingles * kSlices + blocks.alpha + blocks.actions + blocks.weights);

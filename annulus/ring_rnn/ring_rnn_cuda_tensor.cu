@@ -44,37 +44,12 @@ Shape weights_shape(const Plan& plan) {
   return s;
 }
 
-// Cuts a call so that it fills the GPU: first the batch and the columns, then the depth of the sum,
-// then the channels. K has no say, so that channels of zeros change no bit.
-Shape cut(const Plan& plan, bool dots) {
-  Shape s = weights_shape(plan);
-  s.B = plan.B;
-  s.T = plan.T;
-  // Fragments of more terms need more registers, which 128 samples a block leave.
-  s.rows = rows_for(plan.B, s.hopper && s.terms > 1 ? 128 : 256);
-  s.batch_tiles = static_cast<int>(ceil_div(plan.B, s.rows));
-  s.padded_b = static_cast<std::int64_t>(s.batch_tiles) * s.rows;
-  const int multiprocessors = attribute(cudaDevAttrMultiProcessorCount, plan);
-  const auto multiprocessor_shared =
-      static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, plan));
-  if (s.hopper && runs_in_clusters(s)) {
-    fit_cluster(s, dots, multiprocessor_shared - 1024, plan.op);
-    if (s.padded_b / s.samples > INT32_MAX / s.cluster) {
-      throw NotSupported("[" + std::string(plan.op) + "] B must be at most " +
-                         std::to_string(std::int64_t{INT32_MAX} / s.cluster * s.samples) +
-                         " with this N but is " + std::to_string(plan.B));
-    }
-    s.grid = static_cast<int>(s.padded_b / s.samples * s.cluster);
-    return s;
-  }
-  // Portable: a warp has 64 rows and half the columns. Hopper: 16 rows; four warps more fetch.
-  s.threads = s.hopper ? s.rows * 2 + 128 : s.rows;
-  s.dot_parts = s.hopper ? 1 : 2;
-  s.row_parts = s.tiles;
-  if (s.hopper && s.terms == 1 && !dots) s.scale_bytes = sizeof(Scale);
-  const int per_multiprocessor = s.hopper || s.rows == 256 ? 1 : 2;
-  const std::int64_t room = static_cast<std::int64_t>(multiprocessors) * per_multiprocessor;
+// Splits the sum of a tile so that blocks fill `room`: first the depth, then the channels. Returns
+// chunks of a split.
+std::int64_t fill(Shape& s, std::int64_t room) {
   const std::int64_t base = static_cast<std::int64_t>(s.batch_tiles) * s.tiles;
+  s.chunk_splits = s.channel_splits = 1;
+  s.channel_split_bits = 0;
   const auto split = [&](std::int64_t limit) {
     return std::clamp<std::int64_t>(room / (base * s.splits()), 1, limit);
   };
@@ -85,8 +60,63 @@ Shape cut(const Plan& plan, bool dots) {
     s.channel_splits *= 2;
     ++s.channel_split_bits;
   }
-  s.resident_channels = static_cast<int>(ceil_div(s.channels, s.channel_splits));
+  return each;
+}
+
+// Cuts a call so that it fills the GPU: first the batch and the columns, then the sum. K has no say, so
+// that channels of zeros change no bit.
+Shape cut(const Plan& plan, bool dots) {
+  Shape s = weights_shape(plan);
+  s.B = plan.B;
+  s.T = plan.T;
+  const int multiprocessors = attribute(cudaDevAttrMultiProcessorCount, plan);
+  const auto multiprocessor_shared =
+      static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, plan));
+  const auto set_rows = [&](int rows) {
+    s.rows = rows;
+    s.batch_tiles = static_cast<int>(ceil_div(plan.B, rows));
+    s.padded_b = static_cast<std::int64_t>(s.batch_tiles) * rows;
+  };
+  // Fragments of more terms need more registers, which 128 samples a block leave.
+  set_rows(rows_for(plan.B, s.hopper && s.terms > 1 ? 128 : 256));
+  if (s.hopper && runs_in_clusters(s)) {
+    fit_cluster(s, dots, multiprocessor_shared - 1024, plan.op);
+    if (s.padded_b / s.samples > INT32_MAX / s.cluster) {
+      throw NotSupported("[" + std::string(plan.op) + "] B must be at most " +
+                         std::to_string(std::int64_t{INT32_MAX} / s.cluster * s.samples) +
+                         " with this N but is " + std::to_string(plan.B));
+    }
+    s.grid = static_cast<int>(s.padded_b / s.samples * s.cluster);
+    return s;
+  }
+  const int per_multiprocessor = s.hopper || s.rows == 256 ? 1 : 2;
+  const std::int64_t room = static_cast<std::int64_t>(multiprocessors) * per_multiprocessor;
+  std::int64_t each = fill(s, room);
+  if (s.hopper && s.terms == 1) {
+    // Fewer samples a block leave fewer parts of a sum to be added up, if the weights of a block still
+    // stay in shared memory and the GPU is as full. As if K were 16, whatever it is. (B 256 on an H200,
+    // T 20: N 256 takes 145 us with 64 samples, 154 with 128 and 213 with 256; N 512 264, 196 and 250;
+    // N 384, which would leave half the GPU without work, 308, 243 and 223.)
+    constexpr std::int64_t kUsualChannels = 17;
+    const int most = s.rows;
+    for (int rows = 64; rows < most; rows *= 2) {
+      set_rows(rows);
+      each = fill(s, room);
+      if (s.items() <= room && s.items() * 8 >= room * 7 &&
+          each * ceil_div(kUsualChannels, s.channel_splits) <= kUsualChannels) {
+        break;
+      }
+      set_rows(most);
+      each = fill(s, room);
+    }
+  }
   s.grid = static_cast<int>(std::min(s.items(), room));
+  s.resident_channels = static_cast<int>(ceil_div(s.channels, s.channel_splits));
+  // Portable: a warp has 64 rows and half the columns. Hopper: 16 rows; four warps more fetch.
+  s.threads = s.hopper ? s.rows * 2 + 128 : s.rows;
+  s.dot_parts = s.hopper ? 1 : 2;
+  s.row_parts = s.tiles;
+  if (s.hopper && s.terms == 1 && !dots) s.scale_bytes = sizeof(Scale);
 
   if (s.items() > INT32_MAX) {
     throw NotSupported("[" + std::string(plan.op) +
