@@ -37,12 +37,6 @@ struct SharedBarrier {
         "r"(bytes)
         : "memory");
   }
-  // Arrives when the copies that this thread has begun with copy_async_16 are complete; counts as one
-  // of the phase's arrivals.
-  __device__ void arrive_after_copies() {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&word))
-                 : "memory");
-  }
   __device__ void wait(unsigned parity) {
     unsigned done;
     do {
@@ -77,10 +71,6 @@ __device__ __forceinline__ std::uint32_t uniform(std::uint32_t v) {
 }
 __device__ __forceinline__ int uniform(int v) {
   return static_cast<int>(uniform(static_cast<std::uint32_t>(v)));
-}
-// The warp's number in its block, likewise.
-__device__ __forceinline__ int uniform_warp() {
-  return __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
 }
 
 // What threads wrote to shared memory, copy_async_16 included, before wgmma or the copy engine uses it.

@@ -5,6 +5,12 @@
 
 namespace annulus::cuda {
 
+// The warp's number in its block, said in a way the compiler understands: what depends on it alone is
+// the same for all lanes.
+__device__ __forceinline__ int uniform_warp() {
+  return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+}
+
 // The sum over each aligned group of Lanes lanes, in all of its lanes. All 32 lanes take part.
 template <int Lanes = 32, class Real>
 __device__ __forceinline__ Real warp_sum(Real v) {

@@ -123,43 +123,58 @@ TEST_P(RingRnnBits, ThreadsChangeNothing) {
   });
 }
 
-// Channels of exact zeros, at the end or in between, change no bit of anything that was there.
+// Channels of exact zeros change no bit of anything that was there: at the end at any size and, in a
+// network as small as the first one here, in between, too.
 TEST_P(RingRnnBits, PaddedChannelsChangeNothing) {
-  for_each_mode([&](DType dtype, RingRnnOptions options) {
-    const RingNetwork n(device(), dtype, 21, 3, 3, 29), padded(device(), dtype, 21, 3, 16, 29);
-    RingNetwork wide_one(device(), dtype, 21, 3, 16, 29);
-    // Channel k of n is channel 2 k of the padded one; all others are zero, their weights are not.
-    const std::vector<double> A = n.A.values(), Wa = n.Wa.values();
-    std::vector<double> A16(static_cast<std::size_t>(21 * 3 * 16), 0.0), Wa16 = padded.Wa.values();
-    for (std::size_t i = 0; i < A.size(); ++i) A16[i / 3 * 16 + i % 3 * 2] = A[i];
-    const std::size_t matrix = 29 * 29;
-    for (std::size_t i = 0; i < Wa.size(); ++i) Wa16[i / matrix * 2 * matrix + i % matrix] = Wa[i];
-    wide_one.A.write(A16);
-    wide_one.Wa.write(Wa16);
-    for (Dense RingNetwork::*t :
-         {&RingNetwork::Wo, &RingNetwork::r0, &RingNetwork::drive, &RingNetwork::reset,
-          &RingNetwork::reset_state, &RingNetwork::mask, &RingNetwork::dout, &RingNetwork::dh_n}) {
-      (wide_one.*t).write((n.*t).values());
-    }
-    const RingStates few(n), many(wide_one);
-    const RingDerivatives d3(n), d16(wide_one);
-    run_both(n, n.all_inputs(), few, d3, options, context);
-    run_both(wide_one, wide_one.all_inputs(), many, d16, options, context);
-    EXPECT_TRUE(few.out.bytes() == many.out.bytes());
-    EXPECT_TRUE(few.h_n.bytes() == many.h_n.bytes());
-    EXPECT_TRUE(d3.dWo.bytes() == d16.dWo.bytes());
-    EXPECT_TRUE(d3.dr0.bytes() == d16.dr0.bytes());
-    EXPECT_TRUE(d3.ddrive.bytes() == d16.ddrive.bytes());
-    EXPECT_TRUE(d3.dJ0.bytes() == d16.dJ0.bytes());
-    const std::vector<double> dA3 = d3.dA.values(), dA16 = d16.dA.values();
-    for (std::size_t i = 0; i < dA3.size(); ++i) ASSERT_EQ(dA3[i], dA16[i / 3 * 16 + i % 3 * 2]);
-    const std::vector<double> dW3 = d3.dWa.values(), dW16 = d16.dWa.values();
-    for (std::size_t i = 0; i < dW16.size(); ++i) {
-      const std::size_t k = i / matrix;
-      const bool there = k % 2 == 0 && k / 2 < 3;
-      ASSERT_EQ(dW16[i], there ? dW3[k / 2 * matrix + i % matrix] : 0.0) << "channel " << k;
-    }
-  });
+  struct Padding {
+    std::int64_t N, wide;
+    std::size_t spread;  // channel k of the narrow one is channel `spread` k of the wide one
+  };
+  for (const Padding& padding : {Padding{29, 16, 2}, Padding{320, 40, 1}}) {
+    const std::int64_t N = padding.N;
+    const auto K = static_cast<std::size_t>(padding.wide);
+    const std::size_t spread = padding.spread;
+    for_each_mode([&](DType dtype, RingRnnOptions options) {
+      const RingNetwork n(device(), dtype, 21, 3, 3, N);
+      const RingNetwork wide(device(), dtype, 21, 3, padding.wide, N);
+      // All other channels are zero, their weights are not.
+      const std::vector<double> A = n.A.values(), Wa = n.Wa.values();
+      std::vector<double> wide_A(21 * 3 * K, 0.0), wide_Wa = wide.Wa.values();
+      for (std::size_t i = 0; i < A.size(); ++i) wide_A[i / 3 * K + i % 3 * spread] = A[i];
+      const auto matrix = static_cast<std::size_t>(N * N);
+      for (std::size_t i = 0; i < Wa.size(); ++i) {
+        wide_Wa[i / matrix * spread * matrix + i % matrix] = Wa[i];
+      }
+      wide.A.write(wide_A);
+      wide.Wa.write(wide_Wa);
+      for (Dense RingNetwork::*t : {&RingNetwork::Wo, &RingNetwork::r0, &RingNetwork::drive,
+                                    &RingNetwork::reset, &RingNetwork::reset_state,
+                                    &RingNetwork::mask, &RingNetwork::dout, &RingNetwork::dh_n}) {
+        (wide.*t).write((n.*t).values());
+      }
+      const RingStates few(n), many(wide);
+      const RingDerivatives narrow(n), padded(wide);
+      run_both(n, n.all_inputs(), few, narrow, options, context);
+      run_both(wide, wide.all_inputs(), many, padded, options, context);
+      EXPECT_TRUE(few.out.bytes() == many.out.bytes());
+      EXPECT_TRUE(few.h_n.bytes() == many.h_n.bytes());
+      EXPECT_TRUE(narrow.dWo.bytes() == padded.dWo.bytes());
+      EXPECT_TRUE(narrow.dr0.bytes() == padded.dr0.bytes());
+      EXPECT_TRUE(narrow.ddrive.bytes() == padded.ddrive.bytes());
+      EXPECT_TRUE(narrow.dJ0.bytes() == padded.dJ0.bytes());
+      const std::vector<double> dA = narrow.dA.values(), wide_dA = padded.dA.values();
+      for (std::size_t i = 0; i < dA.size(); ++i) {
+        ASSERT_EQ(dA[i], wide_dA[i / 3 * K + i % 3 * spread]);
+      }
+      const std::vector<double> dWa = narrow.dWa.values(), wide_dWa = padded.dWa.values();
+      for (std::size_t i = 0; i < wide_dWa.size(); ++i) {
+        const std::size_t k = i / matrix;
+        const bool there = k % spread == 0 && k / spread < 3;
+        ASSERT_EQ(wide_dWa[i], there ? dWa[k / spread * matrix + i % matrix] : 0.0)
+            << "channel " << k;
+      }
+    });
+  }
 }
 
 TEST_P(RingRnnBits, PackedWeightsChangeNothing) {

@@ -172,6 +172,22 @@ void add_sizes(Builder& b) {
     b.add("in clusters, more channels than they stage", p);
     p.N = precision == RingPrecision::kBf16x6 ? 40 : 100, p.K = 1, p.B = 540;
     b.add("in clusters, more samples than go eight a cluster", p);
+    p.N = 260, p.K = 70, p.B = 4;
+    b.add("weights that stream past, several groups of channels", p);
+    p.gradients = kRingDWo | kRingDr0;
+    b.add("weights that stream past, without s . u_k", p);
+  }
+  {
+    RingRnnProblem p = small();
+    p.dtype = DType::kBF16;
+    p.J0 = -0.5 / 300;
+    p.B = 11600, p.T = 1, p.K = 1, p.N = 130;
+    b.add("more tiles than multiprocessors", p);
+    p.B = 250, p.T = 2;
+    for (const std::int64_t N : {256, 512}) {
+      p.N = N;
+      b.add("fewer samples a block, so that its weights stay", p);
+    }
   }
   // Several chunks of the sum a block of threads: two at N 1024, five at N 1600 on 132 multiprocessors.
   for (const std::int64_t N : {1024, 1600}) {

@@ -1,5 +1,5 @@
 // The loop over steps for compute capability 9.0: the same cut, the same ends of a step as
-// ring_rnn_cuda_portable.cuh, another way to multiply. A warp of its own fetches blocks of weights by
+// ring_rnn_cuda_portable.cuh, another way to multiply. Threads of their own fetch blocks of weights by
 // bulk copies, from one step into the next across the barriers; groups of four warps, 64 samples
 // each, multiply by wgmma with their rows of X in registers or, with one term and s . u_k, in shared
 // memory.
@@ -190,7 +190,7 @@ __device__ void multiply_then_scale(const Loop& loop, const HopperShared<Terms>&
   float acc[32] = {};
   WarpRows<Terms> f;
   const std::int64_t row16 = (first_row + who.warp * 16) / 16;
-  for (int first = 0; first < s.channels; first += s.group_channels) {
+  for (int first = 0; first < s.channels; first += kGroupChannels) {
     const uint4* x = f.at(loop, row16, p.first_chunk, parity, who.lane);
     f.load(loop, x);
     const ChannelGroup group = supply.enter_group();
@@ -287,7 +287,7 @@ __device__ __forceinline__ void multiply_groups(const Loop& loop, const HopperSh
   const RowStates<1> states = load_states<1>(loop, shared, who, time, p);
   float* const dots = dots_of(loop, time, p, 0, 0) + first_row + who.local;
   float acc[32] = {};
-  for (int first = 0; first < s.channels; first += s.group_channels) {
+  for (int first = 0; first < s.channels; first += kGroupChannels) {
     if (first == 0 || s.x_buffers > 1) x.load(p.first_chunk, 0);
     if (s.x_buffers > 1) x.load(p.first_chunk + kGroupChunks, 1);
     const ChannelGroup group = supply.enter_group();
@@ -335,6 +335,7 @@ __device__ __forceinline__ void multiply_groups(const Loop& loop, const HopperSh
     }
     supply.leave_group();
   }
+  if (s.x_buffers == 1) x.sync();  // before the next item's rows come
   store_partial(loop, who, item, acc);
 }
 
@@ -382,7 +383,7 @@ __device__ __forceinline__ void scale_then_multiply(const Loop& loop, const Hopp
     }
     annulus::cuda::wgmma_commit();
   };
-  for (int first = 0; first < s.channels; first += s.group_channels) {
+  for (int first = 0; first < s.channels; first += kGroupChannels) {
     const uint4* x = f.at(loop, (first_row + who.warp * 16) / 16, p.first_chunk, parity, who.lane);
     f.load(loop, x);
     const ChannelGroup group = supply.enter_group();

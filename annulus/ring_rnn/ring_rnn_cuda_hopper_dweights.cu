@@ -20,6 +20,7 @@
 #include "annulus/core/checked.h"
 #include "annulus/cuda/check.h"
 #include "annulus/cuda/launch.h"
+#include "annulus/cuda/reduce.cuh"
 #include "annulus/ring_rnn/ring_rnn_cuda_hopper_dweights.cuh"
 
 namespace annulus::ring::cuda::tensor {

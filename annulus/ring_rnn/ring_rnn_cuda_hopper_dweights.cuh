@@ -1,5 +1,5 @@
 // The gradients of the weights for compute capability 9.0: how the work is cut, what lies where in
-// shared memory, and the group of warps that fetches. ring_rnn_cuda_hopper_dweights.cu multiplies.
+// shared memory, and the thread that fetches. ring_rnn_cuda_hopper_dweights.cu multiplies.
 #pragma once
 
 #include <cstddef>

@@ -184,10 +184,7 @@ struct RowShare {
 class RowWalk {
  public:
   __device__ RowWalk(const Shape& s, int warps)
-      : s_(s),
-        warps_(warps),
-        warp_(__shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0)),
-        item_(blockIdx.x) {
+      : s_(s), warps_(warps), warp_(annulus::cuda::uniform_warp()), item_(blockIdx.x) {
     enter();
   }
   __device__ bool done() const { return item_ >= s_.items(); }

@@ -7,7 +7,9 @@
 //   kDots        does the product also give s . u_k?
 //   parity       which of the two buffers holds X of a step
 //   begin        X of the first step, four columns of a row
-//   finish       from the product of a step, X of the step after it
+//   ahead        what the end of a step needs besides the product
+//   finish       from both of them, X of the step after it
+//   prefetch     brings what `ahead` reads nearer (Hopper)
 #pragma once
 
 #include "annulus/cuda/mma.cuh"
@@ -82,8 +84,7 @@ struct Walk {
   }
   // Its slot where all blocks stay in shared memory.
   __device__ int resident_slot(const Shape& s) const {
-    const int each = (s.channels + s.channel_splits - 1) / s.channel_splits;
-    return (chunk - place.first_chunk) * each + channel / s.channel_splits;
+    return (chunk - place.first_chunk) * s.resident_channels + channel / s.channel_splits;
   }
 };
 
@@ -274,10 +275,10 @@ __global__ void __launch_bounds__(256, 1) portable_kernel(const __grid_constant_
       const Place p = place_of(s, first_item);
       for (int chunk = p.first_chunk; chunk < p.last_chunk; ++chunk) {
         for (int k = p.split % s.channel_splits; k < s.channels; k += s.channel_splits) {
-          const int each = (s.channels + s.channel_splits - 1) / s.channel_splits;
           load_block<Terms>(
               loop, (static_cast<std::int64_t>(p.tile) * s.chunks + chunk) * s.channels + k,
-              stages + ((chunk - p.first_chunk) * each + k / s.channel_splits) * kBytes);
+              stages +
+                  ((chunk - p.first_chunk) * s.resident_channels + k / s.channel_splits) * kBytes);
         }
       }
       copy_async_commit();

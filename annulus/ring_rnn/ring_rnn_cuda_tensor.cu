@@ -64,7 +64,7 @@ std::int64_t fill(Shape& s, std::int64_t room) {
 }
 
 // Cuts a call so that it fills the GPU: first the batch and the columns, then the sum. K has no say, so
-// that channels of zeros change no bit.
+// that channels of zeros at the end change no bit.
 Shape cut(const Plan& plan, bool dots) {
   Shape s = weights_shape(plan);
   s.B = plan.B;
@@ -112,7 +112,8 @@ Shape cut(const Plan& plan, bool dots) {
   }
   s.grid = static_cast<int>(std::min(s.items(), room));
   s.resident_channels = static_cast<int>(ceil_div(s.channels, s.channel_splits));
-  // Portable: a warp has 64 rows and half the columns. Hopper: 16 rows; four warps more fetch.
+  // Portable: a warp has 64 rows and half the columns. Hopper: 16 rows; four warps more, of which two
+  // fetch and one fetches ahead.
   s.threads = s.hopper ? s.rows * 2 + 128 : s.rows;
   s.dot_parts = s.hopper ? 1 : 2;
   s.row_parts = s.tiles;
@@ -139,19 +140,20 @@ Shape cut(const Plan& plan, bool dots) {
   }
   if (s.hopper) {
     // Alignment, c of a group, barriers: what is left is for the weights.
-    const auto left = [&](int group_channels) {
-      return shared - beside - 1024 - static_cast<std::size_t>(hopper_barrier_bytes(kMostStages)) -
-             static_cast<std::size_t>(std::min(group_channels, s.channels) * s.rows *
-                                      s.scale_bytes);
-    };
+    beside +=
+        1024 + static_cast<std::size_t>(hopper_barrier_bytes(kMostStages)) +
+        static_cast<std::size_t>(std::min(kGroupChannels, s.channels) * s.rows * s.scale_bytes);
     const auto stage = block * static_cast<std::size_t>(hopper_stage_blocks(s.terms));
-    if (left(s.group_channels) / stage < 3) s.group_channels = 16;
-    const std::size_t room_for_weights = left(s.group_channels);
+    const std::size_t room_for_weights = shared - std::min(shared, beside);
+    if (room_for_weights / stage < kFetchers) {  // no GPU of this kind has so little
+      throw NotSupported("[" + std::string(plan.op) + "] the GPU must have " +
+                         std::to_string(beside + kFetchers * stage) +
+                         " bytes of shared memory a block but has " + std::to_string(shared));
+    }
     s.resident =
         s.items() <= s.grid && blocks <= static_cast<std::int64_t>(room_for_weights / block);
     s.ring = std::min(kMostStages, static_cast<int>(room_for_weights / stage));
     s.slots = s.resident ? static_cast<int>(blocks) : s.ring * hopper_stage_blocks(s.terms);
-    beside = shared - room_for_weights;
   } else {
     s.resident =
         s.items() <= s.grid && blocks <= static_cast<std::int64_t>((shared - beside) / block);

@@ -13,8 +13,8 @@
 // fragments of mma.cuh want them, so that a lane's words are 16 neighbouring bytes: no shuffling
 // through shared memory, no bank conflicts.
 //
-// How the sum is split depends on B, N, the precision and the GPU, never on K: channels of zeros
-// change no bit.
+// How the sum is split depends on B, N, the precision and the GPU, never on K: channels of zeros at
+// the end change no bit.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -48,11 +48,14 @@ inline constexpr int kGroupChunks = 2;
 __host__ __device__ constexpr int x_buffer_bytes(int rows) {
   return kGroupChunks * rows * kHopperDepth * 2;
 }
-// Hopper's ring of stages: at most so many bytes of weights ahead of the multiplying warps.
-template <int Terms>
-inline constexpr int kStageBlocks = Terms == 1 ? 2 : 1;
+// Hopper's ring of stages, ahead of the multiplying warps: how many at most, blocks of weights in
+// each, and threads that fetch them.
 inline constexpr int kMostStages = 6;
 constexpr int hopper_stage_blocks(int terms) { return terms == 1 ? 2 : 1; }
+template <int Terms>
+inline constexpr int kStageBlocks = hopper_stage_blocks(Terms);
+inline constexpr int kFetchers = 2;
+inline constexpr int kGroupChannels = 32;  // whose c lie in shared memory at once: a word of a mask
 // What a group of channels is, and barriers of the stages.
 __host__ __device__ constexpr int hopper_barrier_bytes(int stages) {
   return (16 + (2 * stages + 3) * 8 + 15) / 16 * 16;
@@ -83,7 +86,6 @@ struct Shape {
   int channel_split_bits = 0;  // log2 of channel_splits
   bool hopper = false;         // wgmma and bulk copies
   int ring = 0;                // stages of weights on their way (Hopper)
-  int group_channels = 32;     // whose c lie in shared memory at once: 16 or 32 (Hopper)
   int scale_bytes = 4;         // of c as the multiplying warps take it: float, or Scale
   bool row_major = false;      // X lies in rows, not as fragments
   int x_buffers = 0;           // of X in shared memory
