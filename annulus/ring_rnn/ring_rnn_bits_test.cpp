@@ -136,7 +136,7 @@ TEST_P(RingRnnBits, PaddedChannelsChangeNothing) {
     const std::size_t spread = padding.spread;
     for_each_mode([&](DType dtype, RingRnnOptions options) {
       const RingNetwork n(device(), dtype, 21, 3, 3, N);
-      const RingNetwork wide(device(), dtype, 21, 3, padding.wide, N);
+      RingNetwork wide(device(), dtype, 21, 3, padding.wide, N);
       // All other channels are zero, their weights are not.
       const std::vector<double> A = n.A.values(), Wa = n.Wa.values();
       std::vector<double> wide_A(21 * 3 * K, 0.0), wide_Wa = wide.Wa.values();
