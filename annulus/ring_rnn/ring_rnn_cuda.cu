@@ -74,15 +74,14 @@ Args make_args(const Plan& plan) {
 
 namespace {
 
-// Tensor cores run what is not f64 and has anything to multiply; the general path runs the rest.
+// Tensor cores run what is not f64 and has anything to multiply; the general path runs the rest. Their
+// backward takes the states from `out`: beside 16-bit tensors they are rounded there, which is below the
+// precision that two or three terms promise. The general path computes them again and, so that
+// checkpoints change no bit, runs such forwards, too.
 bool on_tensor_cores(const Plan& plan) {
-  return plan.dtype != DType::kF64 && tensor::terms_of(plan.precision) > 0 && plan.N > 0;
-}
-// The backward takes the states from `out`: beside 16-bit tensors they are rounded there, which is
-// below the precision that two or three terms promise. The general path computes them again.
-bool backward_on_tensor_cores(const Plan& plan) {
-  return on_tensor_cores(plan) &&
-         (plan.dtype == DType::kF32 || plan.precision == RingPrecision::kBf16);
+  return (plan.dtype == DType::kF32 ||
+          (plan.dtype != DType::kF64 && plan.precision == RingPrecision::kBf16)) &&
+         tensor::terms_of(plan.precision) > 0 && plan.N > 0;
 }
 bool has_steps(const Plan& plan) { return plan.B > 0 && plan.T > 0; }
 
@@ -95,7 +94,7 @@ void forward(const Plan& plan, Context& context) {
 }
 void backward(const Plan& plan, Context& context) {
   const annulus::cuda::DeviceGuard guard(plan.device.index);
-  if (backward_on_tensor_cores(plan) && has_steps(plan)) return tensor::backward(plan, context);
+  if (on_tensor_cores(plan) && has_steps(plan)) return tensor::backward(plan, context);
   general::backward(plan, context);
 }
 std::size_t forward_workspace(const Plan& plan) {
@@ -105,7 +104,7 @@ std::size_t forward_workspace(const Plan& plan) {
 }
 std::size_t backward_workspace(const Plan& plan) {
   const annulus::cuda::DeviceGuard guard(plan.device.index);
-  return backward_on_tensor_cores(plan) && has_steps(plan) ? tensor::backward_workspace(plan)
+  return on_tensor_cores(plan) && has_steps(plan) ? tensor::backward_workspace(plan)
                                                            : general::backward_workspace(plan);
 }
 std::size_t pack_bytes(const Plan& plan) {
