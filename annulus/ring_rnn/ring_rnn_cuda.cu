@@ -105,7 +105,7 @@ std::size_t forward_workspace(const Plan& plan) {
 std::size_t backward_workspace(const Plan& plan) {
   const annulus::cuda::DeviceGuard guard(plan.device.index);
   return on_tensor_cores(plan) && has_steps(plan) ? tensor::backward_workspace(plan)
-                                                           : general::backward_workspace(plan);
+                                                  : general::backward_workspace(plan);
 }
 std::size_t pack_bytes(const Plan& plan) {
   return on_tensor_cores(plan) ? tensor::pack_bytes(plan) : general::pack_bytes(plan);
