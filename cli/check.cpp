@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -30,6 +31,7 @@ struct CheckArguments {
   std::uint64_t seed = 0;
   std::string repro;
   bool named_only = false;
+  std::string filter;  // of named cases
   std::string format = "md";
   int jobs = 0;
 };
@@ -106,6 +108,18 @@ std::vector<SuiteRow> run_all(const CheckArguments& a, Device device) {
     for (const OperatorCases& op : testing::all_cases()) ops.push_back(&op);
   }
   testing::SuiteOptions options{.device = device, .jobs = a.jobs, .progress = {}};
+  if (!a.filter.empty()) {
+    std::regex filter;
+    try {
+      filter.assign(a.filter, std::regex::ECMAScript | std::regex::optimize);
+    } catch (const std::regex_error& e) {
+      throw std::invalid_argument("--filter: '" + a.filter +
+                                  "' is no regular expression: " + e.what());
+    }
+    options.wants = [filter](const std::string& params) {
+      return std::regex_search(params, filter);
+    };
+  }
   // One stream and one device: more host threads would only take turns.
   if (device.type == DeviceType::kCUDA) options.jobs = 1;
   if (options.jobs <= 0) {
@@ -121,11 +135,16 @@ std::vector<SuiteRow> run_all(const CheckArguments& a, Device device) {
     };
     with_progress("named");
     rows.push_back(testing::run_named(*op, options));
+    if (options.wants) continue;
     with_progress("bad calls");
     rows.push_back(testing::run_bad_calls(*op, options));
     if (a.named_only || a.cases == 0) continue;
     with_progress("fuzz");
     rows.push_back(testing::run_fuzz(*op, a.seed, a.cases, options));
+  }
+  if (options.wants &&
+      std::all_of(rows.begin(), rows.end(), [](const SuiteRow& row) { return row.cases == 0; })) {
+    throw std::invalid_argument("--filter: no named case matches '" + a.filter + "'");
   }
   return rows;
 }
@@ -187,6 +206,8 @@ void add_check_command(CLI::App& app, int& exit_code) {
   command->add_option("--repro", a->repro,
                       "Run one case again, as a failure printed it: \"OP seed=N device=cpu\"");
   command->add_flag("--named-only", a->named_only, "Skip the fuzzed cases");
+  command->add_option("--filter", a->filter,
+                      "Only the named cases whose description matches this regular expression");
   command->add_option("--format", a->format, "md or json")
       ->check(CLI::IsMember({"md", "json"}))
       ->capture_default_str();

@@ -2,6 +2,7 @@
 // fuzzed (1000 when it is not set); how they are judged no variable can change.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <ostream>
 #include <string>
@@ -61,6 +62,18 @@ class Operators : public ::testing::TestWithParam<Target> {};
 TEST_P(Operators, Named) {
   ANNULUS_SKIP_WITHOUT_DEVICE(GetParam().device);
   expect_passed(run_named(*GetParam().op, {.device = GetParam().device, .progress = {}}));
+}
+
+TEST(Suite, RunsTheNamedCasesThatAreWanted) {
+  const OperatorCases& op = all_cases().front();
+  const std::vector<Case> cases = op.named();
+  const std::string wanted = cases.back().params;
+  const SuiteRow row =
+      run_named(op, {.wants = [&](const std::string& params) { return params == wanted; }});
+  expect_passed(row);
+  EXPECT_EQ(row.cases, std::count_if(cases.begin(), cases.end(),
+                                     [&](const Case& c) { return c.params == wanted; }));
+  EXPECT_LT(row.cases, static_cast<std::int64_t>(cases.size()));
 }
 
 TEST_P(Operators, BadCalls) {

@@ -84,8 +84,12 @@ bool SuiteRow::too_many_mistrusted() const {
 SuiteRow run_named(const OperatorCases& op, const SuiteOptions& options) {
   SuiteRow row{.op = op.op, .kind = "named", .failures = {}};
   const std::vector<Case> cases = op.named();
-  for_each_case(static_cast<std::int64_t>(cases.size()), options, row, [&](std::int64_t i) {
-    const auto index = static_cast<std::size_t>(i);
+  std::vector<std::size_t> chosen;
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    if (!options.wants || options.wants(cases[i].params)) chosen.push_back(i);
+  }
+  for_each_case(static_cast<std::int64_t>(chosen.size()), options, row, [&](std::int64_t i) {
+    const std::size_t index = chosen[static_cast<std::size_t>(i)];
     return named_one(op, cases[index], index, options.device);
   });
   return row;

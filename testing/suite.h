@@ -28,6 +28,8 @@ struct SuiteRow {
 struct SuiteOptions {
   Device device = kCPU;
   int jobs = 1;  // host threads; cases are independent
+  // Which named cases run, by what describes them; all where there is none.
+  std::function<bool(const std::string& params)> wants = {};
   // Called after each case with how many are done, from any thread but never from two at once.
   std::function<void(std::int64_t done, std::int64_t all)> progress;
 };
