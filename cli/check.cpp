@@ -107,7 +107,7 @@ std::vector<SuiteRow> run_all(const CheckArguments& a, Device device) {
   if (ops.empty()) {
     for (const OperatorCases& op : testing::all_cases()) ops.push_back(&op);
   }
-  testing::SuiteOptions options{.device = device, .jobs = a.jobs, .progress = {}};
+  testing::SuiteOptions options{.device = device, .jobs = a.jobs};
   if (!a.filter.empty()) {
     std::regex filter;
     try {

@@ -31,7 +31,7 @@ struct SuiteOptions {
   // Which named cases run, by what describes them; all where there is none.
   std::function<bool(const std::string& params)> wants = {};
   // Called after each case with how many are done, from any thread but never from two at once.
-  std::function<void(std::int64_t done, std::int64_t all)> progress;
+  std::function<void(std::int64_t done, std::int64_t all)> progress = {};
 };
 
 SuiteRow run_named(const OperatorCases& op, const SuiteOptions& options);
