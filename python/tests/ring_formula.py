@@ -104,9 +104,17 @@ def check(p, options=None, **extra):
 
     A gradient's error is measured by its length; that of J0, J1 and alpha, which is a sum over all samples and steps, by
     the terms of that sum, since it may cancel to anything.
+
+    float32 on CUDA is asked for bf16x6, which promises what fp32 does. What bf16x3, the default there, gets wrong in
+    networks as small as these depends on how the draw cancels: 1e-5 of the states in one draw of twenty.
     """
-    options = options or {}
+    options = dict(options or {})
+    dtype, device = p["A"].dtype, p["A"].device
+    if dtype == torch.float32 and device.type == "cuda" and "precision" not in {**options, **extra}:
+        extra["precision"] = "bf16x6"
+    exact_products = extra.get("precision") == "bf16x6"
     limits = KINKED if options.get("activation", "relu") == "relu" else GRADIENT
+    most_of = lambda limits, dtype: limits[dtype] if exact_products else limit(limits, dtype, device)  # noqa: E731
     out, h_n = annulus.ring_rnn(**p, **options, **extra, return_state=True)
     B, T, N = out.shape
     terms = {
@@ -115,10 +123,9 @@ def check(p, options=None, **extra):
         if name in leaves(p)
     }
     want, want_h = ring_rnn(**{**p, **terms}, **options)
-    dtype = p["A"].dtype
     assert out.dtype == dtype and h_n.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    assert_close(out, want)
-    assert error(h_n, want_h) <= limit(OUTPUT, dtype, out.device)
+    assert error(out, want) <= most_of(OUTPUT, dtype), error(out, want)
+    assert error(h_n, want_h) <= most_of(OUTPUT, dtype), error(h_n, want_h)
     inputs = leaves(p)
     dout, dh = torch.randn_like(out), torch.randn_like(h_n)
     got = torch.autograd.grad((out, h_n), inputs.values(), (dout, dh))
@@ -132,7 +139,7 @@ def check(p, options=None, **extra):
         if name in terms:
             e = e.sum((0, 1)) if x.dim() else e.sum()
         relative = ((g.double() - e).norm() / size.clamp_min(1e-300)).item()
-        most = max(limit(limits, t, out.device) for t in (dtype, x.dtype))
+        most = max(most_of(limits, t) for t in (dtype, x.dtype))
         assert relative <= most, f"d{name}: relative error {relative:.3g}, limit {most:.3g}"
     return out, h_n
 

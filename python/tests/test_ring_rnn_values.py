@@ -112,6 +112,12 @@ def test_precisions(precision, dtype, device):
     assert error(out, formula(**p, activation="tanh")[0]) <= max(most, 0 if dtype == torch.float32 else 5e-3)
 
 
+def test_default_precision_of_float32(device):
+    p = problem(5, 6, 3, 40, dtype=torch.float32, device=device, grad=False)
+    named = annulus.ring_rnn(**p, precision="bf16x3" if device == "cuda" else "fp32")
+    assert torch.equal(annulus.ring_rnn(**p), named)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("cuts", [(1,) * 8, (3, 5), (1, 6, 1)])
 def test_streaming_is_one_call(cuts, dtype, device):
