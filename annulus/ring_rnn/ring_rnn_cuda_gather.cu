@@ -12,6 +12,7 @@ namespace annulus::ring::cuda::tensor {
 namespace {
 
 constexpr int kThreads = 1024;
+
 __global__ void __launch_bounds__(kThreads) readout_kernel(const __grid_constant__ Loop loop) {
   const Shape& s = loop.shape;
   const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
