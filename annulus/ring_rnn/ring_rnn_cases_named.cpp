@@ -172,10 +172,15 @@ void add_sizes(Builder& b) {
     b.add("in clusters, more channels than they stage", p);
     p.N = precision == RingPrecision::kBf16x6 ? 40 : 100, p.K = 1, p.B = 540;
     b.add("in clusters, more samples than go eight a cluster", p);
-    p.N = 260, p.K = 70, p.B = 4;
-    b.add("weights that stream past, several groups of channels", p);
-    p.gradients = kRingDWo | kRingDr0;
-    b.add("weights that stream past, without s . u_k", p);
+    // As many channels as a block of threads cannot keep on 132 multiprocessors; two to four groups.
+    p.N = 260, p.B = 4;
+    p.K = precision == RingPrecision::kBf16 ? 110 : precision == RingPrecision::kBf16x3 ? 60 : 40;
+    p.gradients = kRingDA | kRingDr0;
+    b.add("weights that stream past", p);
+    if (precision == RingPrecision::kBf16) {  // which has another loop for it
+      p.gradients = kRingDr0;
+      b.add("weights that stream past, without s . u_k", p);
+    }
   }
   {
     RingRnnProblem p = small();
@@ -183,7 +188,7 @@ void add_sizes(Builder& b) {
     p.J0 = -0.5 / 300;
     p.B = 11600, p.T = 1, p.K = 1, p.N = 130;
     b.add("more tiles than multiprocessors", p);
-    p.B = 250, p.T = 2;
+    p.B = 250;
     for (const std::int64_t N : {256, 512}) {
       p.N = N;
       b.add("fewer samples a block, so that its weights stay", p);
