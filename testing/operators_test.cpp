@@ -61,7 +61,7 @@ class Operators : public ::testing::TestWithParam<Target> {};
 
 TEST_P(Operators, Named) {
   ANNULUS_SKIP_WITHOUT_DEVICE(GetParam().device);
-  expect_passed(run_named(*GetParam().op, {.device = GetParam().device, .progress = {}}));
+  expect_passed(run_named(*GetParam().op, {.device = GetParam().device}));
 }
 
 TEST(Suite, RunsTheNamedCasesThatAreWanted) {
@@ -113,7 +113,7 @@ TEST_P(Fuzz, Cases) {
   const std::int64_t last = all * (index + 1) / kShards;
   if (first == last) GTEST_SKIP() << "ANNULUS_FUZZ_CASES leaves none for this shard";
   expect_passed(run_fuzz(*target.op, static_cast<std::uint64_t>(first), last - first,
-                         {.device = target.device, .progress = {}}));
+                         {.device = target.device}));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Fuzz, ::testing::ValuesIn(shards()),

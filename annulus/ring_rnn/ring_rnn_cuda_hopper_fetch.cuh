@@ -94,8 +94,8 @@ __device__ void fetch_resident(const Loop& loop, const HopperShared<Terms>& shar
   }
 }
 
-// The fetching warps, one thread each. One thread alone would be too slow, so the stages go to them
-// by turns; c of a group is the first one's. No more than there are stages: a thread must not come to
+// The fetching warps, one thread each, to which the stages go by turns; c of a group is the first
+// one's. No more than there are stages: a thread must not come to
 // a stage before the others have been through it once, since barriers tell odd from even rounds only.
 template <int Terms, class Direction>
 class Fetcher {

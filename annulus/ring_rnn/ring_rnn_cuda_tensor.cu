@@ -15,6 +15,8 @@ namespace annulus::ring::cuda::tensor {
 namespace {
 
 constexpr int kSide = 128;  // of a block of the weights' gradient
+// Choices are made as if K were 16, whatever it is: channels of zeros change no bit.
+constexpr std::int64_t kUsualChannels = 17;
 
 int attribute(cudaDeviceAttr which, const Plan& plan) {
   int value = 0;
@@ -91,24 +93,18 @@ Shape cut(const Plan& plan, bool dots) {
   }
   const int per_multiprocessor = s.hopper || s.rows == 256 ? 1 : 2;
   const std::int64_t room = static_cast<std::int64_t>(multiprocessors) * per_multiprocessor;
-  std::int64_t each = fill(s, room);
-  if (s.hopper && s.terms == 1) {
-    // Fewer samples a block leave fewer parts of a sum to be added up, if the weights of a block still
-    // stay in shared memory and the GPU is as full. As if K were 16, whatever it is. (B 256 on an H200,
-    // T 20: N 256 takes 145 us with 64 samples, 154 with 128 and 213 with 256; N 512 264, 196 and 250;
-    // N 384, which would leave half the GPU without work, 308, 243 and 223.)
-    constexpr std::int64_t kUsualChannels = 17;
-    const int most = s.rows;
-    for (int rows = 64; rows < most; rows *= 2) {
-      set_rows(rows);
-      each = fill(s, room);
-      if (s.items() <= room && s.items() * 8 >= room * 7 &&
-          each * ceil_div(kUsualChannels, s.channel_splits) <= kUsualChannels) {
-        break;
-      }
-      set_rows(most);
-      each = fill(s, room);
-    }
+  // Fewer samples a block leave fewer parts of a sum to be added up, if the weights of a block still
+  // stay in shared memory and the GPU is nearly full. (B 256 on an H200, T 20: N 256 takes 145 us with 64
+  // samples, 154 with 128 and 213 with 256; N 512 264, 196 and 250; N 384, whose sum can be split to
+  // 72 blocks at most, 308, 243 and 223.)
+  const int most = s.rows;
+  std::int64_t each = 0;
+  for (int rows = s.hopper && s.terms == 1 ? 64 : most;; rows *= 2) {
+    set_rows(rows);
+    each = fill(s, room);
+    const bool full = s.items() <= room && s.items() * 8 >= room * 7;
+    const bool stays = each * ceil_div(kUsualChannels, s.channel_splits) <= kUsualChannels;
+    if (rows == most || (full && stays)) break;
   }
   s.grid = static_cast<int>(std::min(s.items(), room));
   s.resident_channels = static_cast<int>(ceil_div(s.channels, s.channel_splits));
@@ -248,8 +244,6 @@ struct BackwardScratch {
 };
 
 int depth_splits_for(const Plan& plan, const Shape& s) {
-  // As if K were 16, whatever it is: zeros for channels change no bit.
-  constexpr std::int64_t kUsualChannels = 17;
   const std::int64_t sides = ceil_div(plan.N, kSide);
   const std::int64_t tiles = s.hopper
                                  ? s.tiles * sides * hopper_dweights_groups(s.terms, kUsualChannels)
