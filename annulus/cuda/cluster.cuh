@@ -32,12 +32,21 @@ __device__ __forceinline__ std::uint32_t address_in_block(std::uint32_t shared, 
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared), "r"(rank));
   return address;
 }
-__device__ __forceinline__ void store_in_block(std::uint32_t address, uint2 v) {
-  asm volatile("st.shared::cluster.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(v.x), "r"(v.y)
-               : "memory");
+// Stores, and nobody waits for it: the bytes arrive at a SharedBarrier of the block that is written to.
+__device__ __forceinline__ void send_to_block(std::uint32_t address, uint2 v,
+                                              std::uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
+          address),
+      "r"(v.x), "r"(v.y), "r"(barrier)
+      : "memory");
 }
-__device__ __forceinline__ void store_in_block(std::uint32_t address, float v) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
+__device__ __forceinline__ void send_to_block(std::uint32_t address, float v,
+                                              std::uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address),
+      "f"(v), "r"(barrier)
+      : "memory");
 }
 
 #endif

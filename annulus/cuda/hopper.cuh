@@ -1,11 +1,11 @@
-// What compute capability 9.0 adds and the kernels here use: barriers in shared memory that count
-// arriving bytes, bulk copies that need one thread, and products of a warpgroup (wgmma) whose right
+// What compute capability 9.0 adds and the kernels here use, besides barriers that count arriving bytes
+// (shared_barrier.cuh): bulk copies that need one thread, and products of a warpgroup (wgmma) whose right
 // operand lies in shared memory. Device code of this header exists only when compiling for sm_90a.
 #pragma once
 
 #include <cstdint>
 
-#include "annulus/cuda/mma.cuh"
+#include "annulus/cuda/shared_barrier.cuh"
 
 namespace annulus::cuda {
 
@@ -17,51 +17,6 @@ namespace annulus::cuda {
 
 #if ANNULUS_DEVICE_HOPPER
 
-// A barrier of `arrivals` a phase. Phases are told apart by parity: 0, 1, 0, ...
-struct SharedBarrier {
-  std::uint64_t word;
-
-  __device__ void init(unsigned arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&word)),
-                 "r"(arrivals)
-                 : "memory");
-  }
-  __device__ void arrive() {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&word))
-                 : "memory");
-  }
-  // Arrives, and lets the phase wait for that many bytes of bulk copies, too.
-  __device__ void arrive_expecting(unsigned bytes) {
-    asm volatile(
-        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&word)),
-        "r"(bytes)
-        : "memory");
-  }
-  __device__ void wait(unsigned parity) {
-    unsigned done;
-    do {
-      asm volatile(
-          "{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, "
-          "p;}"
-          : "=r"(done)
-          : "r"(shared_address(&word)), "r"(parity)
-          : "memory");
-    } while (done == 0);
-  }
-};
-
-// A place in a ring of stages, and the parity of its barriers' phase.
-struct RingPlace {
-  int at = 0;
-  unsigned parity = 0;
-  __device__ __forceinline__ void next(int ring) {
-    if (++at == ring) {
-      at = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 // A number that all lanes of a warp have, said in a way the compiler understands: what is made of it
 // then stays in uniform registers, where wgmma wants its descriptors, instead of being sent there by
 // two instructions for each. It helps only where the compiler knows that warps stay together: a loop
@@ -71,17 +26,6 @@ __device__ __forceinline__ std::uint32_t uniform(std::uint32_t v) {
 }
 __device__ __forceinline__ int uniform(int v) {
   return static_cast<int>(uniform(static_cast<std::uint32_t>(v)));
-}
-
-// What threads wrote to shared memory, copy_async_16 included, before wgmma or the copy engine uses it.
-__device__ __forceinline__ void fence_shared_writes() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-// Makes freshly made barriers known to the copy engine.
-__device__ __forceinline__ void fence_barriers() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  fence_shared_writes();
 }
 
 // Multiples of 16 bytes, aligned to 16; the barrier's phase ends when they have arrived.

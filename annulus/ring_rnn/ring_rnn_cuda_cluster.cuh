@@ -6,10 +6,12 @@
 // weights stay where they are used: in the registers of its 16 warps, then in shared memory, the rest
 // in L2. A step is
 //   products   a warp multiplies 16 neurons x 16 of the depth of every channel by the samples
-//              (mma.sync with the weights as left operand), and adds them up scaled by c in f32;
+//              (mma.sync with the weights as left operand) and adds them up: scaled by c in f32 or,
+//              with one term, with X scaled by c, as the sum of two bf16, in the tensor cores;
 //   sum        over the warps of the depth, through shared memory, in fixed order;
 //   end        one thread an element, whose state never leaves its register;
-//   exchange   the new X into the shared memory of all blocks of the cluster, and their barrier.
+//   exchange   the new X into the shared memory of all blocks of the cluster, where the bytes arrive at
+//              a barrier of the block's own: nobody waits for anything but what is multiplied next.
 // A sample's numbers depend neither on how many samples share its cluster nor on K.
 #pragma once
 
@@ -33,6 +35,7 @@ __device__ __forceinline__ void exchange(const Shape& s,
   __nv_bfloat16 term[Terms];
   annulus::cuda::split_bf16<Terms>(v, term);
   const int deep = rank * (kClusterNeurons / 16) + lane / 16;
+  const std::uint32_t barrier = annulus::cuda::shared_address(shared.arrived + parity);
 #pragma unroll
   for (int i = 0; i < Terms; ++i) {
     // Four neighbours' numbers in each of their lanes; each lane serves another block.
@@ -45,15 +48,23 @@ __device__ __forceinline__ void exchange(const Shape& s,
         annulus::cuda::shared_address(shared.x + (parity * Terms + i) * s.padded_n * Samples +
                                       (deep * Samples + sample) * 16 + lane % 16 / 4 * 4);
     for (int block = lane & 3; block < s.cluster; block += 4) {
-      annulus::cuda::store_in_block(annulus::cuda::address_in_block(at, block), four);
+      annulus::cuda::send_to_block(annulus::cuda::address_in_block(at, block), four,
+                                   annulus::cuda::address_in_block(barrier, block));
     }
   }
   const float sum = annulus::cuda::warp_sum(v);
   if (lane < s.cluster) {
     const std::uint32_t at = annulus::cuda::shared_address(
         shared.sums + (parity * kMostBlocks + rank) * Samples + sample);
-    annulus::cuda::store_in_block(annulus::cuda::address_in_block(at, lane), sum);
+    annulus::cuda::send_to_block(annulus::cuda::address_in_block(at, lane), sum,
+                                 annulus::cuda::address_in_block(barrier, lane));
   }
+}
+
+// Bytes of it that arrive at a block.
+template <int Terms, int Samples>
+__device__ __forceinline__ unsigned exchanged_bytes(const Shape& s) {
+  return static_cast<unsigned>(s.cluster * Samples) * (kClusterNeurons * Terms * 2 + 4);
 }
 
 template <int Samples>
@@ -81,74 +92,93 @@ __global__ void __launch_bounds__(kClusterThreads, 1)
   const int lane = thread & 31;
   const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.x / s.cluster) * Samples;
   const bool has_element = warp < Samples;
-  const bool dots = Element::kBackward && loop.dots != nullptr;
 
+  // X of a step may come when the one before is being multiplied, so that there are two barriers. The
+  // one after it cannot: it is made of what this block sends when it is done with X and its sums.
+  const auto expect = [&](int parity) {
+    shared.arrived[parity].arrive_expecting(exchanged_bytes<Terms, Samples>(s));
+  };
+  if (thread == 0) {
+    for (int i = 0; i < 2; ++i) shared.arrived[i].init(1);
+    annulus::cuda::fence_barriers();
+    for (int i = 0; i < 2; ++i) expect(i);
+  }
   // Blocks of the cluster may not be written to before they run.
   annulus::cuda::cluster_arrive();
-  ClusterProducts<Terms, Samples> products(loop, shared, rank, first_row);
+  ClusterProducts<Terms, Samples> products(loop, shared, rank);
   const auto time_of = [&](std::int64_t step) {
     return Element::kBackward ? loop.last - 1 - (step - loop.first) : step;
   };
   // c of a step: numbers `thread`, `thread` + 512, ... of the staged channels. The forward reads them
-  // where the call has them: it needs nothing prepared.
+  // where the call has them: it needs nothing prepared. They stay bits until they are used, or each
+  // step would wait for them right where it asks for them.
   constexpr int kEach = kStagedChannels * Samples / kClusterThreads;
   struct Staged {
-    float c[kEach];
+    std::uint32_t bits[kEach];
+    bool counts;
   };
   constexpr int kApart = kClusterThreads / Samples;  // channels between a thread's numbers
   const std::int64_t c_row = first_row + thread % Samples;
+  const int c_channel = thread / Samples;
+  const DType c_type = Element::kBackward ? DType::kF32 : loop.dtype;
   [[maybe_unused]] float J1 = 0;
   if constexpr (!Element::kBackward) {
     visit_narrow(loop.dtype, [&]<class T>() { J1 = get<T>(loop.args.J1); });
   }
   const auto load_staged = [&](std::int64_t time, int first) {
     Staged staged = {};
-    const int channel = first + thread / Samples;
-    if constexpr (Element::kBackward) {
-      const float* from = loop.c + (time * s.channels + channel) * s.padded_b + c_row;
+    const int channel = first + c_channel;
+    const Ref<3>& A = loop.args.A;
+    const void* from = loop.c;
+    std::int64_t at = (time * s.channels + channel) * s.padded_b + c_row;
+    std::int64_t step = kApart * s.padded_b;
+    staged.counts = true;
+    if constexpr (!Element::kBackward) {  // as coefficient(); channel 0 is not in A
+      from = A.data;
+      at = offset<float>(A, c_row, time, channel - 1);
+      step = kApart * A.stride[2];
+      staged.counts = c_row < s.B && live(loop.args, c_row, time);
+    }
+    if (!staged.counts) return staged;
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) {
-        if (channel + i * kApart < s.channels) staged.c[i] = __ldg(from + i * kApart * s.padded_b);
+    for (int i = 0; i < kEach; ++i) {
+      const int k = channel + i * kApart;
+      if (k < s.channels && (Element::kBackward || k > 0)) {
+        staged.bits[i] = load_bits(from, at + i * step, c_type == DType::kF32);
       }
-    } else if (c_row < s.B && live(loop.args, c_row, time)) {  // as coefficient()
-      const Ref<3>& A = loop.args.A;
-      const std::int64_t at = offset<float>(A, c_row, time, channel - 1);
-      visit_narrow(loop.dtype, [&]<class T>() {
-#pragma unroll
-        for (int i = 0; i < kEach; ++i) {
-          const int k = channel + i * kApart;
-          if (k >= s.channels) break;
-          staged.c[i] = k == 0 ? J1
-                               : static_cast<float>(
-                                     static_cast<const T*>(A.data)[at + i * kApart * A.stride[2]]);
-        }
-      });
     }
     return staged;
   };
-  const auto store_staged = [&](int parity, const Staged& staged) {
+  const auto store_staged = [&](int parity, int first, const Staged& staged) {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      shared.c[parity * kStagedChannels * Samples + thread + i * kClusterThreads] = staged.c[i];
-      const unsigned any = __ballot_sync(~0u, staged.c[i] != 0) >> lane;
+      float c = number_of(c_type, staged.bits[i]);
+      if constexpr (!Element::kBackward) {
+        if (first + c_channel + i * kApart == 0) c = staged.counts ? J1 : 0.0f;
+      }
+      const int place = parity * kStagedChannels + c_channel + i * kApart;
+      const unsigned what = store_factor<Terms, Samples>(
+          shared.c + place * (kFactorWords<Terms> * Samples), thread % Samples, c);
+      // Of all samples of the channel.
+      const unsigned mine = (1u << Samples) - 1;
+      const unsigned count = __ballot_sync(~0u, (what & kCounts) != 0) >> lane & mine;
+      const unsigned two = __ballot_sync(~0u, (what & kTwoTerms) != 0) >> lane & mine;
       if (lane % Samples == 0) {
-        shared.active[parity * kStagedChannels + thread / Samples + i * kApart] =
-            (any & ((1u << Samples) - 1)) != 0;
+        shared.active[place] =
+            static_cast<std::uint8_t>((count != 0 ? kCounts : 0) | (two != 0 ? kTwoTerms : 0));
       }
     }
   };
 
-  store_staged(0, load_staged(time_of(loop.first), 0));
+  store_staged(0, 0, load_staged(time_of(loop.first), 0));
   Element element(loop, first_row + warp, rank * kClusterNeurons + lane, rank);
   const float v = has_element ? element.begin(loop) : 0.0f;
-  if (dots) products.load_states(time_of(loop.first));
   annulus::cuda::cluster_wait();
   if (has_element) exchange<Terms, Samples>(s, shared, rank, warp, 0, v);
-  annulus::cuda::cluster_arrive();
-  annulus::cuda::cluster_wait();
+  __syncthreads();  // c of the first step
 
-  // What a step needs besides X is loaded while the cluster meets before it, and what is staged for
-  // it lies in shared memory one step later.
+  // What a step needs besides X is loaded while that is on its way, and what is staged for it lies in
+  // shared memory one step later.
   Staged staged = {};
   const auto load_ahead = [&](std::int64_t step) {
     if (step >= loop.last) return;
@@ -160,50 +190,38 @@ __global__ void __launch_bounds__(kClusterThreads, 1)
     const std::int64_t time = time_of(step);
     const int parity = static_cast<int>(step - loop.first) & 1;
     const bool more = step + 1 < loop.last;
+    shared.arrived[parity].wait(static_cast<unsigned>((step - loop.first) >> 1) & 1);
+    if (thread == 0 && step + 2 < loop.last) expect(parity);
     const auto add = [&](int first) {
-      const float* c = shared.c + parity * kStagedChannels * Samples;
-      if (dots) {
-        products.template add<true>(c, 0, parity, first);
-        return;
-      }
-      std::uint64_t active = 0;
+      StagedChannels staged_channels = {};
 #pragma unroll
       for (int i = 0; i < kStagedChannels; i += 32) {
-        const bool mine = shared.active[parity * kStagedChannels + i + lane] != 0;
-        active |= static_cast<std::uint64_t>(__ballot_sync(~0u, mine)) << i;
+        const unsigned what = shared.active[parity * kStagedChannels + i + lane];
+        staged_channels.count |=
+            static_cast<std::uint64_t>(__ballot_sync(~0u, (what & kCounts) != 0)) << i;
+        staged_channels.two_terms |=
+            static_cast<std::uint64_t>(__ballot_sync(~0u, (what & kTwoTerms) != 0)) << i;
       }
-      products.template add<false>(c, active, parity, first);
+      products.add(staged_channels, parity, first);
     };
     add(0);
     int first = 0;
     while (first + kStagedChannels < s.channels) {  // more than are staged: one part after another
       __syncthreads();
-      if (dots) products.store_dots(time, first, thread, kClusterThreads);
       first += kStagedChannels;
-      store_staged(parity, load_staged(time, first));
+      store_staged(parity, first, load_staged(time, first));
       __syncthreads();
       add(first);
     }
-    products.store();
-    if (more) store_staged(parity ^ 1, staged);
+    products.store(parity);
+    if (more) store_staged(parity ^ 1, 0, staged);
     __syncthreads();
-    if (dots && more) products.load_states(time_of(step + 1));
     if (has_element) {
-      const float next = element.finish(loop, time, products.total(warp, lane),
+      const float next = element.finish(loop, time, products.total(warp, lane, parity),
                                         row_total<Samples>(s, shared.sums, warp, parity));
-      exchange<Terms, Samples>(s, shared, rank, warp, parity ^ 1, next);
+      if (more) exchange<Terms, Samples>(s, shared, rank, warp, parity ^ 1, next);
     }
-    if (dots) {
-      // By the warps that have no element, where there are such.
-      constexpr int kIdle = Samples < kClusterWarps ? Samples * 32 : 0;
-      if (thread >= kIdle) {
-        products.store_dots(time, first, thread - kIdle, kClusterThreads - kIdle);
-      }
-    }
-    // Tried on an H200: stores to global memory after arriving, 1-4 % slower in the one run it had.
-    annulus::cuda::cluster_arrive();
     load_ahead(step + 1);
-    annulus::cuda::cluster_wait();
   }
   if (has_element) element.end(loop);
 #else
@@ -229,25 +247,19 @@ inline bool runs_in_clusters(const Shape& s) {
 int clusters_at_once(int cluster, std::size_t shared, const char* op);
 
 // How many samples a cluster takes, and what of the weights lies in shared memory.
-inline void fit_cluster(Shape& s, bool dots, std::size_t shared, const char* op) {
+inline void fit_cluster(Shape& s, std::size_t shared, const char* op) {
   s.cluster = s.padded_n / kClusterNeurons;
   s.row_parts = s.cluster;
-  s.dot_parts = kTile / kClusterNeurons;
   // Half as many samples make a step shorter, if all clusters still run at once.
   s.samples = s.padded_b / 8 <= clusters_at_once(s.cluster, shared, op) ? 8 : 16;
   s.threads = kClusterThreads;
   s.slot_bytes = s.terms * kClusterThreads * static_cast<int>(sizeof(uint4));
-  std::size_t beside =
+  const std::size_t beside =
       static_cast<std::size_t>(4 * s.terms * s.padded_n * s.samples) +
-      sizeof(float) *
-          static_cast<std::size_t>(s.samples *
-                                   (2 * kStagedChannels + kDepthWarps * kPitch + 2 * kMostBlocks)) +
-      2 * kStagedChannels;
-  if (dots) {
-    beside +=
-        sizeof(float) *
-        static_cast<std::size_t>(kClusterWarps * std::min(s.channels, kStagedChannels) * s.samples);
-  }
+      sizeof(float) * static_cast<std::size_t>(s.samples * 2 *
+                                               (kStagedChannels * (s.terms == 1 ? 2 : 1) +
+                                                kDepthWarps * kPitch + kMostBlocks)) +
+      2 * sizeof(std::uint64_t) + 2 * kStagedChannels;
   const int room = static_cast<int>((shared - beside) / static_cast<std::size_t>(s.slot_bytes));
   s.slots = std::clamp(s.channels - held_channels(s.terms), 0, room);
   s.shared_bytes = beside + static_cast<std::size_t>(s.slots * s.slot_bytes);

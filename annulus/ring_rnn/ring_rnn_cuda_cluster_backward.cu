@@ -46,7 +46,8 @@ class BackwardElement {
     reset_ = inside_ && resets(a, row_, t);
     dout_ = 0;
     if (inside_ && a.dout && t > 0) {
-      visit_narrow(loop.dtype, [&]<class T>() { dout_ = get<T>(a.dout, row_, t - 1, col_); });
+      dout_ = load_bits(a.dout.data, offset<float>(a.dout, row_, t - 1, col_),
+                        loop.dtype == DType::kF32);
     }
     if (t > loop.leave_at) load_opening(loop, t - 1);
   }
@@ -57,7 +58,7 @@ class BackwardElement {
       taken_ += l_;
       l_ = 0;
     }
-    l_ += dout_;
+    l_ += number_of(loop.dtype, dout_);
     if (t == 0 && inside_) {
       visit_narrow(loop.dtype, [&]<class T>() {
         if (a.dreset_state) put_either<T>(a.dreset_state, taken_, row_, col_);
@@ -81,14 +82,18 @@ class BackwardElement {
     y_ = loop.y[(t - loop.y_first) * loop.y_stride[0] + row_ * loop.y_stride[1] +
                 col_ * loop.y_stride[2]];
     if (loop.alpha_sums == nullptr && loop.s_sums == nullptr) return;
-    visit_narrow(loop.dtype, [&]<class T>() { s_ = state_before<T>(a, row_, t, col_); });
+    StateRow from;
+    visit_narrow(loop.dtype, [&]<class T>() { from = state_row<T>(a, row_, t); });
+    s_type_ = from.wide ? DType::kF32 : loop.dtype;
+    s_ = load_bits(from.data, col_ * from.step, s_type_ == DType::kF32);
   }
   __device__ float make_g(const Loop& loop, std::int64_t t) {
     const Args& a = loop.args;
     const Shape& shape = loop.shape;
+    const float s = number_of(s_type_, s_);
     float g = 0;
     if (opens_) {
-      const Opened step = open_step(activate_and_slope(a.activation, y_), alpha_, s_, l_);
+      const Opened step = open_step(activate_and_slope(a.activation, y_), alpha_, s, l_);
       g = step.g;
       alpha_sum_ += step.moved;
     }
@@ -98,7 +103,7 @@ class BackwardElement {
     }
     if (loop.s_sums != nullptr) {
       const float sum_g = annulus::cuda::warp_sum(g);
-      const float sum_s = annulus::cuda::warp_sum(s_);
+      const float sum_s = annulus::cuda::warp_sum(s);
       if ((threadIdx.x & 31) == 0) {
         const std::int64_t to = (t * shape.row_parts + rank_) * shape.padded_b + row_;
         loop.g_sums[to] = sum_g;
@@ -117,9 +122,10 @@ class BackwardElement {
   float alpha_sum_ = 0;  // l (F(y) - s) of the steps so far
   float taken_ = 0;      // out of the recurrence by resets so far
   bool counts_ = false, reset_ = false;
-  float dout_ = 0;
   bool opens_ = false;  // the step before counts
-  float y_ = 0, s_ = 0;
+  float y_ = 0;
+  std::uint32_t dout_ = 0, s_ = 0;  // still bits: what is asked for ahead is not waited for there
+  DType s_type_ = DType::kF32;
 };
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "annulus/cuda/mma.cuh"
+#include "annulus/cuda/shared_barrier.cuh"
 #include "annulus/ring_rnn/ring_rnn_cuda_parts.cuh"
 
 namespace annulus::ring::cuda::tensor {
@@ -16,19 +17,30 @@ inline constexpr int kClusterWarps = kClusterThreads / 32;
 inline constexpr int kDepthWarps = kClusterWarps / 2;  // two rows of 16 neurons
 inline constexpr int kPitch = kClusterNeurons + 4;  // against bank conflicts: 2 pitches = 8 mod 32
 
-// Channels whose weights a warp keeps in registers, two at a time: 48 registers a thread.
-constexpr int held_channels(int terms) { return 12 / terms / 2 * 2; }
+// Words of a c in shared memory: with one term, c is multiplied onto X as the sum of two bf16, which
+// lie there as pairs.
+template <int Terms>
+constexpr int kFactorWords = Terms == 1 ? 2 : 1;
+
+// Channels whose weights a warp keeps in registers, two at a time: 32 registers a thread. (48 are no
+// faster: the rest of a step then has too few.)
+constexpr int held_channels(int terms) { return 8 / terms / 2 * 2; }
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
+// What there is to know of a staged channel: its c are not all zero; one of them is no bf16.
+enum : std::uint8_t { kCounts = 1, kTwoTerms = 2 };
 
 // Shared memory, front to back, of one block.
 template <int Terms, int Samples>
 struct ClusterShared {
   uint4* weights;        // [slot][tile][warp][lane]
   std::uint16_t* x;      // [2][term][depth / 16][sample][16]
-  float* c;              // [2][kStagedChannels][sample]
-  std::uint8_t* active;  // [2][kStagedChannels]: channels that are not all zero
-  float* parts;          // [depth warp][sample][kPitch]
+  std::uint32_t* c;      // [2][kStagedChannels][kFactorWords<Terms> * sample]: see store_factor()
+  std::uint8_t* active;  // [2][kStagedChannels]: kCounts, kTwoTerms of a channel
+  float* parts;          // [2][depth warp][sample][kPitch]
   float* sums;           // [2][block][sample]: of X over a block's neurons
-  float* dots;           // [warp][channel][sample]
+  annulus::cuda::SharedBarrier* arrived;  // [2]: X and its sums
 
   __device__ ClusterShared(std::byte* base, const Shape& s) {
     const auto take = [&](std::int64_t bytes) {
@@ -38,29 +50,38 @@ struct ClusterShared {
     };
     weights = reinterpret_cast<uint4*>(take(s.slots * s.slot_bytes));
     x = reinterpret_cast<std::uint16_t*>(take(4 * Terms * s.padded_n * Samples));
-    c = reinterpret_cast<float*>(take(2 * kStagedChannels * Samples * 4));
-    parts = reinterpret_cast<float*>(take(kDepthWarps * Samples * kPitch * 4));
+    c = reinterpret_cast<std::uint32_t*>(
+        take(2 * kStagedChannels * kFactorWords<Terms> * Samples * 4));
+    parts = reinterpret_cast<float*>(take(2 * kDepthWarps * Samples * kPitch * 4));
     sums = reinterpret_cast<float*>(take(2 * kMostBlocks * Samples * 4));
+    arrived = reinterpret_cast<annulus::cuda::SharedBarrier*>(
+        take(2 * sizeof(annulus::cuda::SharedBarrier)));
     active = reinterpret_cast<std::uint8_t*>(take(2 * kStagedChannels));
-    dots = reinterpret_cast<float*>(base);
   }
 };
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-
-// Sums over the eight lanes of the same q = lane % 4 of four numbers at once: lanes 8 i + q and
-// 8 i + 4 + q get the sum of number i.
-__device__ __forceinline__ float sum_four(const float (&v)[4], int lane) {
-  float two[2];
-  const bool upper = (lane & 16) != 0;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    two[i] = (upper ? v[2 + i] : v[i]) + __shfl_xor_sync(~0u, upper ? v[i] : v[2 + i], 16);
+// c of a sample, in the place of its channel: f32; or the pairs {high, high} of all samples, the
+// samples of a lane side by side, and behind them the pairs of low terms. Returns what it is.
+template <int Terms, int Samples>
+__device__ __forceinline__ unsigned store_factor(std::uint32_t* channel, int sample, float c) {
+  unsigned what = c != 0 ? kCounts : 0;
+  if constexpr (Terms == 1) {
+    __nv_bfloat16 term[2];
+    annulus::cuda::split_bf16<2>(c, term);
+    const int at = sample % 8 * (Samples / 8) + sample / 8;
+    channel[at] = annulus::cuda::pack_bf16(term[0], term[0]);
+    channel[Samples + at] = annulus::cuda::pack_bf16(term[1], term[1]);
+    if (__bfloat162float(term[1]) != 0) what |= kTwoTerms;
+  } else {
+    channel[sample] = __float_as_uint(c);
   }
-  const bool high = (lane & 8) != 0;
-  const float one = (high ? two[1] : two[0]) + __shfl_xor_sync(~0u, high ? two[0] : two[1], 8);
-  return one + __shfl_xor_sync(~0u, one, 4);
+  return what;
 }
+
+// Of staged channels, as bits.
+struct StagedChannels {
+  std::uint64_t count, two_terms;
+};
 
 // What the products of a warp need to know.
 template <int Terms, int Samples>
@@ -68,13 +89,14 @@ class ClusterProducts {
  public:
   static constexpr int kHeld = held_channels(Terms);
   static constexpr int kColumns = Samples / 8;
+  // With one term the tensor cores add the channels up: two sums by turns, so that none waits for the
+  // product before.
+  static constexpr int kSums = Terms == 1 ? 2 : 1;
 
   __device__ ClusterProducts(const Loop& loop, const ClusterShared<Terms, Samples>& shared,
-                             int rank, std::int64_t first_row)
+                             int rank)
       : loop_(loop),
         shared_(shared),
-        first_row_(first_row),
-        rank_(rank),
         warp_(static_cast<int>(threadIdx.x) >> 5),
         lane_(static_cast<int>(threadIdx.x) & 31) {
     const Shape& s = loop.shape;
@@ -96,87 +118,67 @@ class ClusterProducts {
     }
   }
 
-  // s of the step, by which dots multiplies: loaded ahead.
-  __device__ void load_states(std::int64_t time) {
-#pragma unroll
-    for (int j = 0; j < kColumns; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) states_[j][e] = 0;
-#pragma unroll
-      for (int term = Terms - 1; term >= 0; --term) {
-        const Shape& s = loop_.shape;
-        const std::int64_t row = first_row_ + j * 8 + (lane_ & 3) * 2;
-        const std::uint16_t* plane = loop_.states + term * s.T * s.padded_b * s.padded_n;
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const std::uint32_t bits =
-              __ldg(plane + state_at(s, time, row + (e & 1), neuron_ + (e >> 1) * 8));
-          states_[j][e] += __uint_as_float(bits << 16);
-        }
-      }
-    }
-  }
-
-  // Adds the channels from `first` on that are staged, and leaves the parts of their dots, for which no
-  // channel is left out.
-  template <bool Dots>
-  __device__ void add(const float* c, std::uint64_t active, int parity, int first) {
+  // Adds the channels from `first` on that are staged and count.
+  __device__ void add(const StagedChannels& staged, int parity, int first) {
     const Shape& s = loop_.shape;
     const int last = min(s.channels, first + kStagedChannels);
     const std::uint64_t everyone = ~std::uint64_t{0} >> (kStagedChannels - (last - first));
-    const std::uint64_t mask = Dots ? everyone : active;
-    const bool all = mask == everyone;
     load_x(parity);
-    c += (lane_ & 3) * 2 - first * Samples;
-    const auto pair = [&]<bool Ask>(int i, auto&& tile_of) {
-      [[maybe_unused]] float d[kColumns][4] = {};
-      const auto counts = [&](int h) {
-        return !Ask || (i + h < last && (mask >> (i + h - first) & 1) != 0);
-      };
-      // Both products before the first sum, which would wait for its product.
-      float part[2][kColumns][4];
+    const std::uint32_t* const c =
+        shared_.c + (parity * kStagedChannels - first) * (kFactorWords<Terms> * Samples);
+    const auto has = [&](std::uint64_t bits, int i) { return (bits >> (i - first) & 1) != 0; };
+    // Channels i and i + 1. Ask whether they count, and whether c has two terms.
+    const auto pair = [&]<bool Ask, bool AskTerms>(int i, auto&& tile_of) {
+      const auto counts = [&](int h) { return !Ask || (i + h < last && has(staged.count, i + h)); };
+      if constexpr (Terms == 1) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        if (counts(h)) multiply([&](int tile) { return tile_of(h, tile); }, part[h]);
-      }
+        for (int h = 0; h < 2; ++h) {
+          if (!counts(h)) continue;
+          uint2 x[kColumns];
+          scale(c + (i + h) * 2 * Samples, AskTerms && has(staged.two_terms, i + h), x);
+          const uint4 w = tile_of(h, 0);
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        if (!counts(h)) continue;
-#pragma unroll
-        for (int j = 0; j < kColumns; ++j) {
-          const float2 by = *reinterpret_cast<const float2*>(c + (i + h) * Samples + j * 8);
-          const float(&v)[4] = part[h][j];
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            sum_[j][e] = fmaf((e & 1) ? by.y : by.x, v[e], sum_[j][e]);
-          }
-          if constexpr (Dots) {
-            d[j][2 * h] = fmaf(v[2], states_[j][2], v[0] * states_[j][0]);
-            d[j][2 * h + 1] = fmaf(v[3], states_[j][3], v[1] * states_[j][1]);
-          }
+          for (int j = 0; j < kColumns; ++j) annulus::cuda::mma_bf16(sum_[h][j], w, x[j].x, x[j].y);
         }
-      }
-      if constexpr (Dots) {
-        const int which = lane_ >> 3;
+      } else {
+        // Both products before the first sum, which would wait for its product.
+        float part[2][kColumns][4];
 #pragma unroll
-        for (int j = 0; j < kColumns; ++j) {
-          const float total = sum_four(d[j], lane_);
-          if ((lane_ & 4) == 0 && i + which / 2 < last) {
-            dots_at(warp_, i + which / 2 - first, j * 8 + (lane_ & 3) * 2 + which % 2) = total;
+        for (int h = 0; h < 2; ++h) {
+          if (counts(h)) multiply([&](int tile) { return tile_of(h, tile); }, part[h]);
+        }
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          if (!counts(h)) continue;
+#pragma unroll
+          for (int j = 0; j < kColumns; ++j) {
+            const float2 by =
+                *reinterpret_cast<const float2*>(c + (i + h) * Samples + j * 8 + (lane_ & 3) * 2);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+              sum_[0][j][e] = fmaf((e & 1) ? by.y : by.x, part[h][j][e], sum_[0][j][e]);
+            }
           }
         }
       }
     };
+    // Mostly all count, and no c has two terms but that of Wo, perhaps, which is no tensor.
+    const bool usual =
+        staged.count == everyone && (staged.two_terms & ~std::uint64_t{first == 0 ? 1u : 0u}) == 0;
     const auto held = [&]<bool Ask>() {
 #pragma unroll
       for (int i = 0; i < kHeld; i += 2) {
-        pair.template operator()<Ask>(i, [&](int h, int tile) { return held_[i + h][tile]; });
+        const auto tile_of = [&](int h, int tile) { return held_[i + h][tile]; };
+        if (i == 0) {
+          pair.template operator()<Ask, true>(i, tile_of);
+        } else {
+          pair.template operator()<Ask, Ask>(i, tile_of);
+        }
       }
     };
     int i = first;
     if (first == 0) {
-      // Nobody asks channel by channel where all are at work, as they mostly are.
-      if (all && last >= kHeld) {
+      if (usual && last >= kHeld) {
         held.template operator()<false>();
       } else {
         held.template operator()<true>();
@@ -185,60 +187,43 @@ class ClusterProducts {
     }
     const auto kept = [&](int h, int tile) { return *slot(i + h, tile); };
     const int in_slots = min(last, kHeld + s.slots);
-    if (all) {
+    if (usual) {
 #pragma unroll 2
-      for (; i + 1 < in_slots; i += 2) pair.template operator()<false>(i, kept);
+      for (; i + 1 < in_slots; i += 2) pair.template operator()<false, false>(i, kept);
     }
     for (; i < last; i += 2) {
-      pair.template operator()<true>(i, [&](int h, int tile) {
+      pair.template operator()<true, true>(i, [&](int h, int tile) {
         return i + h < kHeld + s.slots ? *slot(i + h, tile) : fetch(i + h, tile);
       });
     }
   }
 
-  // Leaves the sums of this warp where `total` finds them, and begins new ones.
-  __device__ void store() {
+  // Leaves the sums of this warp where `total` finds them, and begins new ones. One step's may still be
+  // read when the next one's are written.
+  __device__ void store(int parity) {
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int sample = j * 8 + (lane_ & 3) * 2 + (e & 1);
-        shared_.parts[((warp_ >> 1) * Samples + sample) * kPitch + (warp_ & 1) * 16 + (lane_ >> 2) +
-                      (e >> 1) * 8] = sum_[j][e];
-        sum_[j][e] = 0;
+        shared_.parts[((parity * kDepthWarps + (warp_ >> 1)) * Samples + sample) * kPitch +
+                      (warp_ & 1) * 16 + (lane_ >> 2) + (e >> 1) * 8] =
+            kSums == 2 ? sum_[0][j][e] + sum_[kSums - 1][j][e] : sum_[0][j][e];
+#pragma unroll
+        for (int h = 0; h < kSums; ++h) sum_[h][j][e] = 0;
       }
     }
   }
-  __device__ float total(int sample, int neuron) const {
+  __device__ float total(int sample, int neuron, int parity) const {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < kDepthWarps; ++i) {
-      sum += shared_.parts[(i * Samples + sample) * kPitch + neuron];
+      sum += shared_.parts[((parity * kDepthWarps + i) * Samples + sample) * kPitch + neuron];
     }
     return sum;
   }
 
-  // Adds up the warps' parts of s . u_k of the staged channels and writes them.
-  __device__ void store_dots(std::int64_t time, int first, int thread, int threads) const {
-    const Shape& s = loop_.shape;
-    const int staged = min(s.channels - first, kStagedChannels);
-    const std::int64_t slots = static_cast<std::int64_t>(s.tiles) * s.dot_parts;
-    for (int i = thread; i < staged * Samples; i += threads) {
-      const int channel = i / Samples;
-      const int sample = i % Samples;
-      float sum = 0;
-#pragma unroll
-      for (int w = 0; w < kClusterWarps; ++w) sum += dots_at(w, channel, sample);
-      loop_.dots[((time * slots + rank_) * s.channels + first + channel) * s.padded_b + first_row_ +
-                 sample] = sum;
-    }
-  }
-
  private:
-  __device__ float& dots_at(int warp, int channel, int sample) const {
-    const int staged = min(loop_.shape.channels, kStagedChannels);
-    return shared_.dots[(warp * staged + channel) * Samples + sample];
-  }
   __device__ uint4* slot(int i, int tile) const {
     return shared_.weights + (((i - kHeld) * Terms + tile) * kClusterWarps + warp_) * 32 + lane_;
   }
@@ -362,6 +347,35 @@ class ClusterProducts {
     }
   }
 
+  // X times c of a channel, as right operand.
+  __device__ __forceinline__ void scale(const std::uint32_t* c, bool two_terms,
+                                        uint2 (&x)[kColumns]) const {
+    std::uint32_t high[kColumns], low[kColumns];
+    load_factors(c, high);
+    if (two_terms) load_factors(c + Samples, low);
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      const uint2 v = x_[0][j];
+      if (two_terms) {
+        const Scale by{high[j], low[j]};
+        x[j] = make_uint2(scaled_pair(v.x, by), scaled_pair(v.y, by));
+      } else {
+        x[j] = make_uint2(scaled_pair(v.x, high[j]), scaled_pair(v.y, high[j]));
+      }
+    }
+  }
+  __device__ __forceinline__ void load_factors(const std::uint32_t* from,
+                                               std::uint32_t (&to)[kColumns]) const {
+    from += (lane_ >> 2) * kColumns;
+    if constexpr (kColumns == 2) {
+      const uint2 v = *reinterpret_cast<const uint2*>(from);
+      to[0] = v.x;
+      to[1] = v.y;
+    } else {
+      to[0] = *from;
+    }
+  }
+
   template <class TileOf>
   __device__ __forceinline__ void multiply(TileOf&& tile_of, float (&part)[kColumns][4]) const {
 #pragma unroll
@@ -381,14 +395,12 @@ class ClusterProducts {
 
   const Loop& loop_;
   const ClusterShared<Terms, Samples>& shared_;
-  std::int64_t first_row_;
-  int rank_, warp_, lane_;
+  int warp_, lane_;
   int deep_tiles_, deep_;
   int neuron_;  // of row lane / 4 of the tile
   uint4 held_[kHeld][Terms];
   uint2 x_[Terms][kColumns];
-  float states_[kColumns][4];
-  float sum_[kColumns][4] = {};
+  float sum_[kSums][kColumns][4] = {};
 };
 #endif  // 9.0
 

@@ -169,7 +169,7 @@ __device__ __forceinline__ RowStates<Terms> load_states(const Loop& loop,
     states.threads = who.threads;
     for (int i = 0; i < 8; ++i) {
       states.tile[i * who.threads + static_cast<int>(threadIdx.x)] =
-          state_quad<Terms>(loop, time, row, col + i * 8);
+          state_quad<Terms>(loop.shape, loop.states, time, row, col + i * 8);
     }
   }
   return states;
@@ -459,7 +459,7 @@ __global__ void __launch_bounds__((Groups + 1) * 128, 1)
       shared.empty[i].init(static_cast<unsigned>(threads / 32));
     }
     shared.group_full->init(1);
-    shared.group_empty->init(static_cast<unsigned>(threads / 32));
+    shared.group_empty->init(static_cast<unsigned>(threads));
     shared.resident->init(1);
     *shared.begun = 0;
     annulus::cuda::fence_barriers();
@@ -487,7 +487,7 @@ __global__ void __launch_bounds__((Groups + 1) * 128, 1)
   for (std::int64_t step = loop.first; step < loop.last; ++step) {
     const std::int64_t time = Direction::kBackward ? loop.last - 1 - (step - loop.first) : step;
     const int parity = Direction::parity(loop, time);
-    if (threadIdx.x == 0) *shared.begun = static_cast<int>(step - loop.first) + 1;
+    if (threadIdx.x == 0) atomicExch(shared.begun, static_cast<int>(step - loop.first) + 1);
     if (loop.phases & kMultiply) {
       multiply_items<Terms, Direction>(loop, shared, time, parity, supply);
     }

@@ -12,6 +12,9 @@
 //
 // What a channel's sum is does not depend on the other channels: rows are grouped by their place.
 // The blocks stay: while the multiplying warps write a tile out, the next one's rows are fetched.
+//
+// Other blocks of the same launch make s . u_k where the loop did not
+// (ring_rnn_cuda_hopper_late_dots.cuh).
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -22,6 +25,7 @@
 #include "annulus/cuda/launch.h"
 #include "annulus/cuda/reduce.cuh"
 #include "annulus/ring_rnn/ring_rnn_cuda_hopper_dweights.cuh"
+#include "annulus/ring_rnn/ring_rnn_cuda_hopper_late_dots.cuh"
 
 namespace annulus::ring::cuda::tensor {
 
@@ -293,7 +297,7 @@ __device__ void multiply(const WeightGradients& a, const Shared<Terms>& shared) 
     if (who.lane == 0 && stage >= 0) shared.empty[stage].arrive();
   };
 
-  for (unsigned index = blockIdx.x; index < items; index += gridDim.x) {
+  for (unsigned index = blockIdx.x; index < items; index += a.blocks) {
     float acc[C::kEach][64] = {};
     uint4 x[kBatch<Terms>][Terms];
     int before = -1;  // a stage that wgmma may still read
@@ -338,6 +342,23 @@ __global__ void __launch_bounds__(Cut<Terms>::kThreads, 1)
 #if ANNULUS_DEVICE_HOPPER
   using C = Cut<Terms>;
   extern __shared__ __align__(1024) std::byte shared_bytes[];
+  if (blockIdx.x >= a.blocks) {
+    const late_dots::Shared<Terms> shared(shared_bytes);
+    if (threadIdx.x == 0) {
+      shared.init();
+      annulus::cuda::fence_barriers();
+    }
+    __syncthreads();
+    const late_dots::Item item(a.shape, blockIdx.x - a.blocks);
+    if (annulus::cuda::uniform_warp() >= late_dots::kGroups * 4) {
+      annulus::cuda::give_registers<kFetchRegisters>();
+      if (threadIdx.x == late_dots::kGroups * 128) late_dots::fetch<Terms>(a, shared, item);
+    } else {
+      annulus::cuda::take_registers<kMultiplyRegisters>();
+      late_dots::multiply<Terms>(a, shared, item);
+    }
+    return;
+  }
   const Shared<Terms> shared(shared_bytes);
   if (threadIdx.x == 0) {
     for (int i = 0; i < C::kStages; ++i) {
@@ -365,26 +386,29 @@ __global__ void __launch_bounds__(Cut<Terms>::kThreads, 1)
 
 }  // namespace
 
-void run_hopper_dweights(const WeightGradients& a, const char* op, cudaStream_t stream) {
-  if (a.last_channel <= a.first_channel) return;
+void run_hopper_dweights(WeightGradients a, const char* op, cudaStream_t stream) {
   int device = 0, multiprocessors = 0;
   annulus::cuda::throw_on_error(cudaGetDevice(&device), op, "cudaGetDevice");
   annulus::cuda::throw_on_error(
       cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), op,
       "number of multiprocessors");
   with_terms(a.shape.terms, [&]<int Terms>() {
-    constexpr int kBytes = Cut<Terms>::kSharedBytes;
+    constexpr int kBytes = std::max(Cut<Terms>::kSharedBytes, late_dots::Cut<Terms>::kSharedBytes);
+    static_assert(Cut<Terms>::kGroups == late_dots::kGroups);
     annulus::cuda::throw_on_error(
         cudaFuncSetAttribute(hopper_dweights_kernel<Terms>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
         op, "shared memory of the weights' gradient");
     const std::int64_t items = items_of<Terms>(a);
-    if (items > INT32_MAX) {
+    const std::int64_t dots = a.dots == nullptr ? 0 : late_dots::items_of(a.shape);
+    if (items > INT32_MAX || dots > INT32_MAX - multiprocessors) {
       throw NotSupported("[" + std::string(op) +
-                         "] weights must have fewer than 2^31 tiles but have " +
-                         std::to_string(items));
+                         "] weights and steps must make fewer than 2^31 tiles but make " +
+                         std::to_string(items) + " and " + std::to_string(dots));
     }
-    const std::int64_t grid = std::min<std::int64_t>(items, multiprocessors);
+    a.blocks = static_cast<unsigned>(std::min<std::int64_t>(items, multiprocessors));
+    const std::int64_t grid = a.blocks + dots;
+    if (grid == 0) return;
     hopper_dweights_kernel<Terms>
         <<<static_cast<unsigned>(grid), Cut<Terms>::kThreads, kBytes, stream>>>(a);
   });

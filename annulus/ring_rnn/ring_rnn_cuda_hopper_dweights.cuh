@@ -148,7 +148,7 @@ __device__ void fetch(const WeightGradients& a, const Shared<Terms>& shared) {
   const auto items = static_cast<unsigned>(items_of<Terms>(a));
   annulus::cuda::RingPlace ring;
   ring.parity = 1;  // a fresh barrier counts as past its phase 1: the first round waits for nobody
-  for (unsigned index = blockIdx.x; index < items; index += gridDim.x) {
+  for (unsigned index = blockIdx.x; index < items; index += a.blocks) {
     const Item item = item_of<Terms>(a, index);
     // Columns j beyond the padded state are left as they are: they reach no other column of the
     // result, and nobody reads theirs.

@@ -33,7 +33,7 @@ struct HopperShared {
   std::byte* x;         // [buffer][rows / 64][chunk of the turn][64 rows][64 m], swizzled
   std::byte* c;         // [channel of the group][rows]: float, or Scale
   ChannelGroup* group;  // the one that is multiplied
-  volatile int* begun;  // steps
+  int* begun;           // steps; atomics alone
   float4* s_tile;       // [8][threads], with more than one term
   annulus::cuda::SharedBarrier *full, *empty;              // [ring], of stages
   annulus::cuda::SharedBarrier *group_full, *group_empty;  // of `c` and `group`
@@ -45,7 +45,7 @@ struct HopperShared {
     c = x + s.x_buffers * x_buffer_bytes(s.rows);
     std::byte* at = c + min(kGroupChannels, s.channels) * s.rows * s.scale_bytes;
     group = reinterpret_cast<ChannelGroup*>(at);
-    begun = reinterpret_cast<volatile int*>(at + 8);
+    begun = reinterpret_cast<int*>(at + 8);
     full = reinterpret_cast<annulus::cuda::SharedBarrier*>(at + 16);
     empty = full + s.ring;
     group_full = empty + s.ring;
@@ -232,7 +232,10 @@ __device__ void prefetch_ends(const Loop& loop, const HopperShared<Terms>& share
   const int lane = static_cast<int>(threadIdx.x) & 31;
   for (std::int64_t step = loop.first; step < loop.last; ++step) {
     const std::int64_t time = Direction::kBackward ? loop.last - 1 - (step - loop.first) : step;
-    while (*shared.begun <= step - loop.first) __nanosleep(256);
+    if (lane == 0) {
+      while (atomicAdd(shared.begun, 0) <= step - loop.first) __nanosleep(256);
+    }
+    __syncwarp();
     for (std::int64_t item = blockIdx.x; item < s.items(); item += gridDim.x) {
       const Place p = place_of(s, item);
       const std::int64_t first_row = static_cast<std::int64_t>(p.batch_tile) * s.rows;
@@ -270,8 +273,9 @@ class Supply {
     const ChannelGroup group = *shared_.group;
     return {annulus::cuda::uniform(group.channels), annulus::cuda::uniform(group.two_terms)};
   }
-  // The warp needs nothing of the group any more.
-  __device__ __forceinline__ void leave_group() const { arrive(shared_.group_empty); }
+  // The warp needs nothing of the group any more. Every lane says so for itself: compute-sanitizer does
+  // not know that one speaks for all after __syncwarp, which is no instruction where warps stay together.
+  __device__ __forceinline__ void leave_group() const { shared_.group_empty->arrive(); }
 
   template <bool Resident>
   __device__ __forceinline__ void wait() const {

@@ -49,10 +49,10 @@ __device__ __forceinline__ float* dots_of(const Loop& loop, std::int64_t time, c
 }
 
 // s of rows `row`, `row` + 8 and columns `col`, `col` + 1: one term, as pairs of columns.
-__device__ __forceinline__ uint2 state_words(const Loop& loop, std::int64_t time, std::int64_t row,
-                                             int col, int term) {
-  const Shape& s = loop.shape;
-  const std::uint16_t* plane = loop.states + term * s.T * s.padded_b * s.padded_n;
+__device__ __forceinline__ uint2 state_words(const Shape& s, const std::uint16_t* states,
+                                             std::int64_t time, std::int64_t row, int col,
+                                             int term) {
+  const std::uint16_t* plane = states + term * s.T * s.padded_b * s.padded_n;
   const auto word = [&](std::int64_t r) {
     return __ldg(reinterpret_cast<const std::uint32_t*>(plane + state_at(s, time, r, col)));
   };
@@ -65,12 +65,12 @@ __device__ __forceinline__ float4 quad_of(std::uint32_t low, std::uint32_t high)
 
 // The same numbers, the sum of all terms.
 template <int Terms>
-__device__ __forceinline__ float4 state_quad(const Loop& loop, std::int64_t time, std::int64_t row,
-                                             int col) {
+__device__ __forceinline__ float4 state_quad(const Shape& s, const std::uint16_t* states,
+                                             std::int64_t time, std::int64_t row, int col) {
   float4 v = make_float4(0, 0, 0, 0);
 #pragma unroll
   for (int term = Terms - 1; term >= 0; --term) {
-    const uint2 words = state_words(loop, time, row, col, term);
+    const uint2 words = state_words(s, states, time, row, col, term);
     const float4 part = quad_of(words.x, words.y);
     v.x += part.x;
     v.y += part.y;

@@ -234,7 +234,7 @@ __device__ __forceinline__ void load_tile(const Loop& loop, std::int64_t time, c
   const int col = p.tile * kTile + w.column_group * 32 + (w.lane & 3) * 2;
   for (int i = 0; i < 16; ++i) {
     s_tile[i * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)] =
-        state_quad<Terms>(loop, time, row + (i >> 2) * 16, col + (i & 3) * 8);
+        state_quad<Terms>(loop.shape, loop.states, time, row + (i >> 2) * 16, col + (i & 3) * 8);
   }
 }
 

@@ -82,7 +82,7 @@ Shape cut(const Plan& plan, bool dots) {
   // Fragments of more terms need more registers, which 128 samples a block leave.
   set_rows(rows_for(plan.B, s.hopper && s.terms > 1 ? 128 : 256));
   if (s.hopper && runs_in_clusters(s)) {
-    fit_cluster(s, dots, multiprocessor_shared - 1024, plan.op);
+    fit_cluster(s, multiprocessor_shared - 1024, plan.op);
     if (s.padded_b / s.samples > INT32_MAX / s.cluster) {
       throw NotSupported("[" + std::string(plan.op) + "] B must be at most " +
                          std::to_string(std::int64_t{INT32_MAX} / s.cluster * s.samples) +
@@ -230,6 +230,9 @@ ForwardScratch take_forward(Carver& scratch, const Plan& plan, const Shape& s) {
 
 bool needs_dots(const Plan& plan) { return plan.grad.dA.defined() || plan.grad.dJ1.defined(); }
 
+// Clusters leave s . u_k to the launch after the loop.
+bool dots_come_late(const Plan& plan, const Shape& s) { return s.cluster > 0 && needs_dots(plan); }
+
 struct BackwardScratch {
   Loop loop;
   uint4* weights = nullptr;
@@ -271,8 +274,10 @@ BackwardScratch take_backward(Carver& scratch, const Plan& plan, const Shape& s,
   if (needs_dots(plan) || plan.needs_dweights()) {
     b.states = scratch.take<std::uint16_t>(s.terms * s.T * plane);
   }
-  if (plan.needs_dweights()) {
+  if (plan.needs_dweights() || dots_come_late(plan, s)) {
     b.loop.g = scratch.take<std::byte>(g_bytes(s));
+  }
+  if (plan.needs_dweights()) {
     if (s.hopper) b.stretch_c = scratch.take<std::uint32_t>(stretch_c_words(s));
     b.active_rows = scratch.take<std::uint32_t>(s.T * (s.padded_b / 32) * s.mask_words);
     const int splits = depth_splits_for(plan, s);
@@ -481,22 +486,26 @@ void backward(const Plan& plan, Context& context) {
   w.args = args;
   w.shape = s;
   w.dtype = plan.dtype;
+  w.g = loop.g;
+  w.states = b.states;
+  if (dots_come_late(plan, s)) {
+    w.dots = loop.dots;
+    w.weights = loop.weights;
+  }
   if (plan.needs_dweights()) {
-    w.g = loop.g;
     w.c = loop.c;
     w.stretch_c = b.stretch_c;
     w.active_rows = b.active_rows;
-    w.states = b.states;
     w.parts = b.parts;
     w.sides = static_cast<int>(ceil_div(plan.N, kSide));
     w.depth_splits = depth_splits_for(plan, s);
     w.first_channel = plan.grad.dWo.defined() ? 0 : 1;
     w.last_channel = plan.grad.dWa.defined() ? s.channels : 1;
-    if (s.hopper) {
-      run_hopper_dweights(w, plan.op, stream);
-    } else {
-      run_dweights(w, plan.op, stream);
-    }
+  }
+  if (s.hopper) {
+    run_hopper_dweights(w, plan.op, stream);
+  } else {
+    run_dweights(w, plan.op, stream);
   }
   const RingRnnGradients& grad = plan.grad;
   if (dots || grad.dJ0.defined() || grad.dalpha.defined() || w.depth_splits > 1) {

@@ -18,6 +18,7 @@
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cstddef>
@@ -209,6 +210,10 @@ struct WeightGradients {
   int sides = 0;           // tiles of 128
   int depth_splits = 1;
   int first_channel = 0, last_channel = 0;  // dWo alone, dWa alone or both
+  // Where the loop has left s . u_k to this launch: see ring_rnn_cuda_hopper_late_dots.cuh.
+  float* dots = nullptr;           // as Loop has them
+  const uint4* weights = nullptr;  // V
+  unsigned blocks = 0;  // of threads that make the gradients; those after them make these
 };
 
 struct GatherBlocks {
@@ -242,7 +247,7 @@ constexpr std::int64_t hopper_dweights_groups(int terms, std::int64_t channels) 
   const int each = terms == 3 ? 4 : 6;
   return (channels + each - 1) / each;
 }
-void run_hopper_dweights(const WeightGradients& gradients, const char* op, cudaStream_t stream);
+void run_hopper_dweights(WeightGradients gradients, const char* op, cudaStream_t stream);
 void run_gather(const Loop& loop, const WeightGradients& gradients, DType dtype, const char* op,
                 cudaStream_t stream);
 
@@ -273,6 +278,18 @@ __device__ __forceinline__ void visit_narrow(DType dtype, F&& f) {
     default:
       f.template operator()<float>();
   }
+}
+
+// A number of such a tensor that has been asked for but not waited for, and what it is.
+__device__ __forceinline__ std::uint32_t load_bits(const void* data, std::int64_t at, bool is_f32) {
+  return is_f32 ? static_cast<const std::uint32_t*>(data)[at]
+                : static_cast<const std::uint16_t*>(data)[at];
+}
+__device__ __forceinline__ float number_of(DType dtype, std::uint32_t bits) {
+  if (dtype == DType::kF16) {
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+  }
+  return __uint_as_float(dtype == DType::kBF16 ? bits << 16 : bits);
 }
 
 // A pair of bf16 times c.
