@@ -8,12 +8,11 @@
 
 namespace annulus::cuda {
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-
 // A barrier of `arrivals` a phase. Phases are told apart by parity: 0, 1, 0, ...
 struct SharedBarrier {
   std::uint64_t word;
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   __device__ void init(unsigned arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&word)),
                  "r"(arrivals)
@@ -41,7 +40,10 @@ struct SharedBarrier {
           : "memory");
     } while (done == 0);
   }
+#endif
 };
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
 // A place in a ring of stages, and the parity of its barriers' phase.
 struct RingPlace {

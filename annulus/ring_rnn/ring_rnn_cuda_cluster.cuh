@@ -28,9 +28,8 @@ namespace annulus::ring::cuda::tensor {
 // X of the next step, of one sample and a block's neurons, one a lane: into every block of the
 // cluster.
 template <int Terms, int Samples>
-__device__ __forceinline__ void exchange(const Shape& s,
-                                         const ClusterShared<Terms, Samples>& shared, int rank,
-                                         int sample, int parity, float v) {
+__device__ __forceinline__ void exchange(const Shape& s, ClusterShared<Terms, Samples>& shared,
+                                         int rank, int sample, int parity, float v) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
   __nv_bfloat16 term[Terms];
   annulus::cuda::split_bf16<Terms>(v, term);
@@ -44,18 +43,18 @@ __device__ __forceinline__ void exchange(const Shape& s,
     const unsigned pair = (lane & 1) ? other | own << 16 : own | other << 16;
     const unsigned pair_other = __shfl_xor_sync(~0u, pair, 2);
     const uint2 four = (lane & 2) ? make_uint2(pair_other, pair) : make_uint2(pair, pair_other);
-    const std::uint32_t at =
-        annulus::cuda::shared_address(shared.x + (parity * Terms + i) * s.padded_n * Samples +
-                                      (deep * Samples + sample) * 16 + lane % 16 / 4 * 4);
-    for (int block = lane & 3; block < s.cluster; block += 4) {
+    const std::uint32_t at = annulus::cuda::shared_address(
+        shared.x[parity][i] + (deep * Samples + sample) * 16 + lane % 16 / 4 * 4);
+    const int block = lane & 3;
+    static_assert(kMostBlocks == 4);
+    if (block < s.cluster) {
       annulus::cuda::send_to_block(annulus::cuda::address_in_block(at, block), four,
                                    annulus::cuda::address_in_block(barrier, block));
     }
   }
   const float sum = annulus::cuda::warp_sum(v);
   if (lane < s.cluster) {
-    const std::uint32_t at = annulus::cuda::shared_address(
-        shared.sums + (parity * kMostBlocks + rank) * Samples + sample);
+    const std::uint32_t at = annulus::cuda::shared_address(&shared.sums[parity][sample].x + rank);
     annulus::cuda::send_to_block(annulus::cuda::address_in_block(at, lane), sum,
                                  annulus::cuda::address_in_block(barrier, lane));
   }
@@ -66,17 +65,6 @@ template <int Terms, int Samples>
 __device__ __forceinline__ unsigned exchanged_bytes(const Shape& s) {
   return static_cast<unsigned>(s.cluster * Samples) * (kClusterNeurons * Terms * 2 + 4);
 }
-
-template <int Samples>
-__device__ __forceinline__ float row_total(const Shape& s, const float* sums, int sample,
-                                           int parity) {
-  float sum = 0;
-#pragma unroll
-  for (int block = 0; block < kMostBlocks; ++block) {
-    if (block < s.cluster) sum += sums[(parity * kMostBlocks + block) * Samples + sample];
-  }
-  return sum;
-}
 #endif  // 9.0
 
 template <int Terms, int Samples, class Element>
@@ -85,7 +73,7 @@ __global__ void __launch_bounds__(kClusterThreads, 1)
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ uint4 shared_words[];
   const Shape& s = loop.shape;
-  const ClusterShared<Terms, Samples> shared(reinterpret_cast<std::byte*>(shared_words), s);
+  auto& shared = *reinterpret_cast<ClusterShared<Terms, Samples>*>(shared_words);
   const int rank = annulus::cuda::cluster_rank();
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = thread >> 5;
@@ -103,125 +91,50 @@ __global__ void __launch_bounds__(kClusterThreads, 1)
     annulus::cuda::fence_barriers();
     for (int i = 0; i < 2; ++i) expect(i);
   }
-  // Blocks of the cluster may not be written to before they run.
+  if (thread < 2 * Samples) {  // sums of blocks that there are not
+    shared.sums[thread / Samples][thread % Samples] = make_float4(0, 0, 0, 0);
+  }
+  // Blocks of the cluster may not be written to before they run and have done this.
   annulus::cuda::cluster_arrive();
   ClusterProducts<Terms, Samples> products(loop, shared, rank);
   const auto time_of = [&](std::int64_t step) {
     return Element::kBackward ? loop.last - 1 - (step - loop.first) : step;
   };
-  // c of a step: numbers `thread`, `thread` + 512, ... of the staged channels. The forward reads them
-  // where the call has them: it needs nothing prepared. They stay bits until they are used, or each
-  // step would wait for them right where it asks for them.
-  constexpr int kEach = kStagedChannels * Samples / kClusterThreads;
-  struct Staged {
-    std::uint32_t bits[kEach];
-    bool counts;
-  };
-  constexpr int kApart = kClusterThreads / Samples;  // channels between a thread's numbers
-  const std::int64_t c_row = first_row + thread % Samples;
-  const int c_channel = thread / Samples;
-  const DType c_type = Element::kBackward ? DType::kF32 : loop.dtype;
-  [[maybe_unused]] float J1 = 0;
-  if constexpr (!Element::kBackward) {
-    visit_narrow(loop.dtype, [&]<class T>() { J1 = get<T>(loop.args.J1); });
-  }
-  const auto load_staged = [&](std::int64_t time, int first) {
-    Staged staged = {};
-    const int channel = first + c_channel;
-    const Ref<3>& A = loop.args.A;
-    const void* from = loop.c;
-    std::int64_t at = (time * s.channels + channel) * s.padded_b + c_row;
-    std::int64_t step = kApart * s.padded_b;
-    staged.counts = true;
-    if constexpr (!Element::kBackward) {  // as coefficient(); channel 0 is not in A
-      from = A.data;
-      at = offset<float>(A, c_row, time, channel - 1);
-      step = kApart * A.stride[2];
-      staged.counts = c_row < s.B && live(loop.args, c_row, time);
-    }
-    if (!staged.counts) return staged;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int k = channel + i * kApart;
-      if (k < s.channels && (Element::kBackward || k > 0)) {
-        staged.bits[i] = load_bits(from, at + i * step, c_type == DType::kF32);
-      }
-    }
-    return staged;
-  };
-  const auto store_staged = [&](int parity, int first, const Staged& staged) {
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      float c = number_of(c_type, staged.bits[i]);
-      if constexpr (!Element::kBackward) {
-        if (first + c_channel + i * kApart == 0) c = staged.counts ? J1 : 0.0f;
-      }
-      const int place = parity * kStagedChannels + c_channel + i * kApart;
-      const unsigned what = store_factor<Terms, Samples>(
-          shared.c + place * (kFactorWords<Terms> * Samples), thread % Samples, c);
-      // Of all samples of the channel.
-      const unsigned mine = (1u << Samples) - 1;
-      const unsigned count = __ballot_sync(~0u, (what & kCounts) != 0) >> lane & mine;
-      const unsigned two = __ballot_sync(~0u, (what & kTwoTerms) != 0) >> lane & mine;
-      if (lane % Samples == 0) {
-        shared.active[place] =
-            static_cast<std::uint8_t>((count != 0 ? kCounts : 0) | (two != 0 ? kTwoTerms : 0));
-      }
-    }
-  };
-
-  store_staged(0, 0, load_staged(time_of(loop.first), 0));
+  Factors<Terms, Samples, Element::kBackward> factors(loop, first_row);
+  factors.load(time_of(loop.first), 0);
+  bool unusual = factors.store(shared, 0, 0);
   Element element(loop, first_row + warp, rank * kClusterNeurons + lane, rank);
   const float v = has_element ? element.begin(loop) : 0.0f;
+  unusual = __syncthreads_or(unusual);
   annulus::cuda::cluster_wait();
   if (has_element) exchange<Terms, Samples>(s, shared, rank, warp, 0, v);
-  __syncthreads();  // c of the first step
 
-  // What a step needs besides X is loaded while that is on its way, and what is staged for it lies in
-  // shared memory one step later.
-  Staged staged = {};
-  const auto load_ahead = [&](std::int64_t step) {
-    if (step >= loop.last) return;
-    if (has_element) element.load(loop, time_of(step));
-    if (step + 1 < loop.last) staged = load_staged(time_of(step + 1), 0);
-  };
-  load_ahead(loop.first);
   for (std::int64_t step = loop.first; step < loop.last; ++step) {
     const std::int64_t time = time_of(step);
     const int parity = static_cast<int>(step - loop.first) & 1;
     const bool more = step + 1 < loop.last;
+    // What the end of the step needs, and c of the next step, is loaded while X is on its way.
+    if (more) factors.load(time_of(step + 1), 0);
+    if (has_element) element.load(loop, time);
     shared.arrived[parity].wait(static_cast<unsigned>((step - loop.first) >> 1) & 1);
     if (thread == 0 && step + 2 < loop.last) expect(parity);
-    const auto add = [&](int first) {
-      StagedChannels staged_channels = {};
-#pragma unroll
-      for (int i = 0; i < kStagedChannels; i += 32) {
-        const unsigned what = shared.active[parity * kStagedChannels + i + lane];
-        staged_channels.count |=
-            static_cast<std::uint64_t>(__ballot_sync(~0u, (what & kCounts) != 0)) << i;
-        staged_channels.two_terms |=
-            static_cast<std::uint64_t>(__ballot_sync(~0u, (what & kTwoTerms) != 0)) << i;
-      }
-      products.add(staged_channels, parity, first);
-    };
-    add(0);
-    int first = 0;
-    while (first + kStagedChannels < s.channels) {  // more than are staged: one part after another
+    products.add(!unusual, parity, 0);
+    // More channels than are staged: one part after another. What was on its way comes again.
+    for (int first = kStagedChannels; first < s.channels; first += kStagedChannels) {
       __syncthreads();
-      first += kStagedChannels;
-      store_staged(parity, first, load_staged(time, first));
-      __syncthreads();
-      add(first);
+      factors.load(time, first);
+      unusual = __syncthreads_or(factors.store(shared, parity, first));
+      products.add(!unusual, parity, first);
+      if (more && first + kStagedChannels >= s.channels) factors.load(time_of(step + 1), 0);
     }
     products.store(parity);
-    if (more) store_staged(parity ^ 1, 0, staged);
-    __syncthreads();
+    unusual = __syncthreads_or(more && factors.store(shared, parity ^ 1, 0));
     if (has_element) {
+      const float4 sums = shared.sums[parity][warp];
       const float next = element.finish(loop, time, products.total(warp, lane, parity),
-                                        row_total<Samples>(s, shared.sums, warp, parity));
+                                        sums.x + sums.y + sums.z + sums.w);
       if (more) exchange<Terms, Samples>(s, shared, rank, warp, parity ^ 1, next);
     }
-    load_ahead(step + 1);
   }
   if (has_element) element.end(loop);
 #else
@@ -254,12 +167,9 @@ inline void fit_cluster(Shape& s, std::size_t shared, const char* op) {
   s.samples = s.padded_b / 8 <= clusters_at_once(s.cluster, shared, op) ? 8 : 16;
   s.threads = kClusterThreads;
   s.slot_bytes = s.terms * kClusterThreads * static_cast<int>(sizeof(uint4));
-  const std::size_t beside =
-      static_cast<std::size_t>(4 * s.terms * s.padded_n * s.samples) +
-      sizeof(float) * static_cast<std::size_t>(s.samples * 2 *
-                                               (kStagedChannels * (s.terms == 1 ? 2 : 1) +
-                                                kDepthWarps * kPitch + kMostBlocks)) +
-      2 * sizeof(std::uint64_t) + 2 * kStagedChannels;
+  const std::size_t beside = with_terms(s.terms, [&]<int Terms>() {
+    return s.samples == 8 ? sizeof(ClusterShared<Terms, 8>) : sizeof(ClusterShared<Terms, 16>);
+  });
   const int room = static_cast<int>((shared - beside) / static_cast<std::size_t>(s.slot_bytes));
   s.slots = std::clamp(s.channels - held_channels(s.terms), 0, room);
   s.shared_bytes = beside + static_cast<std::size_t>(s.slots * s.slot_bytes);

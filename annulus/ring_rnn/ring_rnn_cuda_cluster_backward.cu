@@ -16,7 +16,12 @@ class BackwardElement {
         col_(col),
         rank_(rank),
         at_(row * loop.shape.padded_n + col),
-        inside_(row < loop.args.B && col < loop.args.N) {}
+        inside_(row < loop.args.B && col < loop.args.N) {
+    const Args& a = loop.args;
+    if (a.dout) dout_at_ = offset<float>(a.dout, row, 0, col);
+    y_at_ = row * loop.y_stride[1] + col * loop.y_stride[2] - loop.y_first * loop.y_stride[0];
+    out_at_ = offset<float>(a.out, row, 0, col);
+  }
 
   // g of the last step.
   __device__ float begin(const Loop& loop) {
@@ -46,8 +51,8 @@ class BackwardElement {
     reset_ = inside_ && resets(a, row_, t);
     dout_ = 0;
     if (inside_ && a.dout && t > 0) {
-      dout_ = load_bits(a.dout.data, offset<float>(a.dout, row_, t - 1, col_),
-                        loop.dtype == DType::kF32);
+      dout_ =
+          load_bits(a.dout.data, dout_at_ + (t - 1) * a.dout.stride[1], loop.dtype == DType::kF32);
     }
     if (t > loop.leave_at) load_opening(loop, t - 1);
   }
@@ -79,9 +84,13 @@ class BackwardElement {
     opens_ = inside_ && live(a, row_, t);
     s_ = 0;
     if (!opens_) return;
-    y_ = loop.y[(t - loop.y_first) * loop.y_stride[0] + row_ * loop.y_stride[1] +
-                col_ * loop.y_stride[2]];
+    y_ = loop.y[y_at_ + t * loop.y_stride[0]];
     if (loop.alpha_sums == nullptr && loop.s_sums == nullptr) return;
+    if (t > 0 && !a.reset) {  // as state_row() would find it
+      s_type_ = loop.dtype;
+      s_ = load_bits(a.out.data, out_at_ + (t - 1) * a.out.stride[1], s_type_ == DType::kF32);
+      return;
+    }
     StateRow from;
     visit_narrow(loop.dtype, [&]<class T>() { from = state_row<T>(a, row_, t); });
     s_type_ = from.wide ? DType::kF32 : loop.dtype;
@@ -116,6 +125,7 @@ class BackwardElement {
   std::int64_t row_;
   int col_, rank_;
   std::int64_t at_;
+  std::int64_t dout_at_ = 0, y_at_, out_at_;  // of this element at time 0
   bool inside_;
   float J0_ = 0, alpha_ = 0;
   float l_ = 0;

@@ -22,65 +22,120 @@ inline constexpr int kPitch = kClusterNeurons + 4;  // against bank conflicts: 2
 template <int Terms>
 constexpr int kFactorWords = Terms == 1 ? 2 : 1;
 
-// Channels whose weights a warp keeps in registers, two at a time: 32 registers a thread. (48 are no
-// faster: the rest of a step then has too few.)
-constexpr int held_channels(int terms) { return 8 / terms / 2 * 2; }
+// Channels whose weights a warp keeps in registers, two at a time. With one term few, since the rest of
+// a step needs registers, too (B 256, N 128, K 16, T 20 on an H200: 63 us with 4, 64.5 with 8, both ways
+// 139 and 143); with two terms four of them take 145 us and two 162.
+constexpr int held_channels(int terms) { return terms == 1 ? 4 : 12 / terms / 2 * 2; }
+
+// Shared memory of one block. The weights that a thread does not hold lie behind it:
+// [slot][tile][warp][lane].
+template <int Terms, int Samples>
+struct alignas(16) ClusterShared {
+  std::uint16_t x[2][Terms][kClusterNeurons * kMostBlocks * Samples];  // [depth / 16][sample][16]
+  // f32; with one term the pairs {high, high} of all samples, those of a lane side by side, and behind
+  // them the pairs of low terms.
+  std::uint32_t c[2][kStagedChannels][kFactorWords<Terms> * Samples];
+  float parts[2][kDepthWarps][Samples][kPitch];
+  float4 sums[2][Samples];                    // of X, over the neurons of each block
+  annulus::cuda::SharedBarrier arrived[2];    // X and its sums
+  std::uint8_t channels[2][kStagedChannels];  // what there is to know of them: kCounts, kTwoTerms
+
+  __device__ uint4* weights() { return reinterpret_cast<uint4*>(this + 1); }
+};
+// A channel's c are not all zero; one of them is no bf16.
+enum : std::uint8_t { kCounts = 1, kTwoTerms = 2 };
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-// What there is to know of a staged channel: its c are not all zero; one of them is no bf16.
-enum : std::uint8_t { kCounts = 1, kTwoTerms = 2 };
-
-// Shared memory, front to back, of one block.
-template <int Terms, int Samples>
-struct ClusterShared {
-  uint4* weights;        // [slot][tile][warp][lane]
-  std::uint16_t* x;      // [2][term][depth / 16][sample][16]
-  std::uint32_t* c;      // [2][kStagedChannels][kFactorWords<Terms> * sample]: see store_factor()
-  std::uint8_t* active;  // [2][kStagedChannels]: kCounts, kTwoTerms of a channel
-  float* parts;          // [2][depth warp][sample][kPitch]
-  float* sums;           // [2][block][sample]: of X over a block's neurons
-  annulus::cuda::SharedBarrier* arrived;  // [2]: X and its sums
-
-  __device__ ClusterShared(std::byte* base, const Shape& s) {
-    const auto take = [&](std::int64_t bytes) {
-      std::byte* p = base;
-      base += bytes;
-      return p;
-    };
-    weights = reinterpret_cast<uint4*>(take(s.slots * s.slot_bytes));
-    x = reinterpret_cast<std::uint16_t*>(take(4 * Terms * s.padded_n * Samples));
-    c = reinterpret_cast<std::uint32_t*>(
-        take(2 * kStagedChannels * kFactorWords<Terms> * Samples * 4));
-    parts = reinterpret_cast<float*>(take(2 * kDepthWarps * Samples * kPitch * 4));
-    sums = reinterpret_cast<float*>(take(2 * kMostBlocks * Samples * 4));
-    arrived = reinterpret_cast<annulus::cuda::SharedBarrier*>(
-        take(2 * sizeof(annulus::cuda::SharedBarrier)));
-    active = reinterpret_cast<std::uint8_t*>(take(2 * kStagedChannels));
+// c of the staged channels on its way to shared memory, `kEach` numbers a thread: from A, or where it
+// was prepared. What is asked for stays bits until it is stored, one step later: nobody waits for it.
+template <int Terms, int Samples, bool Backward>
+class Factors {
+ public:
+  __device__ Factors(const Loop& loop, std::int64_t first_row)
+      : loop_(loop),
+        sample_(static_cast<int>(threadIdx.x) % Samples),
+        channel_(static_cast<int>(threadIdx.x) / Samples),
+        row_(first_row + sample_) {
+    const Shape& s = loop.shape;
+    if constexpr (Backward) {
+      base_ = channel_ * s.padded_b + row_;
+    } else {  // channel 0 is not in A
+      base_ = offset<float>(loop.args.A, row_, 0, channel_ - 1);
+      visit_narrow(loop.dtype, [&]<class T>() { J1_ = get<T>(loop.args.J1); });
+    }
   }
-};
 
-// c of a sample, in the place of its channel: f32; or the pairs {high, high} of all samples, the
-// samples of a lane side by side, and behind them the pairs of low terms. Returns what it is.
-template <int Terms, int Samples>
-__device__ __forceinline__ unsigned store_factor(std::uint32_t* channel, int sample, float c) {
-  unsigned what = c != 0 ? kCounts : 0;
-  if constexpr (Terms == 1) {
-    __nv_bfloat16 term[2];
-    annulus::cuda::split_bf16<2>(c, term);
-    const int at = sample % 8 * (Samples / 8) + sample / 8;
-    channel[at] = annulus::cuda::pack_bf16(term[0], term[0]);
-    channel[Samples + at] = annulus::cuda::pack_bf16(term[1], term[1]);
-    if (__bfloat162float(term[1]) != 0) what |= kTwoTerms;
-  } else {
-    channel[sample] = __float_as_uint(c);
+  // Asks for c of a step, from channel `first` on.
+  __device__ __forceinline__ void load(std::int64_t time, int first) {
+    const Shape& s = loop_.shape;
+    const Ref<3>& A = loop_.args.A;
+    counts_ = Backward || (row_ < s.B && live(loop_.args, row_, time));
+    const std::int64_t pitch = Backward ? s.padded_b : A.stride[2];
+    const std::int64_t at =
+        base_ + first * pitch + time * (Backward ? s.channels * pitch : A.stride[1]);
+    const void* const from = Backward ? static_cast<const void*>(loop_.c) : A.data;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      bits_[i] = 0;
+      const int k = first + channel_ + i * kApart;
+      if (counts_ && k < s.channels && (Backward || k > 0)) {
+        bits_[i] = load_bits(from, at + i * kApart * pitch, type() == DType::kF32);
+      }
+    }
   }
-  return what;
-}
 
-// Of staged channels, as bits.
-struct StagedChannels {
-  std::uint64_t count, two_terms;
+  // Stores it. Is there anything unusual: a channel that does not count, or c with two terms? (That of
+  // Wo may have them: it is no tensor.)
+  __device__ __forceinline__ bool store(ClusterShared<Terms, Samples>& shared, int parity,
+                                        int first) const {
+    const int channels = loop_.shape.channels - first;
+    const int lane = static_cast<int>(threadIdx.x) & 31;
+    bool unusual = false;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (i * kApart >= channels) break;
+      const int place = channel_ + i * kApart;
+      const bool own = !Backward && first + place == 0;
+      const float c = own ? (counts_ ? J1_ : 0.0f) : number_of(type(), bits_[i]);
+      bool two = false;
+      std::uint32_t* const to = shared.c[parity][place];
+      if constexpr (Terms == 1) {
+        __nv_bfloat16 term[2];
+        annulus::cuda::split_bf16<2>(c, term);
+        const int at = sample_ % 8 * (Samples / 8) + sample_ / 8;
+        to[at] = annulus::cuda::pack_bf16(term[0], term[0]);
+        to[Samples + at] = annulus::cuda::pack_bf16(term[1], term[1]);
+        two = __bfloat162float(term[1]) != 0;
+      } else {
+        to[sample_] = __float_as_uint(c);
+      }
+      // Over the samples of the channel, which are neighbouring lanes.
+      constexpr unsigned kMine = (1u << Samples) - 1;
+      const bool any = (__ballot_sync(~0u, c != 0) >> (lane & ~(Samples - 1)) & kMine) != 0;
+      const bool any_two =
+          Terms == 1 && (__ballot_sync(~0u, two) >> (lane & ~(Samples - 1)) & kMine) != 0;
+      if (sample_ == 0) {
+        shared.channels[parity][place] =
+            static_cast<std::uint8_t>((any ? kCounts : 0) | (any_two ? kTwoTerms : 0));
+      }
+      unusual |= place < channels && (!any || (any_two && first + place > 0));
+    }
+    return unusual;
+  }
+
+ private:
+  static constexpr int kEach = kStagedChannels * Samples / kClusterThreads;
+  static constexpr int kApart = kClusterThreads / Samples;  // channels between a thread's numbers
+
+  __device__ DType type() const { return Backward ? DType::kF32 : loop_.dtype; }
+
+  const Loop& loop_;
+  int sample_, channel_;
+  std::int64_t row_, base_;
+  float J1_ = 0;
+  std::uint32_t bits_[kEach] = {};
+  bool counts_ = false;
 };
 
 // What the products of a warp need to know.
@@ -93,8 +148,7 @@ class ClusterProducts {
   // product before.
   static constexpr int kSums = Terms == 1 ? 2 : 1;
 
-  __device__ ClusterProducts(const Loop& loop, const ClusterShared<Terms, Samples>& shared,
-                             int rank)
+  __device__ ClusterProducts(const Loop& loop, ClusterShared<Terms, Samples>& shared, int rank)
       : loop_(loop),
         shared_(shared),
         warp_(static_cast<int>(threadIdx.x) >> 5),
@@ -118,37 +172,49 @@ class ClusterProducts {
     }
   }
 
-  // Adds the channels from `first` on that are staged and count.
-  __device__ void add(const StagedChannels& staged, int parity, int first) {
+  // Adds the channels from `first` on that are staged and count. Usual: all of them do, and no c has two
+  // terms but perhaps that of Wo.
+  __device__ void add(bool usual, int parity, int first) {
     const Shape& s = loop_.shape;
     const int last = min(s.channels, first + kStagedChannels);
-    const std::uint64_t everyone = ~std::uint64_t{0} >> (kStagedChannels - (last - first));
     load_x(parity);
-    const std::uint32_t* const c =
-        shared_.c + (parity * kStagedChannels - first) * (kFactorWords<Terms> * Samples);
+    const std::uint32_t* const c = shared_.c[parity][0] - first * (kFactorWords<Terms> * Samples);
+    std::uint64_t count = 0, two_terms = 0;  // bits of channels
+    usual = usual && (first > 0 || last >= kHeld);
+    if (!usual) {
+#pragma unroll
+      for (int i = 0; i < kStagedChannels; i += 32) {
+        const unsigned what = first + i + lane_ < last ? shared_.channels[parity][i + lane_] : 0u;
+        count |= std::uint64_t{__ballot_sync(~0u, (what & kCounts) != 0)} << i;
+        two_terms |= std::uint64_t{__ballot_sync(~0u, (what & kTwoTerms) != 0)} << i;
+      }
+    }
     const auto has = [&](std::uint64_t bits, int i) { return (bits >> (i - first) & 1) != 0; };
-    // Channels i and i + 1. Ask whether they count, and whether c has two terms.
-    const auto pair = [&]<bool Ask, bool AskTerms>(int i, auto&& tile_of) {
-      const auto counts = [&](int h) { return !Ask || (i + h < last && has(staged.count, i + h)); };
+    const auto has_two = [&](int i) {
+      return usual ? i == 0 && (shared_.channels[parity][0] & kTwoTerms) != 0 : has(two_terms, i);
+    };
+    // Channel i, or i and i + 1. Ask whether they count, and whether c has two terms.
+    const auto pair = [&]<bool Ask, bool AskTerms, int Count>(int i, auto&& tile_of) {
+      const auto counts = [&](int h) { return !Ask || (i + h < last && has(count, i + h)); };
       if constexpr (Terms == 1) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
+        for (int h = 0; h < Count; ++h) {
           if (!counts(h)) continue;
           uint2 x[kColumns];
-          scale(c + (i + h) * 2 * Samples, AskTerms && has(staged.two_terms, i + h), x);
+          scale(c + (i + h) * 2 * Samples, AskTerms && has_two(i + h), x);
           const uint4 w = tile_of(h, 0);
 #pragma unroll
           for (int j = 0; j < kColumns; ++j) annulus::cuda::mma_bf16(sum_[h][j], w, x[j].x, x[j].y);
         }
       } else {
         // Both products before the first sum, which would wait for its product.
-        float part[2][kColumns][4];
+        float part[Count][kColumns][4];
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
+        for (int h = 0; h < Count; ++h) {
           if (counts(h)) multiply([&](int tile) { return tile_of(h, tile); }, part[h]);
         }
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
+        for (int h = 0; h < Count; ++h) {
           if (!counts(h)) continue;
 #pragma unroll
           for (int j = 0; j < kColumns; ++j) {
@@ -162,37 +228,40 @@ class ClusterProducts {
         }
       }
     };
-    // Mostly all count, and no c has two terms but that of Wo, perhaps, which is no tensor.
-    const bool usual =
-        staged.count == everyone && (staged.two_terms & ~std::uint64_t{first == 0 ? 1u : 0u}) == 0;
     const auto held = [&]<bool Ask>() {
 #pragma unroll
       for (int i = 0; i < kHeld; i += 2) {
         const auto tile_of = [&](int h, int tile) { return held_[i + h][tile]; };
         if (i == 0) {
-          pair.template operator()<Ask, true>(i, tile_of);
+          pair.template operator()<Ask, true, 2>(i, tile_of);
         } else {
-          pair.template operator()<Ask, Ask>(i, tile_of);
+          pair.template operator()<Ask, Ask, 2>(i, tile_of);
         }
       }
     };
     int i = first;
     if (first == 0) {
-      if (usual && last >= kHeld) {
+      if (usual) {
         held.template operator()<false>();
       } else {
         held.template operator()<true>();
       }
       i = kHeld;
     }
-    const auto kept = [&](int h, int tile) { return *slot(i + h, tile); };
     const int in_slots = min(last, kHeld + s.slots);
     if (usual) {
+      const auto kept = [&](int h, int tile) { return *slot(i + h, tile); };
 #pragma unroll 2
-      for (; i + 1 < in_slots; i += 2) pair.template operator()<false, false>(i, kept);
+      for (; i + 1 < in_slots; i += 2) pair.template operator()<false, false, 2>(i, kept);
+      if (i + 1 == last && last == in_slots) {  // or the channels after it would change their sums
+        pair.template operator()<false, false, 1>(i, kept);
+        ++i;
+      }
+      usual = false;  // of what is left: all count
+      count = ~std::uint64_t{0};
     }
     for (; i < last; i += 2) {
-      pair.template operator()<true, true>(i, [&](int h, int tile) {
+      pair.template operator()<true, true, 2>(i, [&](int h, int tile) {
         return i + h < kHeld + s.slots ? *slot(i + h, tile) : fetch(i + h, tile);
       });
     }
@@ -206,8 +275,7 @@ class ClusterProducts {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int sample = j * 8 + (lane_ & 3) * 2 + (e & 1);
-        shared_.parts[((parity * kDepthWarps + (warp_ >> 1)) * Samples + sample) * kPitch +
-                      (warp_ & 1) * 16 + (lane_ >> 2) + (e >> 1) * 8] =
+        shared_.parts[parity][warp_ >> 1][sample][(warp_ & 1) * 16 + (lane_ >> 2) + (e >> 1) * 8] =
             kSums == 2 ? sum_[0][j][e] + sum_[kSums - 1][j][e] : sum_[0][j][e];
 #pragma unroll
         for (int h = 0; h < kSums; ++h) sum_[h][j][e] = 0;
@@ -218,14 +286,14 @@ class ClusterProducts {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < kDepthWarps; ++i) {
-      sum += shared_.parts[((parity * kDepthWarps + i) * Samples + sample) * kPitch + neuron];
+      sum += shared_.parts[parity][i][sample][neuron];
     }
     return sum;
   }
 
  private:
   __device__ uint4* slot(int i, int tile) const {
-    return shared_.weights + (((i - kHeld) * Terms + tile) * kClusterWarps + warp_) * 32 + lane_;
+    return shared_.weights() + (((i - kHeld) * Terms + tile) * kClusterWarps + warp_) * 32 + lane_;
   }
 
   // Forward: the weights as the call has them; there is room for all of them. bf16 in whole, aligned
@@ -335,12 +403,11 @@ class ClusterProducts {
   }
 
   __device__ void load_x(int parity) {
-    const Shape& s = loop_.shape;
 #pragma unroll
     for (int term = 0; term < Terms; ++term) {
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
-        const std::uint16_t* at = shared_.x + ((parity * Terms + term) * s.padded_n * Samples) +
+        const std::uint16_t* at = shared_.x[parity][term] +
                                   (deep_ * Samples + j * 8 + (lane_ >> 2)) * 16 + (lane_ & 3) * 4;
         x_[term][j] = deep_ < deep_tiles_ ? *reinterpret_cast<const uint2*>(at) : make_uint2(0, 0);
       }
@@ -394,7 +461,7 @@ class ClusterProducts {
   }
 
   const Loop& loop_;
-  const ClusterShared<Terms, Samples>& shared_;
+  ClusterShared<Terms, Samples>& shared_;
   int warp_, lane_;
   int deep_tiles_, deep_;
   int neuron_;  // of row lane / 4 of the tile

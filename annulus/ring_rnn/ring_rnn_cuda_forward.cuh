@@ -22,12 +22,16 @@ struct ForwardStep {
   float J0;
   std::int64_t out, saved;  // offsets of the first column at time 0
   std::int64_t saved_stride;
-  int count;  // of columns that there are
+  int count;   // of columns that there are
+  bool plain;  // no drive, mask, reset or kept state: asked once, not each for itself in every step
 
   // What is the same in all steps.
   __device__ __forceinline__ void begin(const Loop& loop, std::int64_t row, int col) {
     const Args& a = loop.args;
     count = row < a.B ? columns_of<Columns>(a.N, col) : 0;
+    plain = !a.drive && !a.mask && !a.reset && a.checkpoint == 0 && loop.y_again == nullptr;
+#pragma unroll
+    for (int e = 0; e < Columns; ++e) in[e].live = true;
     if (count == 0) return;
     visit_narrow(loop.dtype, [&]<class T>() {
       J0 = get<T>(a.J0);
@@ -48,7 +52,7 @@ struct ForwardStep {
   __device__ __forceinline__ void load(const Loop& loop, std::int64_t t, std::int64_t row,
                                        int col) {
     const Args& a = loop.args;
-    if (count == 0) return;
+    if (count == 0 || plain) return;
     const bool is_live = live(a, row, t);
     const bool resets_next = t + 1 < a.T && resets(a, row, t + 1);
     float drive[Columns] = {};
@@ -76,7 +80,9 @@ struct ForwardStep {
     if (count == 0) return;
     float y[Columns], f[Columns];
 #pragma unroll
-    for (int e = 0; e < Columns; ++e) y[e] = mixed_input(a, in[e], acc[e], row_sum, J0);
+    for (int e = 0; e < Columns; ++e) {
+      y[e] = plain ? fma_of(J0, row_sum, acc[e]) : mixed_input(a, in[e], acc[e], row_sum, J0);
+    }
     activate(a.activation, y, f);
 #pragma unroll
     for (int e = 0; e < Columns; ++e) {
@@ -85,14 +91,14 @@ struct ForwardStep {
       if (!in[e].live) y[e] = 0;
       v[e] = r[e];
     }
-    if (loop.y_again != nullptr) {
+    if (!plain && loop.y_again != nullptr) {
       store_row(loop.y_again + saved + t * saved_stride, 1, count, y);
     } else {
       visit_narrow(loop.dtype, [&]<class T>() {
         store_row(static_cast<T*>(a.out.data) + out + t * a.out.stride[1], a.out.stride[2], count,
                   r);
       });
-      if (a.checkpoint == 0 && a.saved) {
+      if (a.saved && (plain || a.checkpoint == 0)) {
         store_row(static_cast<float*>(a.saved.data) + saved + t * saved_stride, a.saved.stride[2],
                   count, y);
       }
@@ -101,7 +107,7 @@ struct ForwardStep {
                   count, r);
       }
     }
-    begin_next(loop, t, row, col, v);
+    if (!plain) begin_next(loop, t, row, col, v);
   }
 
  private:
