@@ -83,20 +83,45 @@ struct Forward : Network<Real> {
       this->fill_any(m);
       this->pack_weights(m, false, this->any, panels_of_weights);
     }
+    if (samples_are_enough(m)) return run_samples(m);
     for (std::int64_t t = 0; t <= T; ++t) {
-      const auto between_steps = [&](std::int64_t b) {
-        if (t == 0) this->load_state(plan.in.r0, b, this->state + b * ld);
-        if (t > 0) finish(b, t - 1);
-        if (t < T) begin(b, t);
-        if (t == T && plan.out.h_n.defined()) {
-          row.store(this->state + b * ld, N, row_at2(plan.out.h_n, b));
-        }
-      };
-      this->each_sample(m, between_steps, [&](std::int64_t i) {
-        if (t < T) this->pack_left(i, this->state + i * tile.rows * ld);
-      });
+      this->each_sample(
+          m, [&](std::int64_t b) { between_steps(b, t); }, [&](std::int64_t i) { pack(i, t); });
       if (t < T) this->multiply(m, t, panels_of_weights, y);
     }
+  }
+
+  void between_steps(std::int64_t b, std::int64_t t) {
+    if (t == 0) this->load_state(plan.in.r0, b, this->state + b * ld);
+    if (t > 0) finish(b, t - 1);
+    if (t < T) begin(b, t);
+    if (t == T && plan.out.h_n.defined()) {
+      row.store(this->state + b * ld, N, row_at2(plan.out.h_n, b));
+    }
+  }
+  void pack(std::int64_t i, std::int64_t t) {
+    if (t < T) this->pack_left(i, this->state + i * tile.rows * ld);
+  }
+
+  // Samples do not depend on each other. Where there are many and a core's cache holds the weights, a
+  // thread takes some of them through all steps and meets nobody.
+  static constexpr std::int64_t kFewWeights = std::int64_t{1} << 20;  // bytes
+  bool samples_are_enough(const Member& m) const {
+    return this->weight_bytes() <= kFewWeights && this->batch_tiles >= 8 * m.size();
+  }
+  void run_samples(Member& m) {
+    const std::int64_t most = this->batch_tiles / (4 * m.size());
+    m.each(this->batch_tiles, most, [&](std::int64_t first, std::int64_t last) {
+      for (std::int64_t t = 0; t <= T; ++t) {
+        for (std::int64_t i = first; i < last; ++i) {
+          for (int r = 0; r < this->count(i); ++r) between_steps(i * tile.rows + r, t);
+          pack(i, t);
+        }
+        for (std::int64_t panel = 0; t < T && panel < this->panels; ++panel) {
+          this->multiply_panel(t, panel, first, last, panels_of_weights, y);
+        }
+      }
+    });
   }
 };
 

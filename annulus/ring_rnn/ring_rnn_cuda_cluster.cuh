@@ -17,7 +17,6 @@
 
 #include <algorithm>
 
-#include "annulus/core/checked.h"
 #include "annulus/cuda/check.h"
 #include "annulus/cuda/cluster.cuh"
 #include "annulus/ring_rnn/ring_rnn_cuda_cluster_products.cuh"
@@ -116,7 +115,10 @@ __global__ void __launch_bounds__(kClusterThreads, 1)
     // What the end of the step needs, and c of the next step, is loaded while X is on its way.
     if (more) factors.load(time_of(step + 1), 0);
     if (has_element) element.load(loop, time);
+    // (To acquire what the cluster wrote and not just the block, as the letter of PTX has it, would
+    // empty the first cache in every step. What is waited for arrives in this block's own memory.)
     shared.arrived[parity].wait(static_cast<unsigned>((step - loop.first) >> 1) & 1);
+    if constexpr (kPartPlaces<Terms> == 1) __syncthreads();
     if (thread == 0 && step + 2 < loop.last) expect(parity);
     products.add(!unusual, parity, 0);
     // More channels than are staged: one part after another. What was on its way comes again.
@@ -147,7 +149,8 @@ inline bool holds_all_weights(const Shape& s) {
   return s.cluster > 0 && s.channels <= held_channels(s.terms) + s.slots;
 }
 
-// Networks whose weights a cluster holds at K = 16. K itself has no say. Tried on an H200: 256 neurons
+// Networks whose weights a cluster holds at K = 16, or most of them with three terms. K itself has no
+// say. Tried on an H200: 256 neurons
 // in clusters of 8 with one term, 0.244 ms for B 256, K 16, T 20, where the loop for all sizes takes
 // 0.188 even with two terms; more terms in clusters, with a part of the weights in L2, take 1.7 to 8
 // times as long as that loop.

@@ -24,18 +24,26 @@ constexpr int kFactorWords = Terms == 1 ? 2 : 1;
 
 // Channels whose weights a warp keeps in registers, two at a time. With one term few, since the rest of
 // a step needs registers, too (B 256, N 128, K 16, T 20 on an H200: 63 us with 4, 64.5 with 8, both ways
-// 139 and 143); with two terms four of them take 145 us and two 162.
+// 139 and 143); with two, as many as let a cluster hold K = 16.
 constexpr int held_channels(int terms) { return terms == 1 ? 4 : 12 / terms / 2 * 2; }
+
+// Neurons of a cluster: see runs_in_clusters().
+template <int Terms>
+constexpr int kMostNeurons = Terms == 3 ? 64 : kClusterNeurons* kMostBlocks;
+// Places for the warps' parts of a sum: with two, a step's are written while the last one's are read;
+// with one, all meet in between.
+template <int Terms>
+constexpr int kPartPlaces = Terms == 1 ? 2 : 1;
 
 // Shared memory of one block. The weights that a thread does not hold lie behind it:
 // [slot][tile][warp][lane].
 template <int Terms, int Samples>
 struct alignas(16) ClusterShared {
-  std::uint16_t x[2][Terms][kClusterNeurons * kMostBlocks * Samples];  // [depth / 16][sample][16]
+  std::uint16_t x[2][Terms][kMostNeurons<Terms> * Samples];  // [depth / 16][sample][16]
   // f32; with one term the pairs {high, high} of all samples, those of a lane side by side, and behind
   // them the pairs of low terms.
   std::uint32_t c[2][kStagedChannels][kFactorWords<Terms> * Samples];
-  float parts[2][kDepthWarps][Samples][kPitch];
+  float parts[kPartPlaces<Terms>][kDepthWarps][Samples][kPitch];
   float4 sums[2][Samples];                    // of X, over the neurons of each block
   annulus::cuda::SharedBarrier arrived[2];    // X and its sums
   std::uint8_t channels[2][kStagedChannels];  // what there is to know of them: kCounts, kTwoTerms
@@ -48,7 +56,8 @@ enum : std::uint8_t { kCounts = 1, kTwoTerms = 2 };
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
 // c of the staged channels on its way to shared memory, `kEach` numbers a thread: from A, or where it
-// was prepared. What is asked for stays bits until it is stored, one step later: nobody waits for it.
+// was prepared. What is asked for stays bits until it is stored, after the products of a step: nobody
+// waits for it.
 template <int Terms, int Samples, bool Backward>
 class Factors {
  public:
@@ -267,15 +276,15 @@ class ClusterProducts {
     }
   }
 
-  // Leaves the sums of this warp where `total` finds them, and begins new ones. One step's may still be
-  // read when the next one's are written.
+  // Leaves the sums of this warp where `total` finds them, and begins new ones.
   __device__ void store(int parity) {
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int sample = j * 8 + (lane_ & 3) * 2 + (e & 1);
-        shared_.parts[parity][warp_ >> 1][sample][(warp_ & 1) * 16 + (lane_ >> 2) + (e >> 1) * 8] =
+        shared_.parts[parity % kPartPlaces<Terms>][warp_ >> 1][sample]
+                     [(warp_ & 1) * 16 + (lane_ >> 2) + (e >> 1) * 8] =
             kSums == 2 ? sum_[0][j][e] + sum_[kSums - 1][j][e] : sum_[0][j][e];
 #pragma unroll
         for (int h = 0; h < kSums; ++h) sum_[h][j][e] = 0;
@@ -286,7 +295,7 @@ class ClusterProducts {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < kDepthWarps; ++i) {
-      sum += shared_.parts[parity][i][sample][neuron];
+      sum += shared_.parts[parity % kPartPlaces<Terms>][i][sample][neuron];
     }
     return sum;
   }

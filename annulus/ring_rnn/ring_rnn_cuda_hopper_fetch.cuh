@@ -33,7 +33,7 @@ struct HopperShared {
   std::byte* x;         // [buffer][rows / 64][chunk of the turn][64 rows][64 m], swizzled
   std::byte* c;         // [channel of the group][rows]: float, or Scale
   ChannelGroup* group;  // the one that is multiplied
-  int* begun;           // steps; atomics alone
+  int* begun;           // steps; by atomics
   float4* s_tile;       // [8][threads], with more than one term
   annulus::cuda::SharedBarrier *full, *empty;              // [ring], of stages
   annulus::cuda::SharedBarrier *group_full, *group_empty;  // of `c` and `group`

@@ -57,7 +57,7 @@ struct Shared {
   }
 };
 
-// Both sides walk over the same blocks of weights in the same order: f(channel, tile, chunk).
+// Both sides walk over its weights in the same order: channels, tiles, chunks.
 struct Item {
   std::int64_t first_row;  // tb
   int first_channel, last_channel;

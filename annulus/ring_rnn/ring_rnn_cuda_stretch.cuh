@@ -1,9 +1,9 @@
-// Where s, g and c of all steps lie for the gradient of the weights on compute capability 9.0.
+// Where s, g and c of all steps lie for what comes after the backward loop on compute capability 9.0.
 //
 // Rows tb of [T][padded_b] come 32 at a time: a stretch. Of a stretch, 64 columns of s or g, or the 32
-// c of a channel, lie in memory as the kernel wants them in shared memory, so that one bulk copy
-// brings them there. Everybody else finds them by the functions below. On other GPUs s and g lie in
-// rows.
+// c of a channel, lie in memory as the gradient of the weights wants them in shared memory, so that one
+// bulk copy brings them there. Everybody else finds them by the functions below. On other GPUs s and g
+// lie in rows.
 #pragma once
 
 #include <cstdint>

@@ -131,34 +131,40 @@ void Network<Real>::multiply(Member& m, std::int64_t t, const std::byte* all_wei
       const std::int64_t panel = unit / batch_tiles;
       const std::int64_t first = unit % batch_tiles;
       const std::int64_t last = std::min(batch_tiles, first + end - unit);
-      for (std::int64_t d0 = 0; d0 < N; d0 += kDepth) {
-        for (std::int64_t i = first; i < last; ++i) {
-          multiply_tile(t, panel, d0, i, all_weights, y, dots);
-        }
-      }
+      multiply_panel(t, panel, first, last, all_weights, y, dots);
       unit += last - first;
     }
   });
 }
 
 template <class Real>
-void Network<Real>::multiply_tile(std::int64_t t, std::int64_t panel, std::int64_t d0,
-                                  std::int64_t i, const std::byte* all_weights, Real* y,
+void Network<Real>::multiply_panel(std::int64_t t, std::int64_t panel, std::int64_t first,
+                                   std::int64_t last, const std::byte* all_weights, Real* y,
+                                   const ChannelDots* dots) const {
+  for (std::int64_t d0 = 0; d0 < N; d0 += kDepth) {
+    const std::int64_t depth = std::min(kDepth, N - d0);
+    const Panel right = {panel, d0, depth, all_weights + weights_at(panel, d0, 0),
+                         tile.panel_bytes(tile.cols, depth)};
+    for (std::int64_t i = first; i < last; ++i) multiply_tile(t, i, right, y, dots);
+  }
+}
+
+template <class Real>
+void Network<Real>::multiply_tile(std::int64_t t, std::int64_t i, const Panel& right, Real* y,
                                   const ChannelDots* dots) const {
   constexpr int kFactors = 64;  // at a time
   annulus::cpu::Factor<Real> factors[kFactors];
-  const std::int64_t depth = std::min(kDepth, N - d0);
-  const std::byte* a = left + i * left_bytes + tile.panel_bytes(tile.rows, d0);
-  const std::byte* w = all_weights + weights_at(panel, d0, 0);
-  const std::int64_t step = tile.panel_bytes(tile.cols, depth);
+  const std::int64_t depth = right.depth;
+  const std::byte* a = left + i * left_bytes + tile.panel_bytes(tile.rows, right.d0);
   const Real* c = coefficient + channels(t, i) * tile.rows;
-  const std::int64_t corner = i * tile.rows * ld + panel * tile.cols;
+  const std::int64_t corner = i * tile.rows * ld + right.panel * tile.cols;
   const std::int32_t* which = dots != nullptr ? dots->list : list + (t * batch_tiles + i) * (K + 2);
-  bool add = d0 > 0;
+  bool add = right.d0 > 0;
   for (std::int32_t first = 0; first < which[0]; first += kFactors, add = true) {
     const int n = std::min(kFactors, which[0] - first);
     const std::int32_t* k = which + 1 + first;
-    for (int f = 0; f < n; ++f) factors[f] = {w + k[f] * step, c + k[f] * tile.rows};
+    for (int f = 0; f < n; ++f)
+      factors[f] = {right.weights + k[f] * right.step, c + k[f] * tile.rows};
     if (dots == nullptr) {
       tile.multiply(a, factors, n, depth, count(i), y + corner, ld, add, nullptr);
       continue;
@@ -168,8 +174,8 @@ void Network<Real>::multiply_tile(std::int64_t t, std::int64_t panel, std::int64
     tile.multiply(a, factors, n, depth, count(i), y + corner, ld, add, &asked);
     for (int f = 0; f < n; ++f) {
       for (int r = 0; r < count(i); ++r) {
-        Real& sum = dots->partial[((i * tile.rows + r) * (K + 1) + k[f]) * panels + panel];
-        sum = dot[f * tile.rows + r] + (d0 > 0 ? sum : Real(0));
+        Real& sum = dots->partial[((i * tile.rows + r) * (K + 1) + k[f]) * panels + right.panel];
+        sum = dot[f * tile.rows + r] + (right.d0 > 0 ? sum : Real(0));
       }
     }
   }

@@ -150,6 +150,10 @@ struct Network {
   // y[b] = sum_k c_k z_k with z_k = s W_k^T for all samples of step t, from `left`.
   void multiply(Member& m, std::int64_t t, const std::byte* all_weights, Real* y,
                 const ChannelDots* dots = nullptr) const;
+  // The same for a panel of neurons and the tiles of samples first .. last - 1, by the caller alone.
+  void multiply_panel(std::int64_t t, std::int64_t panel, std::int64_t first, std::int64_t last,
+                      const std::byte* all_weights, Real* y,
+                      const ChannelDots* dots = nullptr) const;
   // f(b) for every sample, the tiles of samples spread over the team; then g(i) for every tile.
   template <class F, class G>
   void each_sample(Member& m, F&& f, G&& g) const {
@@ -168,8 +172,14 @@ struct Network {
  private:
   void fill_coefficients(std::int64_t t, std::int64_t i, bool drop_masked);
   void pack_panel(bool transposed, std::int64_t k, std::int64_t panel, std::byte* to) const;
-  void multiply_tile(std::int64_t t, std::int64_t panel, std::int64_t d0, std::int64_t i,
-                     const std::byte* all_weights, Real* y, const ChannelDots* dots) const;
+  // A panel of neurons, from depth d0 on: its weights, those of a channel `step` bytes apart.
+  struct Panel {
+    std::int64_t panel, d0, depth;
+    const std::byte* weights;
+    std::int64_t step;
+  };
+  void multiply_tile(std::int64_t t, std::int64_t i, const Panel& right, Real* y,
+                     const ChannelDots* dots) const;
 };
 
 extern template struct Network<float>;
