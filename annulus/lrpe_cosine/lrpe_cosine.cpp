@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "annulus/core/backend.h"
 #include "annulus/core/check.h"
 #include "annulus/core/checked.h"
 #include "annulus/core/info.h"
@@ -149,27 +150,37 @@ Operand operand(const TensorView& v, std::int64_t C, Layout layout) {
   return o;
 }
 
+constexpr const char* kKernels = "a tile of tokens at a time";
+
 [[noreturn, maybe_unused]] void no_cuda(const char* op) {
   throw NotSupported("[" + std::string(op) +
                      "] device must be cpu: this build has no CUDA backend");
 }
 
 void run_forward(const Plan& plan, Context& context) {
-  if (plan.device.type == DeviceType::kCPU) return lrpe::cpu::forward(plan, context);
+  if (plan.device.type == DeviceType::kCPU) {
+    lrpe::cpu::forward(plan, context);
+  } else {
 #if ANNULUS_HAVE_CUDA
-  return lrpe::cuda::forward(plan, context);
+    lrpe::cuda::forward(plan, context);
 #else
-  no_cuda(plan.op);
+    no_cuda(plan.op);
 #endif
+  }
+  ran_on(plan.op, plan.device.type, kKernels);
 }
 
 void run_backward(const Plan& plan, Context& context) {
-  if (plan.device.type == DeviceType::kCPU) return lrpe::cpu::backward(plan, context);
+  if (plan.device.type == DeviceType::kCPU) {
+    lrpe::cpu::backward(plan, context);
+  } else {
 #if ANNULUS_HAVE_CUDA
-  return lrpe::cuda::backward(plan, context);
+    lrpe::cuda::backward(plan, context);
 #else
-  no_cuda(plan.op);
+    no_cuda(plan.op);
 #endif
+  }
+  ran_on(plan.op, plan.device.type, kKernels);
 }
 
 std::size_t forward_scratch(const Plan& plan) {

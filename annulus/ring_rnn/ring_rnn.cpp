@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "annulus/core/backend.h"
 #include "annulus/core/check.h"
 #include "annulus/core/checked.h"
 #include "annulus/core/info.h"
@@ -462,6 +463,7 @@ void ring_readout_forward(const TensorView& states, const TensorView& angle,
   plan.angle = angle;
   plan.amplitude = amplitude;
   ANNULUS_RING_DISPATCH(plan, readout_forward)(plan, context);
+  ran_on(plan.op, plan.device.type, "a row at a time");
 }
 
 void ring_readout_backward(const TensorView& states, const TensorView& dangle,
@@ -481,6 +483,7 @@ void ring_readout_backward(const TensorView& states, const TensorView& dangle,
   plan.damplitude = damplitude;
   plan.dstates = dstates;
   ANNULUS_RING_DISPATCH(plan, readout_backward)(plan, context);
+  ran_on(plan.op, plan.device.type, "a row at a time");
 }
 
 namespace {

@@ -1,6 +1,7 @@
 // Ring RNN on the CPU: the forward, and the weights packed for many calls. ring_rnn_network.h says
 // how a step is cut; ring_rnn_cpu_backward.cpp has the gradients.
 
+#include "annulus/core/backend.h"
 #include "annulus/core/context.h"
 #include "annulus/ring_rnn/ring_rnn_network.h"
 
@@ -138,6 +139,7 @@ void forward_as(const Plan& plan, Context& context) {
   f.fill_parameters();
   if (plan.out.angle.defined()) Population::fill(0, plan.N, plan.N, f.cosine, f.sine);
   annulus::cpu::run_team(f.team(context.threads), [&](Member& m) { f.run(m); });
+  ran_on(plan.op, DeviceType::kCPU, f.tile.name);
 }
 
 template <class Real>

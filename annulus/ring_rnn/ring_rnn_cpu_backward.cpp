@@ -3,6 +3,7 @@
 // same bits. Then the stretch runs backward, and its share of dW is summed from the states and g it
 // leaves.
 
+#include "annulus/core/backend.h"
 #include "annulus/core/context.h"
 #include "annulus/ring_rnn/ring_rnn_dweights.h"
 #include "annulus/ring_rnn/ring_rnn_network.h"
@@ -337,6 +338,7 @@ void backward_as(const Plan& plan, Context& context) {
   b.pieces(carver);
   b.fill_parameters();
   annulus::cpu::run_team(b.team(context.threads), [&](Member& m) { b.run(m); });
+  ran_on(plan.op, DeviceType::kCPU, b.tile.name);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime.h>
 
+#include "annulus/core/backend.h"
 #include "annulus/cuda/check.h"
 #include "annulus/ring_rnn/ring_rnn_cuda.cuh"
 #include "annulus/ring_rnn/ring_rnn_cuda_tensor.cuh"
@@ -91,11 +92,13 @@ void forward(const Plan& plan, Context& context) {
   const annulus::cuda::DeviceGuard guard(plan.device.index);
   if (on_tensor_cores(plan) && has_steps(plan)) return tensor::forward(plan, context);
   general::forward(plan, context);
+  ran_on(plan.op, DeviceType::kCUDA, "ordinary cores");
 }
 void backward(const Plan& plan, Context& context) {
   const annulus::cuda::DeviceGuard guard(plan.device.index);
   if (on_tensor_cores(plan) && has_steps(plan)) return tensor::backward(plan, context);
   general::backward(plan, context);
+  ran_on(plan.op, DeviceType::kCUDA, "ordinary cores");
 }
 std::size_t forward_workspace(const Plan& plan) {
   const annulus::cuda::DeviceGuard guard(plan.device.index);

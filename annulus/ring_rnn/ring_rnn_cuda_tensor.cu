@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string>
 
+#include "annulus/core/backend.h"
 #include "annulus/core/checked.h"
 #include "annulus/cuda/check.h"
 #include "annulus/cuda/one_graph.h"
@@ -158,6 +159,12 @@ Shape cut(const Plan& plan, bool dots) {
   s.shared_bytes = static_cast<std::size_t>(s.slots) * block + beside;
   s.most_shared_bytes = shared;
   return s;
+}
+
+const char* kernels_of(const Shape& s) {
+  return s.cluster > 0 ? "tensor cores in clusters"
+         : s.hopper    ? "tensor cores by wgmma"
+                       : "tensor cores by mma.sync";
 }
 
 // Scratch laid out front to back; without a base it only counts.
@@ -446,6 +453,7 @@ void forward(const Plan& plan, Context& context) {
   complete(f.loop, args, plan, weights, f.coefficients);
   run_forward(f.loop, plan.op, stream);
   if (f.loop.vectors != nullptr) run_readout(f.loop, plan.op, stream);
+  ran_on(plan.op, DeviceType::kCUDA, kernels_of(s));
 }
 
 void backward(const Plan& plan, Context& context) {
@@ -511,6 +519,7 @@ void backward(const Plan& plan, Context& context) {
   if (dots || grad.dJ0.defined() || grad.dalpha.defined() || w.depth_splits > 1) {
     run_gather(loop, w, plan.dtype, plan.op, stream);
   }
+  ran_on(plan.op, DeviceType::kCUDA, kernels_of(s));
 }
 
 }  // namespace annulus::ring::cuda::tensor

@@ -7,7 +7,7 @@ torch.export, and raises InvalidArgument (a ValueError), NotSupported (a NotImpl
 
 from . import _library  # noqa: F401  (loads the compiled operators first)
 from . import nn
-from ._info import info
+from ._info import info, last_backend
 from .errors import DeviceError, InvalidArgument, NotSupported, RankLost
 from .lrpe_cosine import lrpe_cosine, lrpe_cosine_qk, lrpe_rotate, lrpe_rotate_
 from .ring_rnn import ring_readout, ring_rnn, ring_rnn_pack
@@ -25,6 +25,7 @@ __all__ = [
     "NotSupported",
     "RankLost",
     "info",
+    "last_backend",
     "lrpe_cosine",
     "lrpe_cosine_qk",
     "lrpe_rotate",

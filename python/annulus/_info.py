@@ -27,6 +27,16 @@ def info():
     }
 
 
+def last_backend(op=None):
+    """What the last call of an operator ran on, in any thread of this process, backwards included: "cpu, bfmmla 8x8",
+    "cuda, tensor cores in clusters"; None before the first. Without a name: of all operators that ran, by name.
+
+    Operators as their errors name them, "ring_rnn", "ring_rnn_backward", ... With ANNULUS_LOG=1 in the environment every
+    change of it is a line on stderr."""
+    all_of_them = json.loads(ops._last_backends_json())
+    return all_of_them if op is None else all_of_them.get(op)
+
+
 def _devices(build):
     devices = {"cpu": {"available": True, "reason": build["cpu"]}}
     if not torch.cuda.is_available():

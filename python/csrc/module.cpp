@@ -2,6 +2,7 @@
 // namespace in their own <op>_torch.cpp.
 #include <string>
 
+#include "annulus/core/backend.h"
 #include "annulus/core/info.h"
 #include "python/csrc/torch_glue.h"
 
@@ -73,9 +74,24 @@ std::string info_json() {
   });
 }
 
+std::string last_backends_json() {
+  return annulus::torch_glue::typed_errors([] {
+    std::string all = "{";
+    for (const auto& [op, backend] : annulus::last_backends()) {
+      if (all.size() > 1) all += ",";
+      all += quoted(op) + ":" + quoted(backend);
+    }
+    return all + "}";
+  });
+}
+
 }  // namespace
 
-STABLE_TORCH_LIBRARY(annulus, m) { m.def("_info_json() -> str"); }
+STABLE_TORCH_LIBRARY(annulus, m) {
+  m.def("_info_json() -> str");
+  m.def("_last_backends_json() -> str");
+}
 STABLE_TORCH_LIBRARY_IMPL(annulus, CompositeExplicitAutograd, m) {
   m.impl("_info_json", TORCH_BOX(&info_json));
+  m.impl("_last_backends_json", TORCH_BOX(&last_backends_json));
 }

@@ -52,6 +52,22 @@ def test_module(device):
         annulus.nn.LrpeCosine(4, 2, 3)  # two columns an axis leave none to the third
 
 
+def test_last_backend(device):
+    x = torch.randn(2, 3, 4, 8, device=device, requires_grad=True)
+    theta = torch.rand(3, 8, device=device)
+    annulus.lrpe_cosine(x, theta, (4,)).sum().backward()
+    every = annulus.last_backend()
+    for op in ("lrpe_cosine", "lrpe_cosine_backward"):
+        assert annulus.last_backend(op).startswith(device.split(":")[0] + ", ") and every[op] == annulus.last_backend(op)
+    assert annulus.last_backend("no_such_operator") is None
+
+
+def test_log_says_once_what_runs():
+    code = "import torch, annulus; x = torch.ones(1, 1, 2, 4); [annulus.lrpe_cosine(x, x[0, :, 0], (2,)) for _ in range(3)]"
+    run = subprocess.run([sys.executable, "-c", code], env={**os.environ, "ANNULUS_LOG": "1"}, capture_output=True, text=True)
+    assert run.returncode == 0 and run.stderr.count("annulus: lrpe_cosine runs on cpu, ") == 1, run.stderr
+
+
 def test_info():
     info = annulus.info()
     assert info["version"] == annulus.__version__ and info["commit"]
