@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""`annulus report` on good, broken and hostile files. Usage: cli_test.py ANNULUS files|browser
+"""`annulus report` on good, broken and hostile files. Usage: cli_test.py ANNULUS files|results|browser
 
 files    at least 200 broken files, each exit code 2, one clear line, no output file left behind
+results  the measured rows of bench/results make a page of at most 1 MB
 browser  the page in headless chromium: markup from a file shows as text (skipped without chromium)
 """
 import copy
@@ -168,6 +169,20 @@ def test_files():
     return faults
 
 
+def test_results():
+    folder = tempfile.mkdtemp()
+    page = os.path.join(folder, "page.html")
+    results = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "results")
+    files = sorted(os.path.join(results, f) for f in os.listdir(results) if f.endswith(".jsonl"))
+    got = subprocess.run([ANNULUS, "report", *files, "--out", page], capture_output=True, text=True)
+    faults = [] if got.returncode == 0 else [f"report: exit code {got.returncode}, {got.stderr}"]
+    if not faults and os.path.getsize(page) > 1 << 20:
+        faults.append(f"the page has {os.path.getsize(page)} bytes")
+    shutil.rmtree(folder, ignore_errors=True)
+    print(f"{len(files)} files, {len(faults)} faults")
+    return faults
+
+
 def test_browser():
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if not chromium:
@@ -213,7 +228,7 @@ def test_browser():
     return faults
 
 
-faults = test_files() if sys.argv[2] == "files" else test_browser()
+faults = {"files": test_files, "results": test_results, "browser": test_browser}[sys.argv[2]]()
 for fault in faults:
     print("FAULT", fault)
 sys.exit(1 if faults else 0)

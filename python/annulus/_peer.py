@@ -1,6 +1,7 @@
 """What the suites of `python -m annulus.peers` share: an implementation that can be timed, checked and weighed."""
 
 import contextlib
+import gc
 
 import torch
 
@@ -61,6 +62,7 @@ class Implementation:
     def peak_bytes(self, direction):
         """Most bytes that torch had allocated for the call; the leaves and, for a backward, y and dout count, too."""
         self._reset()
+        gc.collect()  # what falls to it later would count against the call
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         _, call = self.timed(direction)  # for a backward alone this makes y, which counts
