@@ -245,7 +245,8 @@ inline bool any_near(const std::uint16_t* a, const std::uint16_t* b, std::int64_
 #endif
 }
 
-// Where the phases of one segment of one token come from.
+// Where the phases of one segment of one token come from: the product of two rows. Where it is `alone`,
+// the first row is the phase itself and the second is phase zero, (1, 0), which changes no bit of it.
 struct TokenPhase {
   const float *anchor_cos, *anchor_sin, *fine_cos, *fine_sin;
 };
@@ -318,17 +319,25 @@ class Phases<T, float> {
   void set_zero_phase(int token) {
     for (int i = 0; i < segments_.count; ++i) {
       const std::int64_t slot = segments_.at[i].slot;
-      at_[i][token] = {zero_cos_ + slot, zero_sin_ + slot, zero_cos_ + slot, zero_sin_ + slot};
+      set_alone(i, token, zero_cos_ + slot, zero_sin_ + slot);
     }
+    all_alone_[token] = true;
   }
 
   void set_positions(int token, const std::int64_t* position) {
+    all_alone_[token] = true;
     for (int i = 0; i < segments_.count; ++i) {
       const std::int64_t p = position[segments_.at[i].axis];
       const std::int64_t anchor = p & ~(kFine - 1);
       if (!known_[i] || anchor_[i] != anchor) move_anchor(i, anchor);
-      at_[i][token] = {anchor_cos(i), anchor_sin(i), tables_.fine_cos(row_, p - anchor),
-                       tables_.fine_sin(row_, p - anchor)};
+      const float* fine_cos = tables_.fine_cos(row_, p - anchor);
+      const float* fine_sin = tables_.fine_sin(row_, p - anchor);
+      if (anchor == 0) {  // as on most axes of a grid, which are short
+        set_alone(i, token, fine_cos, fine_sin);
+      } else {
+        at_[i][token] = {anchor_cos(i), anchor_sin(i), fine_cos, fine_sin};
+        alone_[i][token] = false;
+      }
       if constexpr (kExactNearZero) {
         // At position 0 the product is exact.
         if (p != 0 && any_near(anchor_place(i), tables_.fine_near(row_, p - anchor),
@@ -336,10 +345,13 @@ class Phases<T, float> {
           mend(i, token, p);
         }
       }
+      all_alone_[token] = all_alone_[token] && alone_[i][token];
     }
   }
 
   const TokenPhase& at(int i, int token) const { return at_[i][token]; }
+  bool alone(int i, int token) const { return alone_[i][token]; }
+  bool all_alone(int token) const { return all_alone_[token]; }  // all segments of the token
 
   // The whole row of a token.
   void row(int token, float* c, float* s) const {
@@ -405,7 +417,13 @@ class Phases<T, float> {
           sincos_turn(turn_at(step[k], position), s[k], c[k]);
       }
     }
-    at_[i][token] = {c, s, zero_cos_ + g.slot, zero_sin_ + g.slot};
+    set_alone(i, token, c, s);
+  }
+
+  void set_alone(int i, int token, const float* cosine, const float* sine) {
+    const std::int64_t slot = segments_.at[i].slot;
+    at_[i][token] = {cosine, sine, zero_cos_ + slot, zero_sin_ + slot};
+    alone_[i][token] = true;
   }
 
   static constexpr int kMaxSegments = LrpeGrid::kMaxAxes;
@@ -417,6 +435,8 @@ class Phases<T, float> {
   float *zero_cos_, *zero_sin_, *mended_;
   int mended_rows_ = 0;
   TokenPhase at_[kMaxSegments][kTile] = {};
+  bool alone_[kMaxSegments][kTile] = {};
+  bool all_alone_[kTile] = {};
   std::int64_t row_ = 0;
   std::int64_t anchor_[kMaxSegments] = {};
   int current_[kMaxSegments] = {};
