@@ -47,14 +47,16 @@ TEST(Backend, OperatorsSayWhatTheyRanOn) {
   LrpeCosineOptions options;
   options.shape = {3};
   lrpe_cosine_forward(x.view(), theta.view(), y.view(), options, context);
-  EXPECT_EQ(last_backend("lrpe_cosine").substr(0, 5), "cpu, ");
+  EXPECT_EQ(last_backend("lrpe_cosine"), "cpu, " + cpu_features());
   const Dense states(kCPU, DType::kF32, {2, 3, 5}), angle(kCPU, DType::kF32, {2, 3}),
       amplitude(kCPU, DType::kF32, {2, 3});
   ring_readout_forward(states.view(), angle.view(), amplitude.view(), context);
-  EXPECT_EQ(last_backend("ring_readout").substr(0, 5), "cpu, ");
+  EXPECT_EQ(last_backend("ring_readout"), "cpu, " + cpu_features());
   // A call that is refused has not run.
+  ran_on("ring_readout", DeviceType::kCUDA, "before");
   EXPECT_THROW(ring_readout_forward(states.view(), states.view(), amplitude.view(), context),
                InvalidArgument);
+  EXPECT_EQ(last_backend("ring_readout"), "cuda, before");
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "annulus/cpu/features.h"
+
 namespace annulus {
 
 namespace {
@@ -51,6 +53,11 @@ void ran_on(const char* op, DeviceType device, const char* how) {
   if (logs() && (how_before != how || device_before != device)) {
     std::fprintf(stderr, "annulus: %s runs on %s\n", op, text_of(device, how).c_str());
   }
+}
+
+void ran_on(const char* op, DeviceType device) {
+  static const std::string* const cpu = new std::string(cpu::simd_description());  // never freed
+  ran_on(op, device, device == DeviceType::kCPU ? cpu->c_str() : "ordinary cores");
 }
 
 std::vector<std::pair<std::string, std::string>> last_backends() {

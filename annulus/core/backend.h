@@ -18,7 +18,9 @@ ANNULUS_API std::string last_backend(std::string_view op);
 // Of all operators that have been called, by name.
 ANNULUS_API std::vector<std::pair<std::string, std::string>> last_backends();
 
-// Operators say so when they have run. Both texts last as long as the process.
+// Operators say so when they have run: those with one implementation a device, and those with several.
+// Both texts last as long as the process.
+void ran_on(const char* op, DeviceType device);
 void ran_on(const char* op, DeviceType device, const char* how);
 
 }  // namespace annulus

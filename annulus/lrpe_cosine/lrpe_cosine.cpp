@@ -150,8 +150,6 @@ Operand operand(const TensorView& v, std::int64_t C, Layout layout) {
   return o;
 }
 
-constexpr const char* kKernels = "a tile of tokens at a time";
-
 [[noreturn, maybe_unused]] void no_cuda(const char* op) {
   throw NotSupported("[" + std::string(op) +
                      "] device must be cpu: this build has no CUDA backend");
@@ -167,7 +165,7 @@ void run_forward(const Plan& plan, Context& context) {
     no_cuda(plan.op);
 #endif
   }
-  ran_on(plan.op, plan.device.type, kKernels);
+  ran_on(plan.op, plan.device.type);
 }
 
 void run_backward(const Plan& plan, Context& context) {
@@ -180,7 +178,7 @@ void run_backward(const Plan& plan, Context& context) {
     no_cuda(plan.op);
 #endif
   }
-  ran_on(plan.op, plan.device.type, kKernels);
+  ran_on(plan.op, plan.device.type);
 }
 
 std::size_t forward_scratch(const Plan& plan) {

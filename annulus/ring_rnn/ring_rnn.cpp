@@ -463,7 +463,7 @@ void ring_readout_forward(const TensorView& states, const TensorView& angle,
   plan.angle = angle;
   plan.amplitude = amplitude;
   ANNULUS_RING_DISPATCH(plan, readout_forward)(plan, context);
-  ran_on(plan.op, plan.device.type, "a row at a time");
+  ran_on(plan.op, plan.device.type);
 }
 
 void ring_readout_backward(const TensorView& states, const TensorView& dangle,
@@ -483,7 +483,7 @@ void ring_readout_backward(const TensorView& states, const TensorView& dangle,
   plan.damplitude = damplitude;
   plan.dstates = dstates;
   ANNULUS_RING_DISPATCH(plan, readout_backward)(plan, context);
-  ran_on(plan.op, plan.device.type, "a row at a time");
+  ran_on(plan.op, plan.device.type);
 }
 
 namespace {
