@@ -50,6 +50,24 @@ HWY_INLINE VF load(const bfloat16* p) {
   return hn::PromoteTo(F32(), hn::LoadU(d16, reinterpret_cast<const hwy::bfloat16_t*>(p)));
 }
 
+// Two vectors that lie together.
+template <class T>
+HWY_INLINE void load2(const T* p, VF& v0, VF& v1) {
+  v0 = load(p);
+  v1 = load(p + lanes());
+}
+HWY_INLINE void load2(const bfloat16* p, VF& v0, VF& v1) {
+  if constexpr (hn::MaxLanes(F32()) == 4) {  // of one block, so that interleaving keeps the order
+    const hn::Repartition<std::uint16_t, F32> d16;
+    const auto raw = hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(p));
+    v0 = hn::BitCast(F32(), hn::InterleaveLower(d16, hn::Zero(d16), raw));
+    v1 = hn::BitCast(F32(), hn::InterleaveUpper(d16, hn::Zero(d16), raw));
+  } else {
+    v0 = load(p);
+    v1 = load(p + lanes());
+  }
+}
+
 HWY_INLINE void store(VF v, float* p) { hn::StoreU(v, F32(), p); }
 #if HWY_TARGET == HWY_SSSE3 || HWY_TARGET == HWY_SSE4
 HWY_INLINE void store(VF v, float16* p) {
@@ -103,6 +121,11 @@ inline std::size_t lanes() { return 1; }
 template <class T>
 inline float load(const T* p) {
   return static_cast<float>(*p);
+}
+template <class T>
+inline void load2(const T* p, float& v0, float& v1) {
+  v0 = load(p);
+  v1 = load(p + 1);
 }
 template <class T>
 inline void store(float v, T* p) {

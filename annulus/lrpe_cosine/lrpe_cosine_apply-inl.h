@@ -16,6 +16,7 @@
 
 #include "annulus/cpu/simd-inl.h"
 #include "annulus/lrpe_cosine/lrpe_cosine_rows-inl.h"
+#include "annulus/lrpe_cosine/lrpe_cosine_stored-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace annulus::lrpe::HWY_NAMESPACE {
@@ -50,10 +51,14 @@ inline void store_row(const Real* in, std::int64_t n, T* p, std::int64_t step) {
     const auto lanes = static_cast<std::int64_t>(simd::lanes());
     // Of more than one lane: GCC 13 warns of the loop that is left where there is one.
     if (lanes > 1 && step == 1) {
-      for (; i <= n - lanes; i += lanes) simd::store(simd::load(in + i), p + i);
+      for (; i <= n - 2 * lanes; i += 2 * lanes) {
+        Two<T> two;
+        two.set(simd::load(in + i), simd::load(in + i + lanes));
+        two.store(p + i);
+      }
     }
   }
-  for (; i < n; ++i) p[i * step] = T(in[i]);
+  for (; i < n; ++i) p[i * step] = stored<T>(in[i]);
 }
 
 // (y1, y2) = (x1, x2) turned by the phase; x2 = nullptr is 0. Rows are padded: whole vectors may be

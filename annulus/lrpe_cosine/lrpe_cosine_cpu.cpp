@@ -17,11 +17,11 @@
 #include <cmath>
 
 #include "annulus/core/dispatch.h"
-#include "annulus/cpu/features.h"
 #include "annulus/cpu/parallel.h"
 #include "annulus/cpu/simd-inl.h"
 #include "annulus/lrpe_cosine/lrpe_cosine_apply-inl.h"
 #include "annulus/lrpe_cosine/lrpe_cosine_direct-inl.h"
+#include "annulus/lrpe_cosine/lrpe_cosine_phases-inl.h"
 #include "annulus/lrpe_cosine/lrpe_cosine_plan.h"
 #include "annulus/lrpe_cosine/lrpe_cosine_rows-inl.h"
 #include "annulus/lrpe_cosine/lrpe_cosine_scratch-inl.h"
@@ -57,13 +57,11 @@ class Worker {
       : plan_(plan),
         scratch_(scratch),
         width_(scratch.width),
-        base_(scratch.worker_reals +
-              index * (Phases<T>::reals(width_) + Scratch<T>::kRows * width_)),
-        phase_(scratch.segments, scratch.tables, base_,
-               scratch.worker_turns + index * Phases<T>::turns(width_),
-               scratch.worker_places + index * Phases<T>::places(width_)),
-        hardware_bf16_(annulus::cpu::has_arm_bf16()) {
-    Real* p = base_ + Phases<T>::reals(width_);
+        base_(scratch.worker_reals + index * (scratch.phase_reals + Scratch<T>::kRows * width_)),
+        phase_(plan.axes, scratch.segments, scratch.tables, base_,
+               scratch.worker_turns + index * scratch.phase_turns,
+               scratch.worker_places + index * scratch.phase_places) {
+    Real* p = base_ + scratch.phase_reals;
     row_.cos = p;
     row_.sin = p + width_;
     row_.x1 = p + 2 * width_;
@@ -175,11 +173,14 @@ class Worker {
     }
     position[0] = plan_.axes == 1 ? wrapping_add(s, batch_offset(plan_, b)) : s;
   }
-  // ... of the token after it, without a division.
-  void next_position(std::int64_t* position) const {
+  // ... of the token `n` further on, which is on the same line of the last axis or the first of the next.
+  void advance_position(std::int64_t n, std::int64_t* position) const {
     int j = plan_.axes - 1;
-    for (; j > 0 && position[j] + 1 == plan_.extent[j]; --j) position[j] = 0;
-    position[j] = wrapping_add(position[j], 1);
+    position[j] = wrapping_add(position[j], n);
+    for (; j > 0 && position[j] == plan_.extent[j]; --j) {
+      position[j] = 0;
+      ++position[j - 1];
+    }
   }
 
   // f(first, last, t0, tokens) for every tile of [begin, end), with the tile's phases made: for
@@ -190,26 +191,36 @@ class Worker {
     for (std::int64_t b = b0; b < b1; b += group) {
       std::int64_t position[LrpeGrid::kMaxAxes] = {};
       for (std::int64_t t0 = begin; t0 < end;) {
-        int tokens = 0;
-        phase_.start_tile();
-        for (; tokens < kTile && t0 + tokens < end && phase_.has_room(); ++tokens) {
-          const std::int64_t t = t0 + tokens;
-          if (t < plan_.prefix) {
-            phase_.set_zero_phase(tokens);
-          } else {
-            if (t == begin || t == plan_.prefix) {
-              find_position(t, b, position);
-            } else {
-              next_position(position);
-            }
-            phase_.set_positions(tokens, position);
-          }
-          remember(tokens, position);
-        }
+        const int tokens =
+            make_phases(t0, static_cast<int>(std::min<std::int64_t>(kTile, end - t0)), b,
+                        t0 == begin, position);
         f(b, b + group, t0, tokens);
         t0 += tokens;
       }
     }
+  }
+
+  // The phases of up to `most` tokens from t0 on, of which `position` is the first's unless it is `unknown`; moves
+  // it on. Returns how many there are.
+  int make_phases(std::int64_t t0, int most, std::int64_t b, bool unknown, std::int64_t* position) {
+    phase_.start_tile();
+    const auto prefix = static_cast<int>(std::clamp<std::int64_t>(plan_.prefix - t0, 0, most));
+    phase_.set_zero_phase(0, prefix);
+    int tokens = prefix;
+    if (tokens < most && (unknown || tokens > 0 || t0 == plan_.prefix)) {
+      find_position(t0 + tokens, b, position);
+    }
+    const int last = plan_.axes - 1;
+    while (tokens < most) {
+      const std::int64_t line = last > 0 ? plan_.extent[last] - position[last] : most;
+      const int n = phase_.set_positions(
+          tokens, static_cast<int>(std::min<std::int64_t>(line, most - tokens)), position);
+      if (n == 0) break;
+      if (plan_.need_dtheta) remember(tokens, n, position);
+      advance_position(n, position);
+      tokens += n;
+    }
+    return tokens;
   }
 
   // The direct path: rows go from `in` to `out` without a stop, two sequences at a time.
@@ -222,11 +233,11 @@ class Worker {
                 std::int64_t b = first;
                 for (; two_at_once && b + 2 <= last; b += 2) {
                   apply_tile<2>(scratch_.segments, phase_, rows(in, out, b, place.head, t0), tokens,
-                                direction, hardware_bf16_);
+                                direction);
                 }
                 for (; b < last; ++b) {
                   apply_tile<1>(scratch_.segments, phase_, rows(in, out, b, place.head, t0), tokens,
-                                direction, hardware_bf16_);
+                                direction);
                 }
               });
   }
@@ -257,7 +268,7 @@ class Worker {
     for_tiles(begin, end, b0, b1,
               [&](std::int64_t first, std::int64_t last, std::int64_t t0, int tokens) {
                 for (int i = 0; i < tokens; ++i) {
-                  phase_.row(i, row_.cos, row_.sin);
+                  phase_.make_row(i, row_.cos, row_.sin);
                   for (std::int64_t b = first; b < last; ++b) f(b, t0 + i, i);
                 }
               });
@@ -312,8 +323,13 @@ class Worker {
   }
 
   // dtheta = sum of s q, in double: s may be 2^31 and more, and the terms have both signs.
-  void remember(int token, const std::int64_t* position) {
-    for (int j = 0; j < plan_.axes; ++j) position_[j][token] = static_cast<double>(position[j]);
+  void remember(int token, int tokens, const std::int64_t* position) {
+    for (int j = 0; j < plan_.axes; ++j) {
+      for (int t = 0; t < tokens; ++t) {
+        const std::int64_t p = j == plan_.axes - 1 ? wrapping_add(position[j], t) : position[j];
+        position_[j][token + t] = static_cast<double>(p);
+      }
+    }
   }
 
   void add_dtheta(int token) {
@@ -333,7 +349,6 @@ class Worker {
   std::int64_t width_;
   Real* base_;
   Phases<T> phase_;
-  bool hardware_bf16_;
   Rows row_;
   double* sums_ = nullptr;
   double position_[LrpeGrid::kMaxAxes][kTile] = {};
@@ -400,7 +415,8 @@ void sum_partials(const Plan& plan, const Scratch<T>& scratch, int threads) {
     visit_floating(plan.dtheta.dtype, [&]<class U>() {
       const auto dtheta = as_strided<U, 2>(plan.dtheta);
       for (std::int64_t k = 0; k < plan.E; ++k) {
-        dtheta(row, k) = U(static_cast<compute_t<U>>(total[k]));
+        const double exact = total[k] / static_cast<double>(kPhaseScale<T>);
+        dtheta(row, k) = U(static_cast<compute_t<U>>(exact));
       }
     });
   });

@@ -13,6 +13,7 @@
 #include "annulus/core/context.h"
 #include "annulus/core/dispatch.h"
 #include "annulus/cpu/parallel.h"
+#include "annulus/lrpe_cosine/lrpe_cosine_phases-inl.h"
 #include "annulus/lrpe_cosine/lrpe_cosine_plan.h"
 #include "annulus/lrpe_cosine/lrpe_cosine_rows-inl.h"
 
@@ -39,6 +40,34 @@ inline Tasks make_tasks(const Plan& plan) {
   return t;
 }
 
+inline std::int64_t batch_offset(const Plan& plan, std::int64_t b) {
+  if (!plan.offsets.defined()) return plan.offset;
+  const std::int64_t i = b * plan.offsets.stride[0];
+  const std::int64_t own = plan.offsets.dtype == DType::kI64
+                               ? static_cast<const std::int64_t*>(plan.offsets.data)[i]
+                               : static_cast<const std::int32_t*>(plan.offsets.data)[i];
+  return wrapping_add(plan.offset, own);
+}
+
+// Which of the fine rows some token will use.
+inline unsigned fine_rows_of(const Plan& plan) {
+  constexpr unsigned kAll = static_cast<unsigned>((1ull << kFine) - 1);
+  const std::int64_t tokens = plan.L - plan.prefix;
+  if (plan.axes == 1 && tokens < kFine) {
+    unsigned mask = 0;
+    const std::int64_t sequences = plan.offsets.defined() ? plan.B : 1;
+    for (std::int64_t b = 0; b < sequences && mask != kAll; ++b) {
+      for (std::int64_t t = 0; t < tokens; ++t) {
+        mask |= 1u << (wrapping_add(batch_offset(plan, b), t) & (kFine - 1));
+      }
+    }
+    return mask;
+  }
+  if (plan.axes == 1) return kAll;
+  const std::int64_t longest = *std::max_element(plan.extent, plan.extent + plan.axes);
+  return longest >= kFine ? kAll : (1u << longest) - 1;
+}
+
 // Byte counts of one call's scratch, and its pieces once there is memory.
 template <class T>
 struct Scratch {
@@ -48,12 +77,16 @@ struct Scratch {
   explicit Scratch(const Plan& plan, bool backward)
       : segments(make_segments(plan)), tasks(make_tasks(plan)), width(segments.width) {
     tables.width = round_up(plan.E, kRowPad);
+    phase_reals = Phases<T>::reals(segments.count, tables.width);
+    phase_turns = Phases<T>::turns(segments.count, tables.width);
+    phase_places = Phases<T>::places(tables.width);
     buffered = backward ? plan.need_dtheta || plan.activation != LrpeActivation::kNone
                         : plan.activation != LrpeActivation::kNone;
     columns = plan.activation == LrpeActivation::kSoftmaxTokens ? plan.B * tasks.heads * plan.C : 0;
     dot_columns = backward ? columns : 0;
     partials = backward && plan.need_dtheta ? tasks.count() * width : 0;
     rows = plan.theta_rows;
+    fine_rows = fine_rows_of(plan);
   }
 
   // Visits every piece: p(pointer, count). The one list that counting and carving share.
@@ -66,10 +99,10 @@ struct Scratch {
     p(theta, rows * tables.width);
     p(table_turns, rows * tables.width);
     // Dense column strides are known only at run time, so the row buffers are always counted.
-    p(worker_reals, kWorkers * (Phases<T>::reals(width) + kRows * width));
-    p(worker_turns, kWorkers * Phases<T>::turns(width));
-    p(worker_places, kWorkers * Phases<T>::places(width));
-    p(table_places, Phases<T>::places(width) > 0 ? rows * tables.width * kFine : 0);
+    p(worker_reals, kWorkers * (phase_reals + kRows * width));
+    p(worker_turns, kWorkers * phase_turns);
+    p(worker_places, kWorkers * phase_places);
+    p(table_places, phase_places > 0 ? rows * tables.width * kFine : 0);
     p(worker_sums, partials > 0 || columns > 0 ? kWorkers * width : 0);
     p(column_max, columns);
     p(column_scale, columns);
@@ -93,14 +126,17 @@ struct Scratch {
     } else {
       tables.step = steps;
       tables.fine = tables_real + kRowPad;
-      if (Phases<T>::places(width) > 0) tables.near = table_places;
+      tables.fine_rows = fine_rows;
+      if (phase_places > 0) tables.near = table_places;
     }
   }
 
   Segments segments;
   Tasks tasks;
   std::int64_t width;
+  std::int64_t phase_reals = 0, phase_turns = 0, phase_places = 0;  // a worker
   bool buffered = false;
+  unsigned fine_rows = 0;
   std::int64_t columns = 0, dot_columns = 0, partials = 0, rows = 0;
   ThetaTables<Real> tables;
   std::uint64_t* steps = nullptr;
@@ -118,38 +154,9 @@ struct Scratch {
   double* partial = nullptr;
 };
 
-inline std::int64_t batch_offset(const Plan& plan, std::int64_t b) {
-  if (!plan.offsets.defined()) return plan.offset;
-  const std::int64_t i = b * plan.offsets.stride[0];
-  const std::int64_t own = plan.offsets.dtype == DType::kI64
-                               ? static_cast<const std::int64_t*>(plan.offsets.data)[i]
-                               : static_cast<const std::int32_t*>(plan.offsets.data)[i];
-  return wrapping_add(plan.offset, own);
-}
-
-// Which of the fine rows some token will use.
-inline unsigned fine_rows(const Plan& plan) {
-  constexpr unsigned kAll = static_cast<unsigned>((1ull << kFine) - 1);
-  const std::int64_t tokens = plan.L - plan.prefix;
-  if (plan.axes == 1 && tokens < kFine) {
-    unsigned mask = 0;
-    const std::int64_t sequences = plan.offsets.defined() ? plan.B : 1;
-    for (std::int64_t b = 0; b < sequences && mask != kAll; ++b) {
-      for (std::int64_t t = 0; t < tokens; ++t) {
-        mask |= 1u << (wrapping_add(batch_offset(plan, b), t) & (kFine - 1));
-      }
-    }
-    return mask;
-  }
-  if (plan.axes == 1) return kAll;
-  const std::int64_t longest = *std::max_element(plan.extent, plan.extent + plan.axes);
-  return longest >= kFine ? kAll : (1u << longest) - 1;
-}
-
 template <class T>
 void make_tables(const Plan& plan, const Scratch<T>& scratch, int threads) {
   const std::int64_t width = scratch.tables.width;
-  const unsigned fine = fine_rows(plan);
   annulus::cpu::parallel_for(plan.theta_rows, threads, [&](std::int64_t row) {
     double* theta = scratch.theta + row * width;
     visit_floating(plan.theta.dtype, [&]<class U>() {
@@ -158,7 +165,8 @@ void make_tables(const Plan& plan, const Scratch<T>& scratch, int threads) {
         theta[k] = static_cast<double>(static_cast<compute_t<U>>(view(row, k)));
       }
     });
-    fill_tables(scratch.tables, row, theta, plan.E, fine, scratch.table_turns + row * width);
+    fill_tables(scratch.tables, row, theta, plan.E, kPhaseScale<T>,
+                scratch.table_turns + row * width);
   });
 }
 
