@@ -89,9 +89,11 @@ template <class T>
 inline constexpr int kBlockPairs = std::clamp<int>(32 / static_cast<int>(sizeof(T)) / kMaxLanes, 1,
                                                    4);
 
-// Where four rows are read in turn, more than the core follows by itself: tokens ahead, to the second-level
-// cache. (Neoverse-V1, two cores, the f32 backward's loop by itself, 4096 tokens, cold: 2.55 ms without, 2.2
-// with; to the first-level cache 2.8. Forward: 10 % more with any.)
+// Where four rows are read in turn, more than the core follows by itself: tokens ahead, to the third-level cache.
+// (Neoverse-V1, two cores, 4096 tokens, cold. The f32 backward's loop by itself: 2.55 ms without, 2.8 to the
+// first level, 2.2 to the second or third. All of it in 1-D, 2-D, 3-D: 2.84, 2.70, 2.77 to the second level, 8
+// tokens ahead; 2.83, 2.52, 2.40 to the third, 12 ahead. Forward: 10 % more with any, also with the first rows
+// of a tile fetched before its phases are made.)
 inline constexpr int kAhead = 12;
 template <Turn2 kTurn, int kSequences, class T>
 HWY_INLINE void fetch_ahead(const TokenRows<T>& rows, std::int64_t k) {
@@ -256,11 +258,6 @@ HWY_NOINLINE void turn_rest(const Segments& segments, const PhasesT& phases, int
   }
 }
 
-// Rows that stand alone are worth a loop of their own where arithmetic is the limit: in 16 bits (2-D 64 x 64
-// and 3-D 16 x 16 x 16 on two Neoverse-V1 cores take 10 and 17 % less; in fp32, 3 and 8 % more).
-template <class T>
-inline constexpr bool kAloneApart = true;
-
 // The columns of a segment of whole blocks.
 template <Turn2 kTurn, int kSequences, bool kAlone, class T>
 HWY_INLINE void turn_segment(const TokenPhase& p, std::int64_t sines, const Segment& g,
@@ -282,7 +279,7 @@ HWY_NOINLINE void turn_tile_even(const Segments& segments, const PhasesT& phases
                                  int tokens) {
   for (int token = 0; token < tokens; ++token) {
     for (int i = 0; i < segments.count; ++i) {
-      if (kAloneApart<T> && phases.alone(i, token)) {
+      if (phases.alone(i, token)) {
         turn_segment<kTurn, kSequences, true>(phases.at(i, token), phases.sines(), segments.at[i],
                                               rows);
       } else {
@@ -337,7 +334,7 @@ inline void turn_tile(const Segments& segments, const PhasesT& phases, const Tok
   for (int i = 0; i < segments.count; ++i) even &= segments.at[i].length % block == 0;
   if (even) {
     turn_tile_even<kTurn, kSequences>(segments, phases, rows, tokens);
-  } else if (kAloneApart<T> && phases.all_alone()) {
+  } else if (phases.all_alone()) {
     turn_tile_any<kTurn, kSequences, true>(segments, phases, rows, tokens);
   } else {
     turn_tile_any<kTurn, kSequences, false>(segments, phases, rows, tokens);

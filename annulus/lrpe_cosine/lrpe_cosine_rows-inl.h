@@ -45,14 +45,29 @@ template <class V>
 HWY_INLINE V mul(V a, V b) {
   return hn::Mul(a, b);
 }
-template <class V>
-HWY_INLINE V mul_add(V a, V b, V c) {
-  return hn::MulAdd(a, b, c);
-}
-template <class V>
-HWY_INLINE V neg_mul_add(V a, V b, V c) {
+#if HWY_NATIVE_FMA
+HWY_INLINE simd::VF mul_add(simd::VF a, simd::VF b, simd::VF c) { return hn::MulAdd(a, b, c); }
+HWY_INLINE simd::VF neg_mul_add(simd::VF a, simd::VF b, simd::VF c) {
   return hn::NegMulAdd(a, b, c);
 }
+#else
+// In double, where the product is exact: rounding it would cost fp32 its 2e-7.
+HWY_INLINE simd::VF mul_add(simd::VF a, simd::VF b, simd::VF c) {
+  const simd::F32 d;
+  const hn::Half<simd::F32> h;
+  const hn::RepartitionToWide<simd::F32> wide;
+  const auto low =
+      hn::MulAdd(hn::PromoteTo(wide, hn::LowerHalf(h, a)), hn::PromoteTo(wide, hn::LowerHalf(h, b)),
+                 hn::PromoteTo(wide, hn::LowerHalf(h, c)));
+  const auto high =
+      hn::MulAdd(hn::PromoteTo(wide, hn::UpperHalf(h, a)), hn::PromoteTo(wide, hn::UpperHalf(h, b)),
+                 hn::PromoteTo(wide, hn::UpperHalf(h, c)));
+  return hn::Combine(d, hn::DemoteTo(h, high), hn::DemoteTo(h, low));
+}
+HWY_INLINE simd::VF neg_mul_add(simd::VF a, simd::VF b, simd::VF c) {
+  return mul_add(hn::Neg(a), b, c);
+}
+#endif
 // Whether any |v| is below the limit; a NaN counts as one that is, so that it hides nothing.
 HWY_INLINE bool some_below(simd::VF v, float limit) {
   const simd::F32 d;
@@ -66,8 +81,13 @@ HWY_INLINE simd::VF splice(std::int64_t n, simd::VF a, simd::VF b) {
 }
 template <class Real>
 HWY_INLINE Real one_mul_add(Real a, Real b, Real c) {
+#if HWY_NATIVE_FMA
   const hn::CappedTag<Real, 1> d;
   return hn::GetLane(hn::MulAdd(hn::Set(d, a), hn::Set(d, b), hn::Set(d, c)));
+#else
+  return static_cast<Real>(static_cast<double>(a) * static_cast<double>(b) +
+                           static_cast<double>(c));
+#endif
 }
 #else
 inline float mul(float a, float b) { return a * b; }
@@ -78,7 +98,8 @@ inline Real one_mul_add(Real a, Real b, Real c) {
 #if defined(__FP_FAST_FMA)
   return std::fma(a, b, c);
 #else
-  return a * b + c;
+  return static_cast<Real>(static_cast<double>(a) * static_cast<double>(b) +
+                           static_cast<double>(c));
 #endif
 }
 inline float mul_add(float a, float b, float c) { return one_mul_add(a, b, c); }

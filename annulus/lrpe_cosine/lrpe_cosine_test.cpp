@@ -7,11 +7,13 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "annulus/lrpe_cosine/lrpe_cosine.h"
 #include "annulus/lrpe_cosine/phase.h"
 #include "testing/dense.h"
+#include "testing/limits.h"
 
 namespace annulus::testing {
 namespace {
@@ -257,6 +259,65 @@ TEST_P(Lrpe, ThetaGradientOfLongSequences) {
       largest = std::max(largest, std::abs(want[i]));
     }
     EXPECT_LE(error, 1e-6 * largest) << name_of(dtype);
+  }
+}
+
+// Rounding to bfloat16 may cut off (the CPU does): still a neighbour of the exact value, and right on average.
+TEST_P(Lrpe, BFloat16IsANeighbourAndRightOnAverage) {
+  const std::int64_t n = 1500, D = 64;
+  LrpeCosineOptions options;
+  options.shape = {n};
+  Dense x(device(), DType::kBF16, {1, 1, n, D}), theta(device(), DType::kF32, {1, D});
+  Dense y(device(), DType::kBF16, {1, 1, n, 2 * D});
+  x.normal(21);
+  theta.normal(22);
+  lrpe_cosine_forward(x.view(), theta.view(), y.view(), options, context);
+  Dense x64(kCPU, DType::kF64, {1, 1, n, D}), theta64(kCPU, DType::kF64, {1, D});
+  Dense exact(kCPU, DType::kF64, {1, 1, n, 2 * D});
+  x64.write(x.values());
+  theta64.write(theta.values());
+  reference::lrpe_cosine_forward(x64.view(), theta64.view(), exact.view(), options);
+  const std::vector<double> got = y.values(), want = exact.values();
+  double largest = 0, sum = 0, squares = 0, count = 0;
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    if (std::abs(want[i]) < 0x1p-100) continue;  // the sines of position 0
+    const double away = (got[i] - want[i]) / ulp_at(want[i], DType::kBF16);
+    largest = std::max(largest, std::abs(away));
+    sum += std::copysign(away, away * want[i]);  // away from zero is positive
+    squares += away * away;
+    ++count;
+  }
+  EXPECT_LE(largest, 0.72);
+  EXPECT_LE(std::abs(sum / count), 0.01);
+  EXPECT_LE(std::sqrt(squares / count), 0.32);  // rounding to nearest: 0.289
+}
+
+TEST_P(Lrpe, BFloat16KeepsWhatItHolds) {
+  const double largest = 0x1.fep127, infinity = std::numeric_limits<double>::infinity();
+  const std::vector<double> special = {largest,    -largest,    0x1p-133, 1.0078125, 0.0, -0.0,
+                                       0x1.fep-14, 0x1.02p-126, infinity, -infinity, 3.0, -7.0};
+  const auto D = static_cast<std::int64_t>(special.size());
+  LrpeCosineOptions options;
+  options.shape = {40};
+  options.prefix = 1;
+  std::vector<double> rows;
+  for (int t = 0; t < 41; ++t) rows.insert(rows.end(), special.begin(), special.end());
+  Dense x(device(), DType::kBF16, {1, 1, 41, D}), theta(device(), DType::kF32, {1, D});
+  Dense y(device(), DType::kBF16, {1, 1, 41, 2 * D});
+  x.write(rows);
+  theta.normal(23);
+  lrpe_cosine_forward(x.view(), theta.view(), y.view(), options, context);
+  const std::vector<double> values = y.values();
+  for (std::int64_t t = 0; t < 41; ++t) {
+    for (std::int64_t c = 0; c < D; ++c) {
+      const double in = special[static_cast<std::size_t>(c)];
+      const double cosine = values[static_cast<std::size_t>(t * 2 * D + c)];
+      // A prefix token and position 0 change nothing, and what is finite never overflows.
+      if (t < 2) {
+        EXPECT_EQ(cosine, in) << "token " << t << " column " << c;
+      }
+      EXPECT_EQ(std::isfinite(cosine), std::isfinite(in)) << "token " << t << " column " << c;
+    }
   }
 }
 
