@@ -383,7 +383,7 @@ void forward_as(const Plan& plan, Context& context) {
   Scratch<T> scratch(plan, false);
   if (plan.B == 0 || plan.C == 0 || scratch.tasks.count() == 0) return;
   Workspace workspace(context, plan.op, plan.device, scratch.bytes());
-  scratch.carve(workspace);
+  scratch.carve(plan, workspace);
   make_tables(plan, scratch, context.threads);
   if (plan.activation == LrpeActivation::kSoftmaxTokens) {
     column_pass(plan, scratch, context.threads, false);
@@ -398,7 +398,7 @@ void forward_as(const Plan& plan, Context& context) {
 template <class T>
 void sum_partials(const Plan& plan, const Scratch<T>& scratch, int threads) {
   annulus::cpu::parallel_for(plan.theta_rows, threads, [&](std::int64_t row) {
-    double* total = scratch.theta + row * scratch.tables.width;  // theta is no longer needed
+    double* total = scratch.theta + row * scratch.theta_width;  // theta is no longer needed
     std::fill_n(total, plan.E, 0.0);
     for (int side = 0; side < plan.sides; ++side) {
       const std::int64_t heads = plan.side[side].heads_per_row;
@@ -439,7 +439,7 @@ void backward_as(const Plan& plan, Context& context) {
     return;
   }
   Workspace workspace(context, plan.op, plan.device, scratch.bytes());
-  scratch.carve(workspace);
+  scratch.carve(plan, workspace);
   make_tables(plan, scratch, context.threads);
   if (plan.activation == LrpeActivation::kSoftmaxTokens) {
     column_pass(plan, scratch, context.threads, false);

@@ -75,7 +75,7 @@ HWY_INLINE simd_t second_of(simd_t a, [[maybe_unused]] simd_t b, simd_t s, simd_
   return ops::neg_mul_add(a, s, ops::mul(b, c));
 }
 
-// How many vectors make a block: a cache line of y. A core that sees a line written whole does not fetch it first,
+// How many pairs of vectors make a block: a cache line of y (two where one pair is more). A core that sees a line written whole does not fetch it first,
 // even where the lines of four rows come in turn; with half a line of each at a time it fetches every one
 // (Neoverse-V1, one thread, this loop by itself over two sequences of 4096 tokens in fp32: 12.4 ms with half
 // lines, 2.5 with whole ones, which is what a copy takes).
@@ -192,7 +192,8 @@ struct OnTwoSegments {
     phase_vector<kAlone>((behind ? q.anchor : p.anchor) + offset,
                          (behind ? q.fine : p.fine) + offset, sines, s, c);
     if (!behind && at + static_cast<std::int64_t>(simd::lanes()) > edge) {
-      simd_t s1, c1;  // what lies beside a segment is padding: read, and spliced away
+      simd_t s1,
+          c1;  // what lies before a segment's row is another's, or padding: read, and spliced away
       phase_vector<kAlone>(q.anchor + (at - q0), q.fine + (at - q0), sines, s1, c1);
       s = ops::splice(edge - at, s, s1);
       c = ops::splice(edge - at, c, c1);

@@ -1,9 +1,10 @@
 // The phases of a tile of tokens: which rows of sines and cosines each token's phase is the product of.
 //
-// The product is off by at most 1.5e-7 of the length of the pair (x1, x2), which keeps fp32's 2e-7; but
-// close to a zero of the sine that is more than a 16-bit ulp of the value itself. A row that holds such an
-// element (one in thirty of 128 columns in bf16, if phases are spread evenly) is found beforehand, by 16 bits
-// of its phases, and made in a buffer of its own with those elements from the exact phase.
+// The product is off by up to 2e-7 (of 5e8 pairs of phases aimed at the limits below, 1.96e-7 in fp32 and
+// 2.32e-7 where the fine row is scaled; typically 5e-8), which is fp32's own bound; but close to a zero of the
+// sine that is more than a 16-bit ulp of the value itself. A row that holds such an element (one in
+// twenty-five of 128 columns in bf16, if phases are spread evenly) is found beforehand, by 16 bits of its
+// phases, and made in a buffer of its own with those elements from the exact phase.
 #if defined(ANNULUS_LRPE_COSINE_PHASES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ANNULUS_LRPE_COSINE_PHASES_INL_H_
 #undef ANNULUS_LRPE_COSINE_PHASES_INL_H_
@@ -23,14 +24,15 @@
 HWY_BEFORE_NAMESPACE();
 namespace annulus::lrpe::HWY_NAMESPACE {
 
-// Below this |value| the product's error may pass a quarter of an ulp of bfloat16 (lrpe_cosine_stored-inl.h
-// uses up to 0.7) or 0.4 of one of float16: 1.5e-7 / (that part of an ulp).
+// Below this |value| the product's error e may cost more than is left of the one ulp that is promised: 0.307 of
+// bfloat16's (lrpe_cosine_stored-inl.h uses the rest), e = 2.5e-7 / (0.307 2^-8); half of float16's,
+// e = 2.1e-7 / (0.5 2^-11) and a little.
 template <class T>
 inline constexpr float kNearZero = 0.0f;
 template <>
-inline constexpr float kNearZero<bfloat16> = 1.6e-4f;
+inline constexpr float kNearZero<bfloat16> = 2.1e-4f;
 template <>
-inline constexpr float kNearZero<float16> = 8.0e-4f;
+inline constexpr float kNearZero<float16> = 9.0e-4f;
 
 // The same question in whole numbers, asked of all phases of a row: the place of a phase in its quarter
 // turn, in 2^-16 of one, is the sum of those of its anchor and its fine part; either is cut off, so
@@ -72,7 +74,7 @@ inline bool any_near(const std::uint16_t* a, const std::uint16_t* b, std::int64_
 
 // Where the phases of one segment of one token come from: the product of two rows of cosines, each with its
 // sines `sines` further on. Where it is `alone`, the first row is the phase itself and the second is phase
-// zero, (1, 0), which changes no bit of it.
+// zero, (1, 0), which changes no bit of it (there is no -0 in it).
 struct TokenPhase {
   const float *anchor, *fine;
 };
@@ -94,7 +96,7 @@ inline void compose(const float* anchor, const float* fine, std::int64_t sines, 
 }
 
 // Up to kTile consecutive tokens. The anchors last used on an axis are kept: a run of 64 tokens meets at most
-// 5 of them (an extent of 33 alternates between two), so that the one used longest ago is not of this tile.
+// 4 of them (an extent of 33 alternates between two), so that the one used longest ago is not of this tile.
 inline constexpr int kTile = 64;
 inline constexpr int kAnchors = 8;
 
@@ -110,7 +112,7 @@ class Phases<T, float> {
   static_assert(kMended == 0 || kMended >= LrpeGrid::kMaxAxes);
   // Scratch per worker for `segments` rows of `width`: floats, turns and places in the quarter turn.
   static std::int64_t reals(int segments, std::int64_t width) {
-    return 2 * (kAnchors * segments + kFixed + kMended) * width;
+    return kRowPad + 2 * (kAnchors * segments + kFixed + kMended) * width;
   }
   static std::int64_t turns(int segments, std::int64_t width) { return segments * width; }
   static std::int64_t places(std::int64_t width) { return kExactNearZero ? width : 0; }
@@ -120,7 +122,7 @@ class Phases<T, float> {
       : axes_(axes),
         segments_(segments),
         tables_(tables),
-        rows_(scratch),
+        rows_(scratch + kRowPad),  // what is read before a row is this worker's own
         turn_(turns),
         place_(places) {
     std::fill_n(row(kUnit), sines(), 1.0f);
@@ -323,8 +325,9 @@ class Phases<T, float> {
       for (std::int64_t k = k0; k < std::min(k0 + lanes, length); ++k) {
         if (std::abs(c[k] * s[k]) < kNearZero<T>) {
           sincos_turn(turn_at(step[k], position), s[k], c[k]);
-          s[k] *= kPhaseScale<T>;
-          c[k] *= kPhaseScale<T>;
+          s[k] =
+              s[k] * kPhaseScale<T> + 0.0f;  // never -0, which the product of two rows would not be
+          c[k] = c[k] * kPhaseScale<T> + 0.0f;
         }
       }
     }

@@ -132,12 +132,12 @@ inline Segments make_segments(const Plan& plan) {
   return s;
 }
 
-// What depends on theta alone: per row of theta, padded to `width` = round_up(E, kRowPad) entries.
+// What depends on theta alone: for the `columns` of it that are used, per row padded to `width` entries.
 template <class Real>
 struct ThetaTables;
 template <>
 struct ThetaTables<float> {
-  std::int64_t width = 0;
+  std::int64_t columns = 0, width = 0;
   std::uint64_t* step = nullptr;  // [rows][width]
   // [rows][kFine][2][width], cosines then sines. One head's 32 rows lie together (32 KiB at E =
   // 128): as two tables a power of two apart they fight for the same sets of a 4-way first-level
@@ -159,7 +159,7 @@ struct ThetaTables<float> {
 };
 template <>
 struct ThetaTables<double> {
-  std::int64_t width = 0;
+  std::int64_t columns = 0, width = 0;
   Turn* step = nullptr;      // [rows][width]
   double* poison = nullptr;  // 0, or NaN where theta is not finite
 };
@@ -230,25 +230,27 @@ inline std::uint16_t place_in_quarter(std::uint64_t turn) {
   return static_cast<std::uint16_t>(turn << 2 >> 48);
 }
 
-// v *= by, for n of them; the array is padded to kRowPad.
+// v = v by + 0, for n of them: a zero becomes +0, as in a product of two rows. The array is padded to kRowPad.
 inline void scale_row(float* v, std::int64_t n, float by) {
 #if ANNULUS_HAVE_HWY
   const auto factor = hwy::HWY_NAMESPACE::Set(simd::F32(), by);
+  const auto zero = hwy::HWY_NAMESPACE::Zero(simd::F32());
 #else
   const float factor = by;
+  const float zero = 0;
 #endif
   const auto lanes = static_cast<std::int64_t>(simd::lanes());
   for (std::int64_t k = 0; k < n; k += lanes) {
-    simd::store(ops::mul(simd::load(v + k), factor), v + k);
+    simd::store(ops::mul_add(simd::load(v + k), factor, zero), v + k);
   }
 }
 
 // Fills the tables of one row of theta, given as doubles. The fine rows carry `scale`.
 inline void fill_tables(const ThetaTables<float>& t, std::int64_t row, const double* theta,
-                        std::int64_t E, float scale, std::uint64_t* turn) {
+                        float scale, std::uint64_t* turn) {
   std::uint64_t* step = t.step + row * t.width;
   for (std::int64_t k = 0; k < t.width; ++k) {
-    step[k] = k < E && std::isfinite(theta[k]) ? turn_step64(theta[k]) : 0;
+    step[k] = k < t.columns && std::isfinite(theta[k]) ? turn_step64(theta[k]) : 0;
   }
   for (std::int64_t f = 0; f < kFine; ++f) {
     float* c = t.fine_cos(row, f);
@@ -259,19 +261,17 @@ inline void fill_tables(const ThetaTables<float>& t, std::int64_t row, const dou
     if (t.near != nullptr) {
       for (std::int64_t k = 0; k < t.width; ++k) t.fine_near(row, f)[k] = place_in_quarter(turn[k]);
     }
-    if (scale != 1) {
-      scale_row(c, t.width, scale);
-      scale_row(s, t.width, scale);
-    }
-    for (std::int64_t k = 0; k < E; ++k) {
+    scale_row(c, t.width, scale);
+    scale_row(s, t.width, scale);
+    for (std::int64_t k = 0; k < t.columns; ++k) {
       if (!std::isfinite(theta[k])) c[k] = s[k] = std::numeric_limits<float>::quiet_NaN();
     }
   }
 }
 
-inline void fill_tables(const ThetaTables<double>& t, std::int64_t row, const double* theta,
-                        std::int64_t E, float, std::uint64_t*) {
-  for (std::int64_t k = 0; k < E; ++k) {
+inline void fill_tables(const ThetaTables<double>& t, std::int64_t row, const double* theta, float,
+                        std::uint64_t*) {
+  for (std::int64_t k = 0; k < t.columns; ++k) {
     const bool finite = std::isfinite(theta[k]);
     t.step[row * t.width + k] = finite ? turn_step(theta[k]) : Turn{};
     t.poison[row * t.width + k] = finite ? 0.0 : std::numeric_limits<double>::quiet_NaN();

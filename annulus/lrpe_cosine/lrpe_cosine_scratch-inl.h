@@ -76,7 +76,8 @@ struct Scratch {
 
   explicit Scratch(const Plan& plan, bool backward)
       : segments(make_segments(plan)), tasks(make_tasks(plan)), width(segments.width) {
-    tables.width = round_up(plan.E, kRowPad);
+    tables.columns = std::min(plan.E, plan.C);  // of theta, the ones that are used
+    tables.width = round_up(tables.columns, kRowPad);
     phase_reals = Phases<T>::reals(segments.count, tables.width);
     phase_turns = Phases<T>::turns(segments.count, tables.width);
     phase_places = Phases<T>::places(tables.width);
@@ -86,7 +87,7 @@ struct Scratch {
     dot_columns = backward ? columns : 0;
     partials = backward && plan.need_dtheta ? tasks.count() * width : 0;
     rows = plan.theta_rows;
-    fine_rows = fine_rows_of(plan);
+    theta_width = plan.E;
   }
 
   // Visits every piece: p(pointer, count). The one list that counting and carving share.
@@ -96,7 +97,7 @@ struct Scratch {
     p(steps, rows * tables.width * step_bytes);
     p(tables_real, rows * tables.width * (std::is_same_v<Real, double> ? 1 : 2 * kFine) +
                        (std::is_same_v<Real, double> ? 0 : 2 * kRowPad));
-    p(theta, rows * tables.width);
+    p(theta, rows * theta_width);
     p(table_turns, rows * tables.width);
     // Dense column strides are known only at run time, so the row buffers are always counted.
     p(worker_reals, kWorkers * (phase_reals + kRows * width));
@@ -118,7 +119,7 @@ struct Scratch {
     return total;
   }
 
-  void carve(Workspace& workspace) {
+  void carve(const Plan& plan, Workspace& workspace) {
     pieces([&]<class U>(U*& p, std::int64_t n) { p = workspace.take<U>(n); });
     if constexpr (std::is_same_v<Real, double>) {
       tables.step = reinterpret_cast<Turn*>(steps);
@@ -126,7 +127,7 @@ struct Scratch {
     } else {
       tables.step = steps;
       tables.fine = tables_real + kRowPad;
-      tables.fine_rows = fine_rows;
+      tables.fine_rows = fine_rows_of(plan);
       if (phase_places > 0) tables.near = table_places;
     }
   }
@@ -136,8 +137,7 @@ struct Scratch {
   std::int64_t width;
   std::int64_t phase_reals = 0, phase_turns = 0, phase_places = 0;  // a worker
   bool buffered = false;
-  unsigned fine_rows = 0;
-  std::int64_t columns = 0, dot_columns = 0, partials = 0, rows = 0;
+  std::int64_t columns = 0, dot_columns = 0, partials = 0, rows = 0, theta_width = 0;
   ThetaTables<Real> tables;
   std::uint64_t* steps = nullptr;
   Real* tables_real = nullptr;
@@ -156,17 +156,16 @@ struct Scratch {
 
 template <class T>
 void make_tables(const Plan& plan, const Scratch<T>& scratch, int threads) {
-  const std::int64_t width = scratch.tables.width;
   annulus::cpu::parallel_for(plan.theta_rows, threads, [&](std::int64_t row) {
-    double* theta = scratch.theta + row * width;
+    double* theta = scratch.theta + row * scratch.theta_width;
     visit_floating(plan.theta.dtype, [&]<class U>() {
       const auto view = as_strided<U, 2>(plan.theta);
       for (std::int64_t k = 0; k < plan.E; ++k) {
         theta[k] = static_cast<double>(static_cast<compute_t<U>>(view(row, k)));
       }
     });
-    fill_tables(scratch.tables, row, theta, plan.E, kPhaseScale<T>,
-                scratch.table_turns + row * width);
+    fill_tables(scratch.tables, row, theta, kPhaseScale<T>,
+                scratch.table_turns + row * scratch.tables.width);
   });
 }
 

@@ -3,10 +3,11 @@
 // Cutting off is one operation for two vectors where rounding to nearest takes two conversions, of which the
 // Arm cores measured make one a cycle, or seven operations each. To keep it as good as rounding, every phase for
 // a bfloat16 tensor is 1 + ln 2 / 256 times too long: a value of mantissa 1 <= m < 2 is then raised by 0.35 m units
-// in the last place before the cut takes off 0 to 1. The result is one of the two neighbours of the exact
-// value, at most 0.7 ulp away, 0.305 ulp rms (rounding to nearest: 0.5 and 0.289) and right on average: the mean
-// of m over all scales is 1 / ln 2. What bfloat16 holds exactly (a token at position 0) stays exact, and the
-// largest finite value stays finite.
+// in the last place before the cut takes off 0 to 1. The result is one of the two neighbours of the fp32
+// value, at most 0.7 ulp away (1 below the normal numbers), 0.305 ulp rms (rounding to nearest: 0.5 and 0.289) and
+// right on average: the mean of m over all scales is 1 / ln 2. What bfloat16 holds exactly (a token at position 0)
+// stays exact, and values up to the largest finite one stay finite (the next half ulp, which rounding to nearest
+// would bring down to it, becomes infinite).
 #if defined(ANNULUS_LRPE_COSINE_STORED_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ANNULUS_LRPE_COSINE_STORED_INL_H_
 #undef ANNULUS_LRPE_COSINE_STORED_INL_H_

@@ -10,6 +10,7 @@
 #include <limits>
 #include <vector>
 
+#include "annulus/core/errors.h"
 #include "annulus/lrpe_cosine/lrpe_cosine.h"
 #include "annulus/lrpe_cosine/phase.h"
 #include "testing/dense.h"
@@ -292,6 +293,68 @@ TEST_P(Lrpe, BFloat16IsANeighbourAndRightOnAverage) {
   EXPECT_LE(std::sqrt(squares / count), 0.32);  // rounding to nearest: 0.289
 }
 
+// Close to a zero of the phase a product of sines loses what the ulp of a small value needs.
+TEST_P(Lrpe, BFloat16NearAZeroOfThePhase) {
+  struct Place {
+    float theta;
+    std::int64_t position;
+  };
+  // Two that a search found at 1.02 and 1.01 ulp, when the limit for exact phases was 1.6e-4; then some at random.
+  std::vector<Place> places = {{0.681118846f, 356626703}, {0.431963354f, 255234388}};
+  Rng rng(31);
+  while (places.size() < 300) {
+    const Place p{static_cast<float>(rng.normal()), rng.below(1ll << 31)};
+    double s = 0, c = 0;
+    lrpe::sincos_turn(lrpe::turn_at(lrpe::turn_step(static_cast<double>(p.theta)), p.position), s,
+                      c);
+    if (std::abs(s * c) > 1e-5 && std::abs(s * c) < 5e-4) places.push_back(p);
+  }
+  LrpeCosineOptions options;
+  options.shape = {1};
+  Dense x(device(), DType::kBF16, {1, 1, 1, 4}), theta(device(), DType::kF32, {1, 4});
+  Dense y(device(), DType::kBF16, {1, 1, 1, 8});
+  const std::vector<double> in = {1.4765625, 1.0, -1.9921875, 0.7109375};
+  x.write(in);
+  for (const Place& p : places) {
+    const auto t = static_cast<double>(p.theta);
+    theta.write({t, t, t, t});
+    options.offset = p.position;
+    lrpe_cosine_forward(x.view(), theta.view(), y.view(), options, context);
+    double s = 0, c = 0;
+    lrpe::sincos_turn(lrpe::turn_at(lrpe::turn_step(t), p.position), s, c);
+    const std::vector<double> got = y.values();
+    for (std::size_t i = 0; i < 8; ++i) {
+      const double want = in[i % 4] * (i < 4 ? c : s);
+      EXPECT_LE(std::abs(got[i] - want), ulp_at(want, DType::kBF16))
+          << got[i] << " for " << want << ", theta " << t << " position " << p.position;
+    }
+  }
+}
+
+// Dense and strided columns take different ways; a sine of -0 (half a turn, exactly) showed it.
+TEST_P(Lrpe, AZeroHasOneSignInEveryLayout) {
+  LrpeCosineOptions options;
+  options.shape = {1};
+  options.offset = 1;
+  const std::int64_t D = 32;
+  for (const DType dtype : kDTypes) {
+    Dense x(device(), dtype, {1, 1, 1, D}), theta(device(), DType::kF32, {1, D});
+    Dense y(device(), dtype, {1, 1, 1, 2 * D}), wide(device(), dtype, {1, 1, 1, 4 * D});
+    x.write(std::vector<double>(static_cast<std::size_t>(D), 1.0));
+    theta.write(std::vector<double>(static_cast<std::size_t>(D), -3.4061215e-19));
+    lrpe_cosine_forward(x.view(), theta.view(), y.view(), options, context);
+    TensorView strided = wide.view();
+    strided.shape[3] = 2 * D;
+    strided.stride[3] = 2;
+    lrpe_cosine_forward(x.view(), theta.view(), strided, options, context);
+    const std::vector<double> dense = y.values(), spread = wide.values();
+    for (std::size_t c = 0; c < dense.size(); ++c) {
+      EXPECT_EQ(dense[c], spread[2 * c]);
+      EXPECT_EQ(std::signbit(dense[c]), std::signbit(spread[2 * c])) << name_of(dtype);
+    }
+  }
+}
+
 TEST_P(Lrpe, BFloat16KeepsWhatItHolds) {
   const double largest = 0x1.fep127, infinity = std::numeric_limits<double>::infinity();
   const std::vector<double> special = {largest,    -largest,    0x1p-133, 1.0078125, 0.0, -0.0,
@@ -332,6 +395,16 @@ TEST_P(Lrpe, WorkspaceNeedsNoData) {
   EXPECT_NO_THROW(lrpe_cosine_forward_workspace(like({2, 3, 8, 16}), like({3, 16}), options));
   EXPECT_NO_THROW(
       lrpe_cosine_backward_workspace(like({2, 3, 8, 16}), like({3, 16}), true, options));
+  options.offsets = contiguous(nullptr, DType::kI64, std::array<std::int64_t, 1>{2}, device());
+  EXPECT_NO_THROW(lrpe_cosine_forward_workspace(like({2, 3, 8, 16}), like({3, 16}), options));
+  // Columns of theta that no column of x uses cost next to nothing, and no size wraps.
+  options = {};
+  options.shape = {4};
+  EXPECT_LT(lrpe_cosine_forward_workspace(like({1, 1, 4, 1}), like({1, 1 << 20}), options),
+            32u << 20);
+  EXPECT_THROW(
+      lrpe_cosine_forward_workspace(like({1, 1, 4, 1}), like({1, 1808504320951936}), options),
+      InvalidArgument);
   LrpeRotateOptions rotate;
   rotate.shape = {8};
   EXPECT_NO_THROW(lrpe_rotate_backward_workspace(like({2, 3, 8, 16}), like({3, 8}), true, rotate));
