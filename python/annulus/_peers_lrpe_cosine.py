@@ -16,8 +16,14 @@ from .lrpe_cosine import lrpe_cosine
 
 H, D = 12, 128
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
-# What the numeric policy allows a single output, relative to its largest value: one unit in the last place of bf16.
-ERROR_LIMIT = {"f32": 1e-6, "bf16": 2.0**-8}
+
+
+def allowed_error(dtype, largest):
+    """What the numeric policy allows a single output, relative to the largest value: one unit in its last place of bf16."""
+    if dtype == "f32":
+        return 1e-6
+    mantissa, _ = math.frexp(largest)  # 0.5 <= mantissa < 1
+    return 2.0**-8 / mantissa
 
 
 def formula(x, theta, shape, prefix, phase_dtype=torch.float32):
@@ -107,7 +113,8 @@ class Session:
         return {"fwd": ("y",), "bwd": ("dx",), "fwdbwd": ("y", "dx")}[direction]
 
     def limit(self, direction):
-        return ERROR_LIMIT[self._problem.dtype]
+        largest = [self._exact[part].abs().max().item() for part in self.parts(direction)]
+        return min(allowed_error(self._problem.dtype, value) for value in largest)
 
 
 def problems(size):
