@@ -325,8 +325,8 @@ class Phases<T, float> {
       for (std::int64_t k = k0; k < std::min(k0 + lanes, length); ++k) {
         if (std::abs(c[k] * s[k]) < kNearZero<T>) {
           sincos_turn(turn_at(step[k], position), s[k], c[k]);
-          s[k] =
-              s[k] * kPhaseScale<T> + 0.0f;  // never -0, which the product of two rows would not be
+          // Never -0, which the product of two rows would not be.
+          s[k] = s[k] * kPhaseScale<T> + 0.0f;
           c[k] = c[k] * kPhaseScale<T> + 0.0f;
         }
       }
