@@ -27,10 +27,11 @@
 // Every tensor may have any strides (a transposed (B, L, H, D) view costs nothing) and any size,
 // zero included. dtypes of x: f64, f32, f16, bf16; y, dy, dx have x's dtype. theta is f32, or x's
 // dtype; dtheta has theta's dtype. The caller owns every tensor; outputs must not overlap inputs
-// except where a function says so. Arithmetic is in fp32 (fp64 for f64), whose result becomes bf16 by
-// rounding to nearest on CUDA and by cutting off on the CPU (at most 0.7 ulp, right on average);
-// lrpe_cosine's y is within 1 ulp of the exact value in 16 bits. Deterministic on every device, bit-equal for every number of threads; no
-// atomics; no host-device synchronisation, so every call can be captured in a CUDA graph.
+// except where a function says so. Arithmetic is in fp32 (fp64 for f64), whose result becomes bf16
+// by rounding to nearest on CUDA and by cutting off on the CPU (at most 0.7 ulp, right on average);
+// lrpe_cosine's y is within 1 ulp of the exact value in 16 bits. Deterministic on every device,
+// bit-equal for every number of threads; no atomics; no host-device synchronisation, so every call
+// can be captured in a CUDA graph.
 #pragma once
 
 #include <array>

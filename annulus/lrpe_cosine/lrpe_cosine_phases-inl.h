@@ -1,7 +1,7 @@
 // The phases of a tile of tokens: which rows of sines and cosines each token's phase is the product of.
 //
 // The product is off by up to 2e-7 (of 5e8 pairs of phases aimed at the limits below, 1.96e-7 in fp32 and
-// 2.32e-7 where the fine row is scaled; typically 5e-8), which is fp32's own bound; but close to a zero of the
+// 2.32e-7 where the fine row is scaled), which is fp32's own bound; but close to a zero of the
 // sine that is more than a 16-bit ulp of the value itself. A row that holds such an element (one in
 // twenty-five of 128 columns in bf16, if phases are spread evenly) is found beforehand, by 16 bits of its
 // phases, and made in a buffer of its own with those elements from the exact phase.

@@ -143,8 +143,8 @@ struct ThetaTables<float> {
   // 128): as two tables a power of two apart they fight for the same sets of a 4-way first-level
   // cache. kRowPad entries before and after them may be read.
   float* fine = nullptr;
-  unsigned fine_rows =
-      0;  // which of the kFine any token of the call will use: one decoded token needs one
+  // Which of the kFine any token of the call will use: one decoded token needs one.
+  unsigned fine_rows = 0;
 
   float* fine_cos(std::int64_t row, std::int64_t f) const {
     return fine + 2 * (row * kFine + f) * width;

@@ -17,6 +17,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <type_traits>
 
 #include "annulus/core/dtype.h"
 #include "annulus/cpu/simd-inl.h"
@@ -52,12 +53,12 @@ HWY_INLINE void in_register([[maybe_unused]] V& v) {
 #endif
 }
 
-// Two vectors as they will lie in memory, to be held until a whole line of them is there.
+// Two vectors as they will lie in memory, to be held until a whole line of them is there. Constructors are
+// written out: one made by the compiler would not be of this instruction set.
 template <class T>
 struct Two {
   simd_t v0, v1;
-  HWY_INLINE Two() {
-  }  // by hand, as below: one made by the compiler would not be of this instruction set
+  HWY_INLINE Two() {}
   HWY_INLINE void set(simd_t a, simd_t b) {
     v0 = a;
     v1 = b;
@@ -70,39 +71,33 @@ struct Two {
 };
 
 #if ANNULUS_HAVE_HWY
-template <>
-struct Two<bfloat16> {
+// Where two vectors become one: 16 bits, but not float16 where the hardware has none (simd-inl.h).
+template <class T>
+inline constexpr bool kBecomesOne = std::is_same_v<T, bfloat16> ||
+                                    (std::is_same_v<T, float16> && HWY_TARGET != HWY_SSSE3 &&
+                                     HWY_TARGET != HWY_SSE4);
+
+template <class T>
+requires(kBecomesOne<T>) struct Two<T> {
   using D = hwy::HWY_NAMESPACE::Repartition<std::uint16_t, simd::F32>;
   hwy::HWY_NAMESPACE::Vec<D> v;
   HWY_INLINE Two() {}
   HWY_INLINE void set(simd_t a, simd_t b) {
     namespace hn = hwy::HWY_NAMESPACE;
-    v = hn::ConcatOdd(D(), hn::BitCast(D(), b), hn::BitCast(D(), a));
+    if constexpr (std::is_same_v<T, bfloat16>) {
+      v = hn::ConcatOdd(D(), hn::BitCast(D(), b), hn::BitCast(D(), a));
+    } else {
+      const hn::Rebind<hwy::float16_t, simd::F32> half;
+      const hn::Half<D> bits;
+      v = hn::Combine(D(), hn::BitCast(bits, hn::DemoteTo(half, b)),
+                      hn::BitCast(bits, hn::DemoteTo(half, a)));
+    }
   }
   HWY_INLINE void finish() { in_register(v); }
-  HWY_INLINE void store(bfloat16* p) const {
+  HWY_INLINE void store(T* p) const {
     hwy::HWY_NAMESPACE::StoreU(v, D(), reinterpret_cast<std::uint16_t*>(p));
   }
 };
-#if HWY_TARGET != HWY_SSSE3 && HWY_TARGET != HWY_SSE4  // which have no float16 (simd-inl.h)
-template <>
-struct Two<float16> {
-  using D = hwy::HWY_NAMESPACE::Repartition<std::uint16_t, simd::F32>;
-  hwy::HWY_NAMESPACE::Vec<D> v;
-  HWY_INLINE Two() {}
-  HWY_INLINE void set(simd_t a, simd_t b) {
-    namespace hn = hwy::HWY_NAMESPACE;
-    const hn::Rebind<hwy::float16_t, simd::F32> half;
-    const hn::Half<D> bits;
-    v = hn::Combine(D(), hn::BitCast(bits, hn::DemoteTo(half, b)),
-                    hn::BitCast(bits, hn::DemoteTo(half, a)));
-  }
-  HWY_INLINE void finish() { in_register(v); }
-  HWY_INLINE void store(float16* p) const {
-    hwy::HWY_NAMESPACE::StoreU(v, D(), reinterpret_cast<std::uint16_t*>(p));
-  }
-};
-#endif
 #else
 template <>
 struct Two<bfloat16> {

@@ -12,6 +12,7 @@ from formula import cosine
 
 import annulus
 from annulus import peers
+from annulus._peers_lrpe_cosine import allowed_error
 
 
 def test_module_trains_theta(device):
@@ -136,6 +137,11 @@ def records(tmp_path_factory):
     result = run("-m", "annulus.peers", "lrpe-cosine", "--filter", "1d-n1024", "--reps", "2", "--save", str(path))
     assert result.returncode == 0, result.stderr
     return path, result
+
+
+def test_peers_allow_one_unit_in_the_last_place():
+    for largest, unit in ((1.0, 2.0**-7), (1.9921875, 2.0**-7), (4.5, 2.0**-5)):
+        assert allowed_error("bf16", largest) * largest == unit
 
 
 def test_peers_records(records):
