@@ -79,14 +79,30 @@ __device__ __forceinline__ std::uint32_t pack_bf16(__nv_bfloat16 low, __nv_bfloa
          (static_cast<std::uint32_t>(__bfloat16_as_ushort(high)) << 16);
 }
 
-// Two neighbours split alike: word i holds term i of both.
+// Two neighbours split alike: word i holds term i of both. Bit for bit what split_bf16() makes of each;
+// both are rounded by one instruction, and both are tested for infinity by one (a term after the first
+// is finite where the first is).
 template <int Terms>
 __device__ __forceinline__ void split_pair(float low, float high, std::uint32_t (&word)[Terms]) {
-  __nv_bfloat16 a[Terms], b[Terms];
-  split_bf16(low, a);
-  split_bf16(high, b);
+  const auto rounded = [](float a, float b) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+    return reinterpret_cast<const std::uint32_t&>(pair);
+  };
+  word[0] = rounded(low, high);
+  if constexpr (Terms > 1) {
+    const std::uint32_t magnitudes = word[0] & 0x7fff7fffu, infinities = 0x7f807f80u;
+    const unsigned finite = __hlt2_mask(reinterpret_cast<const __nv_bfloat162&>(magnitudes),
+                                        reinterpret_cast<const __nv_bfloat162&>(infinities));
 #pragma unroll
-  for (int i = 0; i < Terms; ++i) word[i] = pack_bf16(a[i], b[i]);
+    for (int i = 1; i < Terms; ++i) {
+      const std::uint32_t taken = word[i - 1];
+      low -= __uint_as_float(taken << 16);
+      high -= __uint_as_float(taken & 0xffff0000u);
+      word[i] = rounded(low, high);
+    }
+#pragma unroll
+    for (int i = 1; i < Terms; ++i) word[i] &= finite;
+  }
 }
 
 }  // namespace annulus::cuda

@@ -59,6 +59,27 @@ TEST_P(RingRnnAccuracy, OverTwentyLiveSteps) {
   }
 }
 
+// dWa and dWo are sums over B T rows. A tensor core cuts a sum off each time it adds to it, which makes
+// long ones too small: the bars hold for ten thousand rows, too.
+TEST_P(RingRnnAccuracy, WeightsOfManyRows) {
+  const RingNetwork n(device(), DType::kF32, 256, 40, 2, 40), x = exact_copy(n);
+  RingRnnInputs in = n.inputs(), exact_in = x.inputs();
+  in.alpha = exact_in.alpha = 0.15;
+  RingRnnOptions options;
+  options.activation = RingActivation::kGelu;
+  const RingStates states(n);
+  const RingDerivatives d(n), e(x);
+  reference::ring_rnn_backward(exact_in, x.dout.view(), x.dh_n.view(), e.gradients(exact_in),
+                               options);
+  for (const auto& [precision, bar] :
+       {std::pair{RingPrecision::kBf16x6, 1e-6}, {RingPrecision::kBf16x3, 1e-5}}) {
+    options.precision = precision;
+    run_both(n, in, states, d, options, context);
+    EXPECT_LE(relative_error(d.dWa, e.dWa), bar) << static_cast<int>(precision);
+    EXPECT_LE(relative_error(d.dWo, e.dWo), bar) << static_cast<int>(precision);
+  }
+}
+
 // A bump on a ring of cosine weights is at rest at any angle, so nothing pulls rounding errors
 // back: ten thousand steps may move it by 1e-4 rad at most, and the error of the state may not grow
 // faster than a walk does.

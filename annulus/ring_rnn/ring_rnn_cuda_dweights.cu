@@ -142,13 +142,13 @@ __global__ void __launch_bounds__(kThreads, Terms == 1 ? 2 : 1)
           const int col = warp_m * 64 + m * 16 + ((lane >> 3) & 1) * 8;
           x[term] = annulus::cuda::ldmatrix_transposed(gs + (term * kRows + k) * kPitch + col);
         }
-        // The tensor core cuts a sum off where it should round it: for three terms, which promise fp32's
-        // accuracy, it adds no more than these 16 rows, and the registers add the rest.
+        // The tensor core cuts a sum off where it should round it: with more terms than one it adds no
+        // more than these 16 rows, and the registers add the rest (see ring_rnn_cuda_hopper_dweights.cu).
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           float part[2][4] = {};
-          float(&left)[4] = Terms == 3 ? part[0] : acc[m][2 * h];
-          float(&right)[4] = Terms == 3 ? part[1] : acc[m][2 * h + 1];
+          float(&left)[4] = Terms > 1 ? part[0] : acc[m][2 * h];
+          float(&right)[4] = Terms > 1 ? part[1] : acc[m][2 * h + 1];
 #pragma unroll
           for (int p = 0; p < products_of(Terms); ++p) {
             const uint4& xp = x[term_of_x<Terms>(p)];
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(kThreads, Terms == 1 ? 2 : 1)
             annulus::cuda::mma_bf16(left, xp, vp.x, vp.y);
             annulus::cuda::mma_bf16(right, xp, vp.z, vp.w);
           }
-          if constexpr (Terms == 3) {
+          if constexpr (Terms > 1) {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
               acc[m][2 * h][e] += part[0][e];

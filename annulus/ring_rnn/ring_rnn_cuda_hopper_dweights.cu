@@ -194,8 +194,7 @@ struct Stage {
         (who.lane & 3);
     operand = annulus::cuda::row_operand_low(shared.states + at * C::kStates, C::kBlock);
     bits = all_bits >> who.group;
-    // Said so with two terms, too, the compiler would have no room for wgmma.
-    if constexpr (Terms == 1) bits = annulus::cuda::uniform(bits);
+    bits = annulus::cuda::uniform(bits);
   }
   __device__ __forceinline__ bool active(int u) const {
     return ((bits >> (u * C::kGroups)) & 1u) != 0;
@@ -217,67 +216,81 @@ __device__ __forceinline__ void multiply_step(float (&d)[64], const uint4 (&x)[T
   }
 }
 
-// One or two terms. The left operands of kBatch channels are made while the other group's are
+// One term. The left operands of all channels of a step are made while the other group's are
 // multiplied. A branch around wgmma would make the compiler wait for each: a channel whose c are all
 // zero is multiplied as zeros by zeros instead (g and s might not be finite).
 // `stage_before_is_done` is called once nothing of the stage before is in use.
-template <int Terms, class F>
-__device__ __forceinline__ void multiply_stage(const Stage<Terms>& stage, std::uint32_t zeros,
+template <class F>
+__device__ __forceinline__ void multiply_stage(const Stage<1>& stage, std::uint32_t zeros,
                                                const Multiplier& who,
-                                               float (&acc)[Cut<Terms>::kEach][64],
-                                               uint4 (&x)[kBatch<Terms>][Terms],
+                                               float (&acc)[Cut<1>::kEach][64],
+                                               uint4 (&x)[Cut<1>::kEach][1],
                                                F&& stage_before_is_done) {
-  using C = Cut<Terms>;
-  static_assert(C::kEach % kBatch<Terms> == 0);
+  using C = Cut<1>;
 #pragma unroll
-  for (int unit = 0; unit < 2 * C::kEach; unit += kBatch<Terms>) {
-    const int step = unit / C::kEach;
-    const int first = unit % C::kEach;
-    Raw<C::kNarrow> raw;
+  for (int step = 0; step < kRows / 16; ++step) {
+    Raw<true> raw;
     raw.load(stage.g, who, step);
-    uint4 c[kBatch<Terms>];
+    uint4 c[C::kEach];
 #pragma unroll
-    for (int i = 0; i < kBatch<Terms>; ++i) c[i] = stage.c_of(first + i, step);
+    for (int u = 0; u < C::kEach; ++u) c[u] = stage.c_of(u, step);
     annulus::cuda::wgmma_wait<0>();  // x is no longer read
-    if (unit == 0) stage_before_is_done();
+    if (step == 0) stage_before_is_done();
 #pragma unroll
-    for (int i = 0; i < kBatch<Terms>; ++i) {
-      scale(raw, c[i], x[i]);
-      keep_if(x[i], stage.active(first + i));
+    for (int u = 0; u < C::kEach; ++u) {
+      scale(raw, c[u], x[u]);
+      keep_if(x[u], stage.active(u));
     }
     annulus::cuda::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < kBatch<Terms>; ++i) {
-      multiply_step<Terms>(acc[first + i], x[i], stage.active(first + i) ? stage.operand : zeros,
-                           step, true);
+    for (int u = 0; u < C::kEach; ++u) {
+      multiply_step<1>(acc[u], x[u], stage.active(u) ? stage.operand : zeros, step, true);
     }
     annulus::cuda::wgmma_commit();
   }
 }
 
-// Three terms. The tensor core cuts a sum off where it should round it: for three terms, which
-// promise fp32's accuracy, it adds no more than 16 rows, and the registers add the rest. The other
-// group keeps the tensor cores busy meanwhile.
-__device__ __forceinline__ void multiply_stage_rounding(const Stage<3>& stage,
-                                                        const Multiplier& who,
-                                                        float (&acc)[Cut<3>::kEach][64]) {
-  using C = Cut<3>;
-#pragma unroll
-  for (int unit = 0; unit < 2 * C::kEach; ++unit) {
-    const int u = unit % C::kEach;
+// Two or three terms. The tensor core cuts a sum off where it should round it, each time it adds: over
+// B T = 5120 rows of random signs dW would be too small by 2.5e-5, and by more the more rows there
+// are. So it adds 32 rows (three terms, which promise fp32's accuracy: 16), and the registers add the
+// rest. One left operand is made while another is multiplied; while a group adds, the other group keeps
+// the tensor cores busy.
+template <int Terms>
+__device__ __forceinline__ void add_stage(const Stage<Terms>& stage, const Multiplier& who,
+                                          float (&acc)[Cut<Terms>::kEach][64]) {
+  using C = Cut<Terms>;
+  constexpr int kSteps = kRows / 16;
+  constexpr int kTogether = Terms == 3 ? 1 : kSteps;  // steps that the tensor core adds
+  constexpr int kProducts = C::kEach * kSteps;        // in order: sums, channels, steps of a sum
+  constexpr auto channel_of = [](int i) { return i / kTogether % C::kEach; };
+  constexpr auto step_of = [](int i) { return i / (kTogether * C::kEach) + i % kTogether; };
+  uint4 x[2][Terms];
+  const auto make_left = [&](int i) {
     Raw<false> raw;
-    raw.load(stage.g, who, unit / C::kEach);
-    uint4 x[3];
-    scale(raw, stage.c_of(u, unit / C::kEach), x);
-    if (stage.active(u)) {
-      float part[64];
-      annulus::cuda::wgmma_fence();
-      multiply_step<3>(part, x, stage.operand, unit / C::kEach, false);
-      annulus::cuda::wgmma_commit();
-      annulus::cuda::wgmma_wait<0>();
+    raw.load(stage.g, who, step_of(i));
+    scale(raw, stage.c_of(channel_of(i), step_of(i)), x[i % 2]);
+  };
+  make_left(0);
 #pragma unroll
-      for (int e = 0; e < 64; ++e) acc[u][e] += part[e];
+  for (int first = 0; first < kProducts; first += kTogether) {
+    const int u = channel_of(first);
+    const int next = first + kTogether;
+    if (!stage.active(u)) {
+      if (next < kProducts) make_left(next);
+      continue;
     }
+    float part[64];
+#pragma unroll
+    for (int i = first; i < next; ++i) {
+      annulus::cuda::wgmma_fence();
+      multiply_step<Terms>(part, x[i % 2], stage.operand, step_of(i), i > first);
+      annulus::cuda::wgmma_commit();
+      annulus::cuda::wgmma_wait<1>();  // the left operand before this one is no longer read
+      if (i + 1 < kProducts) make_left(i + 1);
+    }
+    annulus::cuda::wgmma_wait<0>();
+#pragma unroll
+    for (int e = 0; e < 64; ++e) acc[u][e] += part[e];
   }
 }
 
@@ -299,8 +312,8 @@ __device__ void multiply(const WeightGradients& a, const Shared<Terms>& shared) 
 
   for (unsigned index = blockIdx.x; index < items; index += a.blocks) {
     float acc[C::kEach][64] = {};
-    uint4 x[kBatch<Terms>][Terms];
-    int before = -1;  // a stage that wgmma may still read
+    uint4 x[Cut<1>::kEach][1];  // left operands that wgmma may still read, with one term,
+    int before = -1;            // and a stage that it may
     while (true) {
       const int at = ring.at;
       shared.full[at].wait(ring.parity);
@@ -315,12 +328,12 @@ __device__ void multiply(const WeightGradients& a, const Shared<Terms>& shared) 
         if (bits == 0) break;
         continue;
       }
-      if constexpr (Terms == 3) {
-        multiply_stage_rounding(stage, who, acc);
-        release(at);
-      } else {
-        multiply_stage<Terms>(stage, zeros, who, acc, x, [&] { release(before); });
+      if constexpr (Terms == 1) {
+        multiply_stage(stage, zeros, who, acc, x, [&] { release(before); });
         before = at;
+      } else {
+        add_stage(stage, who, acc);
+        release(at);
       }
     }
     const Item item = item_of<Terms>(a, index);

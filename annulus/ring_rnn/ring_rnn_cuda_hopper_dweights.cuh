@@ -18,7 +18,9 @@ template <int Terms>
 struct Cut {
   static constexpr bool kNarrow = Terms == 1;       // g is bf16 in shared memory
   static constexpr int kGroups = 2;                 // of four warps that multiply
-  static constexpr int kEach = Terms == 3 ? 2 : 3;  // channels of a group
+  // Channels of a group. With more terms than one, a third of the accumulators are sums of few rows:
+  // see add_stage().
+  static constexpr int kEach = Terms == 1 ? 3 : 2;
   static constexpr int kChannels = kGroups * kEach;
   static_assert(hopper_dweights_groups(Terms, kChannels) == 1 &&
                 hopper_dweights_groups(Terms, kChannels + 1) == 2);
@@ -30,7 +32,7 @@ struct Cut {
   static constexpr int kStates = Terms * kPlane;
   static constexpr int kG = kRows * kTileI * (kNarrow ? 2 : 4);
   static constexpr int kC = kChannels * kStretchChannel;
-  static constexpr int kZeros = Terms == 3 ? 0 : kStates;
+  static constexpr int kZeros = Terms == 1 ? kStates : 0;
   // 32 bytes a stage for the barriers and what it holds.
   static constexpr int kSharedBytes = kZeros + kStages * (kStates + kG + kC + 32);
 };
@@ -61,12 +63,9 @@ __host__ __device__ inline std::int64_t items_of(const WeightGradients& a) {
 
 inline constexpr int kTileJ = 128;    // two blocks of 64, as wgmma's 128-byte rows want them
 inline constexpr unsigned kBand = 8;  // tiles along i that run side by side
-// Of 168 a thread at the start. 192 are accumulators (with three terms, a third of them sums of the
-// last 16 rows): the compiler has no room for wgmma with fewer than 232.
-inline constexpr int kMultiplyRegisters = 232, kFetchRegisters = 40;
-// Channels whose left operands are made, and multiplied, together.
-template <int Terms>
-constexpr int kBatch = Terms == 1 ? 3 : 1;
+// Of 168 a thread at the start. 192 are accumulators: the compiler has no room for wgmma with fewer
+// than 232, and with 240 it spills nothing.
+inline constexpr int kMultiplyRegisters = 240, kFetchRegisters = 24;
 
 template <int Terms>
 __device__ Item item_of(const WeightGradients& a, unsigned index) {

@@ -244,7 +244,7 @@ void run_cluster_backward(const Loop& loop, const char* op, cudaStream_t stream)
 void run_dweights(const WeightGradients& gradients, const char* op, cudaStream_t stream);
 // Channels that one of its blocks of threads takes at once make a group.
 constexpr std::int64_t hopper_dweights_groups(int terms, std::int64_t channels) {
-  const int each = terms == 3 ? 4 : 6;
+  const int each = terms == 1 ? 6 : 4;
   return (channels + each - 1) / each;
 }
 void run_hopper_dweights(WeightGradients gradients, const char* op, cudaStream_t stream);
