@@ -16,8 +16,8 @@ inline constexpr int kTileI = kTile;    // one wgmma
 // What depends on the number of terms. The accumulators take what registers there are.
 template <int Terms>
 struct Cut {
-  static constexpr bool kNarrow = Terms == 1;       // g is bf16 in shared memory
-  static constexpr int kGroups = 2;                 // of four warps that multiply
+  static constexpr bool kNarrow = Terms == 1;  // g is bf16 in shared memory
+  static constexpr int kGroups = 2;            // of four warps that multiply
   // Channels of a group. With more terms than one, a third of the accumulators are sums of few rows:
   // see add_stage().
   static constexpr int kEach = Terms == 1 ? 3 : 2;
