@@ -1,4 +1,7 @@
-"""Times several implementations of one thing in turn (A, B, C, A, B, C, ...), so that drift hits them alike.
+"""Times several implementations of one thing in turn, so that drift hits them alike.
+
+Each turn begins with another one (A, B, C, B, C, A, ...): on CUDA, what comes after a slow kernel has its launches
+enqueued while that kernel runs, and its time on the host does not show; that must be nobody's privilege.
 
 Caches are cold: before every repetition, outside the timed region, a buffer larger than the last-level cache is written.
 CUDA is timed by events around the call, and nothing waits until all repetitions are enqueued.
@@ -29,7 +32,7 @@ class Clock:
             per_round = sum(ms for name, ms in once.items() if name not in slow) + len(calls) * self._flush_ms()
             reps = int(min(max(_ROW_MS[self.device] / per_round, 7), 50))
         rounds = [
-            {name: self._enqueue(*c) for name, c in calls.items() if name not in slow or i < _SLOW_REPS}
+            {name: self._enqueue(*calls[name]) for name in turn(list(calls), i) if name not in slow or i < _SLOW_REPS}
             for i in range(reps)
         ]
         self.synchronize()
@@ -68,6 +71,13 @@ class Clock:
         elapsed = (time.perf_counter() - begin) * 1e3
         del result  # freeing is no part of the call
         return lambda: elapsed
+
+
+def turn(names, i):
+    """The order of round i: each name begins as often as any other, and follows now one neighbour, now the other."""
+    order = names[::-1] if i // len(names) % 2 else names
+    first = i % len(names)
+    return order[first:] + order[:first]
 
 
 def summary(milliseconds):

@@ -13,6 +13,7 @@ from formula import cosine
 import annulus
 from annulus import peers
 from annulus._peers_lrpe_cosine import allowed_error
+from annulus._timing import turn
 
 
 def test_module_trains_theta(device):
@@ -142,6 +143,14 @@ def records(tmp_path_factory):
 def test_peers_allow_one_unit_in_the_last_place():
     for largest, unit in ((1.0, 2.0**-7), (1.9921875, 2.0**-7), (4.5, 2.0**-5)):
         assert allowed_error("bf16", largest) * largest == unit
+
+
+def test_peers_take_turns():
+    orders = [turn(list("ABC"), i) for i in range(6)]
+    assert all(sorted(order) == list("ABC") for order in orders)
+    assert sorted(order[0] for order in orders) == list("AABBCC")
+    followed = [{pair for order in orders for pair in zip(order, order[1:]) if pair[1] == name} for name in "ABC"]
+    assert all(len(before) == 2 for before in followed)  # nobody always comes after the same one
 
 
 def test_peers_records(records):
