@@ -79,27 +79,29 @@ __device__ __forceinline__ std::uint32_t pack_bf16(__nv_bfloat16 low, __nv_bfloa
          (static_cast<std::uint32_t>(__bfloat16_as_ushort(high)) << 16);
 }
 
-// Two neighbours split alike: word i holds term i of both. Bit for bit what split_bf16() makes of each;
-// both are rounded by one instruction, and both are tested for infinity by one (a term after the first
-// is finite where the first is).
+// Two neighbours split alike: word i holds term i of both; both are rounded by one instruction. Of an
+// infinity NaN is left over.
+template <int Terms>
+__device__ __forceinline__ void split_finite_pair(float low, float high,
+                                                  std::uint32_t (&word)[Terms]) {
+#pragma unroll
+  for (int i = 0; i < Terms; ++i) {
+    const __nv_bfloat162 rounded = __floats2bfloat162_rn(low, high);
+    word[i] = reinterpret_cast<const std::uint32_t&>(rounded);
+    low -= __uint_as_float(word[i] << 16);
+    high -= __uint_as_float(word[i] & 0xffff0000u);
+  }
+}
+
+// Bit for bit what split_bf16() makes of each. One instruction tests both for infinity: a term after
+// the first is finite where the first is.
 template <int Terms>
 __device__ __forceinline__ void split_pair(float low, float high, std::uint32_t (&word)[Terms]) {
-  const auto rounded = [](float a, float b) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
-    return reinterpret_cast<const std::uint32_t&>(pair);
-  };
-  word[0] = rounded(low, high);
+  split_finite_pair<Terms>(low, high, word);
   if constexpr (Terms > 1) {
     const std::uint32_t magnitudes = word[0] & 0x7fff7fffu, infinities = 0x7f807f80u;
     const unsigned finite = __hlt2_mask(reinterpret_cast<const __nv_bfloat162&>(magnitudes),
                                         reinterpret_cast<const __nv_bfloat162&>(infinities));
-#pragma unroll
-    for (int i = 1; i < Terms; ++i) {
-      const std::uint32_t taken = word[i - 1];
-      low -= __uint_as_float(taken << 16);
-      high -= __uint_as_float(taken & 0xffff0000u);
-      word[i] = rounded(low, high);
-    }
 #pragma unroll
     for (int i = 1; i < Terms; ++i) word[i] &= finite;
   }

@@ -96,7 +96,8 @@ __device__ __forceinline__ void scale(const Raw<false>& raw, const uint4& c, uin
   std::uint32_t word[4][Terms];
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
-    annulus::cuda::split_pair<Terms>(v[(w >> 1) * 2][w & 1], v[(w >> 1) * 2 + 1][w & 1], word[w]);
+    annulus::cuda::split_finite_pair<Terms>(v[(w >> 1) * 2][w & 1], v[(w >> 1) * 2 + 1][w & 1],
+                                            word[w]);
   }
 #pragma unroll
   for (int term = 0; term < Terms; ++term) {
@@ -187,6 +188,7 @@ struct Stage {
   std::uint32_t operand;  // the low word of s
   std::uint32_t bits;     // bit u kGroups: channel u of the group is not all zero
 
+  Stage() = default;
   __device__ __forceinline__ Stage(const Shared<Terms>& shared, const Multiplier& who, int at,
                                    std::uint32_t all_bits) {
     g = shared.g + at * C::kG;
@@ -250,47 +252,120 @@ __device__ __forceinline__ void multiply_stage(const Stage<1>& stage, std::uint3
   }
 }
 
-// Two or three terms. The tensor core cuts a sum off where it should round it, each time it adds: over
-// B T = 5120 rows of random signs dW would be too small by 2.5e-5, and by more the more rows there
-// are. So it adds 32 rows (three terms, which promise fp32's accuracy: 16), and the registers add the
-// rest. One left operand is made while another is multiplied; while a group adds, the other group keeps
-// the tensor cores busy.
+// Channels of the first group, as bits of a stage's.
 template <int Terms>
-__device__ __forceinline__ void add_stage(const Stage<Terms>& stage, const Multiplier& who,
-                                          float (&acc)[Cut<Terms>::kEach][64]) {
-  using C = Cut<Terms>;
-  constexpr int kSteps = kRows / 16;
-  constexpr int kTogether = Terms == 3 ? 1 : kSteps;  // steps that the tensor core adds
-  constexpr int kProducts = C::kEach * kSteps;        // in order: sums, channels, steps of a sum
-  constexpr auto channel_of = [](int i) { return i / kTogether % C::kEach; };
-  constexpr auto step_of = [](int i) { return i / (kTogether * C::kEach) + i % kTogether; };
-  uint4 x[2][Terms];
-  const auto make_left = [&](int i) {
-    Raw<false> raw;
-    raw.load(stage.g, who, step_of(i));
-    scale(raw, stage.c_of(channel_of(i), step_of(i)), x[i % 2]);
+constexpr std::uint32_t kOwnChannels = (1u | 1u << Cut<Terms>::kGroups |
+                                        1u << 2 * Cut<Terms>::kGroups) &
+                                       ((1u << Cut<Terms>::kChannels) - 1);
+
+// Waits for the next stage; its bits.
+template <int Terms>
+__device__ __forceinline__ std::uint32_t next_stage(const Shared<Terms>& shared,
+                                                    annulus::cuda::RingPlace& ring) {
+  const int at = ring.at;
+  shared.full[at].wait(ring.parity);
+  ring.next(Cut<Terms>::kStages);
+  return __shfl_sync(~0u, shared.bits[at], 0);
+}
+
+// An item with one term: its sums stay in the tensor cores' registers.
+__device__ __forceinline__ void add_item(const Shared<1>& shared, const Multiplier& who,
+                                         annulus::cuda::RingPlace& ring,
+                                         float (&acc)[Cut<1>::kEach][64]) {
+  const std::uint32_t zeros = annulus::cuda::row_operand_low(shared.zeros, Cut<1>::kBlock);
+  uint4 x[Cut<1>::kEach][1];
+  int before = -1;  // a stage that wgmma may still read, as it may x
+  const auto release_before = [&] {
+    if (before >= 0) shared.release(before);
   };
-  make_left(0);
-#pragma unroll
-  for (int first = 0; first < kProducts; first += kTogether) {
-    const int u = channel_of(first);
-    const int next = first + kTogether;
-    if (!stage.active(u)) {
-      if (next < kProducts) make_left(next);
+  while (true) {
+    const int at = ring.at;
+    const std::uint32_t bits = next_stage(shared, ring);
+    const Stage<1> stage(shared, who, at, bits);
+    if ((stage.bits & kOwnChannels<1>) == 0) {
+      annulus::cuda::wgmma_wait<0>();
+      release_before();
+      shared.release(at);
+      before = -1;
+      if (bits == 0) return;
       continue;
     }
-    float part[64];
-#pragma unroll
-    for (int i = first; i < next; ++i) {
-      annulus::cuda::wgmma_fence();
-      multiply_step<Terms>(part, x[i % 2], stage.operand, step_of(i), i > first);
-      annulus::cuda::wgmma_commit();
-      annulus::cuda::wgmma_wait<1>();  // the left operand before this one is no longer read
-      if (i + 1 < kProducts) make_left(i + 1);
+    multiply_stage(stage, zeros, who, acc, x, release_before);
+    before = at;
+  }
+}
+
+// An item with two or three terms. The tensor core cuts a sum off where it should round it, each time
+// it adds: over B T = 5120 rows of random signs dW would be too small by 2.5e-5, and by more the more
+// rows there are. So it adds the 32 rows of a stage, and the registers add the rest: what would be a
+// third channel's sums are the stage's. A left operand takes longer to make than to multiply, so each
+// is made while another is multiplied, over the end of a stage, too; while a group adds, the other
+// group keeps the tensor cores busy. (Nothing gained: the groups taking turns by barriers.)
+template <int Terms>
+__device__ __forceinline__ void add_item(const Shared<Terms>& shared, const Multiplier& who,
+                                         annulus::cuda::RingPlace& ring, bool a_branch,
+                                         float (&acc)[Cut<Terms>::kEach][64]) {
+  static_assert(Cut<Terms>::kEach == 2 && kRows == 32);
+  Stage<Terms> next;
+  int next_at = 0;
+  // The next stage that has something for this group; false at the item's end.
+  const auto look_ahead = [&] {
+    while (true) {
+      next_at = ring.at;
+      const std::uint32_t bits = next_stage(shared, ring);
+      next = Stage<Terms>(shared, who, next_at, bits);
+      if ((next.bits & kOwnChannels<Terms>) != 0) return true;
+      shared.release(next_at);
+      if (bits == 0) return false;
     }
-    annulus::cuda::wgmma_wait<0>();
+  };
+  uint4 x[2][Terms];  // of a stage's first and last 16 rows
+  Raw<false> raw;     // what the next of them is made of
+  uint4 c;
+  const auto load = [&](const Stage<Terms>& of, int u, int step) {
+    raw.load(of.g, who, step);
+    c = of.c_of(u, step);
+  };
+  const auto load_next = [&](int step) { load(next, next.active(0) ? 0 : 1, step); };
+  bool more = look_ahead();
+  if (more) {
+    load_next(0);
+    scale(raw, c, x[0]);
+    load_next(1);
+  }
+  while (more) {
+    const Stage<Terms> stage = next;
+    const int at = next_at;
 #pragma unroll
-    for (int e = 0; e < 64; ++e) acc[u][e] += part[e];
+    for (int u = 0; u < 2; ++u) {
+      if (!stage.active(u)) continue;
+      const bool other = u == 0 && stage.active(1);  // it comes next
+      float part[64];
+      annulus::cuda::wgmma_fence();
+      multiply_step<Terms>(part, x[0], stage.operand, 0, false);
+      annulus::cuda::wgmma_commit();
+      if (a_branch) scale(raw, c, x[1]);
+      if (other) {
+        load(stage, 1, 0);
+      } else {
+        more = look_ahead();
+        if (more) load_next(0);
+      }
+      annulus::cuda::wgmma_fence();
+      multiply_step<Terms>(part, x[1], stage.operand, 1, true);
+      annulus::cuda::wgmma_commit();
+      annulus::cuda::wgmma_wait<1>();  // x[0] is no longer read
+      if (a_branch) scale(raw, c, x[0]);
+      if (other) {
+        load(stage, 1, 1);
+      } else if (more) {
+        load_next(1);
+      }
+      annulus::cuda::wgmma_wait<0>();
+#pragma unroll
+      for (int e = 0; e < 64; ++e) acc[u][e] += part[e];
+    }
+    shared.release(at);
   }
 }
 
@@ -300,41 +375,14 @@ template <int Terms>
 __device__ void multiply(const WeightGradients& a, const Shared<Terms>& shared) {
   using C = Cut<Terms>;
   const Multiplier who;
-  const std::uint32_t zeros = annulus::cuda::row_operand_low(shared.zeros, C::kBlock);
-  constexpr std::uint32_t kOwn = (1u | 1u << C::kGroups | 1u << 2 * C::kGroups) &
-                                 ((1u << C::kChannels) - 1);  // channels of a group
   const auto items = static_cast<unsigned>(items_of<Terms>(a));
   annulus::cuda::RingPlace ring;
-  // By every lane: see Supply::leave_group(). (No slower than by one of a warp.)
-  const auto release = [&](int stage) {
-    if (stage >= 0) shared.empty[stage].arrive();
-  };
-
   for (unsigned index = blockIdx.x; index < items; index += a.blocks) {
     float acc[C::kEach][64] = {};
-    uint4 x[Cut<1>::kEach][1];  // left operands that wgmma may still read, with one term,
-    int before = -1;            // and a stage that it may
-    while (true) {
-      const int at = ring.at;
-      shared.full[at].wait(ring.parity);
-      ring.next(C::kStages);
-      const std::uint32_t bits = __shfl_sync(~0u, shared.bits[at], 0);
-      const Stage<Terms> stage(shared, who, at, bits);
-      if ((stage.bits & kOwn) == 0) {
-        annulus::cuda::wgmma_wait<0>();
-        release(before);
-        release(at);
-        before = -1;
-        if (bits == 0) break;
-        continue;
-      }
-      if constexpr (Terms == 1) {
-        multiply_stage(stage, zeros, who, acc, x, [&] { release(before); });
-        before = at;
-      } else {
-        add_stage(stage, who, acc);
-        release(at);
-      }
+    if constexpr (Terms == 1) {
+      add_item(shared, who, ring, acc);
+    } else {
+      add_item(shared, who, ring, a.blocks != 0, acc);
     }
     const Item item = item_of<Terms>(a, index);
 #pragma unroll

@@ -19,7 +19,7 @@ struct Cut {
   static constexpr bool kNarrow = Terms == 1;  // g is bf16 in shared memory
   static constexpr int kGroups = 2;            // of four warps that multiply
   // Channels of a group. With more terms than one, a third of the accumulators are sums of few rows:
-  // see add_stage().
+  // see add_item().
   static constexpr int kEach = Terms == 1 ? 3 : 2;
   static constexpr int kChannels = kGroups * kEach;
   static_assert(hopper_dweights_groups(Terms, kChannels) == 1 &&
@@ -115,6 +115,8 @@ struct Shared {
     empty = full + C::kStages;
     bits = reinterpret_cast<std::uint32_t*>(empty + C::kStages);
   }
+  // By every lane: see Supply::leave_group(). (No slower than by one of a warp.)
+  __device__ __forceinline__ void release(int stage) const { empty[stage].arrive(); }
 };
 
 // Walks over the stretches in which some channel of an item is not zero.

@@ -253,17 +253,34 @@ struct BackwardScratch {
   float* y = nullptr;
 };
 
+// Into how many parts the sum over B T rows is cut so that its tiles fill the GPU: the count with the
+// shortest time, which is that of the busiest multiprocessor and of writing and reading the parts. K
+// has no say here either.
 int depth_splits_for(const Plan& plan, const Shape& s) {
+  constexpr double kRate = 4e12,
+                   kBytesPerSecond = 3.5e12;  // of a multiprocessor's products; of memory
   const std::int64_t sides = ceil_div(plan.N, kSide);
-  const std::int64_t tiles = s.hopper
-                                 ? s.tiles * sides * hopper_dweights_groups(s.terms, kUsualChannels)
-                                 : sides * sides * kUsualChannels;
+  const std::int64_t groups = s.hopper ? hopper_dweights_groups(s.terms, kUsualChannels) : 1;
+  const std::int64_t tiles = s.hopper ? s.tiles * sides * groups : sides * sides * kUsualChannels;
   const std::int64_t room =
       static_cast<std::int64_t>(attribute(cudaDevAttrMultiProcessorCount, plan)) *
       (s.terms == 1 && !s.hopper ? 2 : 1);
   const std::int64_t deep = s.T * (s.padded_b / 32);
-  return static_cast<int>(
-      std::clamp<std::int64_t>(room / tiles, 1, std::max<std::int64_t>(deep / 8, 1)));
+  const double area = static_cast<double>(sides * sides * kSide * kSide * kUsualChannels);
+  const double tile_time = 64.0 * static_cast<double>(deep) * products_of(s.terms) * area /
+                           static_cast<double>(tiles) / kRate;
+  const double part_time = 8 * area / kBytesPerSecond;
+  const std::int64_t most =
+      std::clamp<std::int64_t>(deep / 8, 1, std::max<std::int64_t>(room / tiles, 4));
+  std::int64_t best = 1;
+  double best_time = 0;
+  for (std::int64_t splits = 1; splits <= most; ++splits) {
+    const double waves = static_cast<double>(ceil_div(tiles * splits, room));
+    const double time = waves * tile_time / static_cast<double>(splits) +
+                        (splits > 1 ? static_cast<double>(splits) * part_time : 0.0);
+    if (splits == 1 || time < best_time) best = splits, best_time = time;
+  }
+  return static_cast<int>(best);
 }
 
 BackwardScratch take_backward(Carver& scratch, const Plan& plan, const Shape& s,
