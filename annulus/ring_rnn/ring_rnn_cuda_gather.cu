@@ -12,6 +12,7 @@ namespace annulus::ring::cuda::tensor {
 namespace {
 
 constexpr int kThreads = 1024;
+constexpr int kManyWeights = 4;  // of a thread that adds up parts of dW
 
 __global__ void __launch_bounds__(kThreads) readout_kernel(const __grid_constant__ Loop loop) {
   const Shape& s = loop.shape;
@@ -91,6 +92,36 @@ __device__ __forceinline__ bool whole_sum(const Loop& loop, Single which, int sl
     }
   }
   return comes_last;
+}
+
+// dWa and dWo, whose depth was split. A thread has Each numbers of a channel: many of its loads are on
+// their way at once. In 32 bits: the depth is split where N is small.
+template <unsigned Each>
+__device__ void add_parts(const Loop& loop, const WeightGradients& w, const GatherBlocks& blocks,
+                          unsigned block) {
+  const Shape& s = loop.shape;
+  const auto N = static_cast<unsigned>(s.N);
+  const auto of_channel = static_cast<unsigned>(blocks.weights_each);
+  const unsigned first = block % of_channel * (kThreads * Each) + threadIdx.x;
+  const int channel = w.first_channel + static_cast<int>(block / of_channel);
+  const std::int64_t side = static_cast<std::int64_t>(w.sides) * 128;
+  const float* parts[Each];
+  float sums[Each] = {};
+#pragma unroll
+  for (unsigned e = 0; e < Each; ++e) {
+    const unsigned index = min(first + e * kThreads, N * N - 1);
+    parts[e] = w.parts + (channel * side + index / N) * side + index % N;
+  }
+#pragma unroll 4
+  for (int z = 0; z < w.depth_splits; ++z) {
+#pragma unroll
+    for (unsigned e = 0; e < Each; ++e) sums[e] += parts[e][z * s.channels * side * side];
+  }
+#pragma unroll
+  for (unsigned e = 0; e < Each; ++e) {
+    const unsigned index = first + e * kThreads;
+    if (index < N * N) put_weight_gradient(w, channel, index / N, index % N, sums[e]);
+  }
 }
 
 template <class T>
@@ -185,20 +216,11 @@ __global__ void __launch_bounds__(kThreads)
     return;
   }
   block -= blocks.actions;
-  // In 32 bits: the depth is split where N is small.
-  const auto N = static_cast<unsigned>(s.N);
-  const auto of_channel = static_cast<unsigned>(blocks.weights_each);
-  const unsigned index = static_cast<unsigned>(block) % of_channel * kThreads + threadIdx.x;
-  if (index >= N * N) return;
-  const std::int64_t j = index % N;
-  const std::int64_t i = index / N;
-  const int channel = w.first_channel + static_cast<int>(static_cast<unsigned>(block) / of_channel);
-  const std::int64_t side = static_cast<std::int64_t>(w.sides) * 128;
-  float sum = 0;
-  for (int z = 0; z < w.depth_splits; ++z) {
-    sum += w.parts[((static_cast<std::int64_t>(z) * s.channels + channel) * side + i) * side + j];
+  if (blocks.weights_of_thread == 1) {
+    add_parts<1>(loop, w, blocks, static_cast<unsigned>(block));
+  } else {
+    add_parts<kManyWeights>(loop, w, blocks, static_cast<unsigned>(block));
   }
-  put_weight_gradient(w, channel, i, j, sum);
 }
 
 }  // namespace
@@ -221,7 +243,8 @@ void run_gather(const Loop& loop, const WeightGradients& w, DType dtype, const c
     blocks.actions = ceil_div(s.T * a.K * s.B, kThreads / blocks.dot_shares);
   }
   if (w.depth_splits > 1) {
-    blocks.weights_each = ceil_div(s.N * s.N, kThreads);
+    if (s.N * s.N >= kThreads * 64) blocks.weights_of_thread = kManyWeights;
+    blocks.weights_each = ceil_div(s.N * s.N, kThreads * blocks.weights_of_thread);
     blocks.weights = (w.last_channel - w.first_channel) * blocks.weights_each;
   }
   const auto grid =

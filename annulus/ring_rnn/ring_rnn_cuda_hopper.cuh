@@ -57,16 +57,13 @@ __device__ __forceinline__ void multiply_block(const WarpRows<Terms>& f, std::ui
   annulus::cuda::wgmma_commit();
 }
 
-// s of a thread's rows and columns of an item, as add_dots wants it: with one term in registers as
-// bf16, which loses nothing; else in shared memory, where only the thread that wrote a place reads it.
+// s of a thread's rows and columns of an item, as add_dots wants it; with one term as bf16, which
+// loses nothing.
 template <int Terms>
 struct RowStates {
-  float4* tile;
-  int threads;
+  float4 quads[8];
 
-  __device__ __forceinline__ float4 quad(int n) const {
-    return tile[n * threads + static_cast<int>(threadIdx.x)];
-  }
+  __device__ __forceinline__ float4 quad(int n) const { return quads[n]; }
 };
 template <>
 struct RowStates<1> {
@@ -146,10 +143,8 @@ __device__ __forceinline__ void add_scaled(const RowFactors& c, const float (&pa
 }
 
 template <int Terms>
-__device__ __forceinline__ RowStates<Terms> load_states(const Loop& loop,
-                                                        const HopperShared<Terms>& shared,
-                                                        const Multiplier& who, std::int64_t time,
-                                                        const Place& p) {
+__device__ __forceinline__ RowStates<Terms> load_states(const Loop& loop, const Multiplier& who,
+                                                        std::int64_t time, const Place& p) {
   const std::int64_t row = static_cast<std::int64_t>(p.batch_tile) * loop.shape.rows + who.local;
   const int col = p.tile * kTile + (who.lane & 3) * 2;
   RowStates<Terms> states;
@@ -165,17 +160,16 @@ __device__ __forceinline__ RowStates<Terms> load_states(const Loop& loop,
 #pragma unroll
     for (int i = 0; i < 8; ++i) states.words[i] = make_uint2(word(row, i), word(row + 8, i));
   } else {
-    states.tile = shared.s_tile;
-    states.threads = who.threads;
+#pragma unroll
     for (int i = 0; i < 8; ++i) {
-      states.tile[i * who.threads + static_cast<int>(threadIdx.x)] =
-          state_quad<Terms>(loop.shape, loop.states, time, row, col + i * 8);
+      states.quads[i] = state_quad<Terms>(loop.shape, loop.states, time, row, col + i * 8);
     }
   }
   return states;
 }
 
-// The product of an item with c applied to it channel by channel, in f32.
+// The product of an item with c applied to it channel by channel, in f32: the tensor cores multiply
+// one channel's block while c and s are applied to the one before. (Bits are those of one at a time.)
 template <int Terms, class Direction>
 __device__ void multiply_then_scale(const Loop& loop, const HopperShared<Terms>& shared,
                                     std::int64_t time, int parity, std::int64_t item,
@@ -185,7 +179,7 @@ __device__ void multiply_then_scale(const Loop& loop, const HopperShared<Terms>&
   const Place p = uniform(place_of(s, item));
   const std::int64_t first_row = static_cast<std::int64_t>(p.batch_tile) * s.rows;
   [[maybe_unused]] RowStates<Terms> states;
-  if constexpr (Direction::kDots) states = load_states<Terms>(loop, shared, who, time, p);
+  if constexpr (Direction::kDots) states = load_states<Terms>(loop, who, time, p);
   float acc[32] = {};
   WarpRows<Terms> f;
   const std::int64_t row16 = (first_row + who.warp * 16) / 16;
@@ -193,26 +187,54 @@ __device__ void multiply_then_scale(const Loop& loop, const HopperShared<Terms>&
     const uint4* x = f.at(loop, row16, p.first_chunk, parity, who.lane);
     f.load(loop, x);
     const ChannelGroup group = supply.enter_group();
-    if (group.channels != 0) supply.wait();
-    for (int chunk = p.first_chunk; chunk < p.last_chunk; ++chunk) {
+    for (int chunk = p.first_chunk; chunk < p.last_chunk && group.channels != 0; ++chunk) {
+      std::uint32_t rest = group.channels;
       int i = 0;
-      for (std::uint32_t rest = group.channels; rest != 0; rest &= rest - 1, ++i) {
+      // A block on its way through the tensor cores.
+      struct Block {
+        int channel, stage;
+        RowFactors c;
+      };
+      const auto begin = [&](float(&part)[32]) {
         const int k = first + __ffs(static_cast<int>(rest)) - 1;
-        const bool ends_chunk = (rest & (rest - 1)) == 0;
-        const bool ends_group = ends_chunk && chunk + 1 == p.last_chunk;
-        float part[32];
+        rest &= rest - 1;
+        supply.wait();
         multiply_block<Terms>(f, supply.operand(p, 0, chunk, k), part);
-        const RowFactors c(shared, s, who, i);  // while the tensor cores work
-        const int stage = supply.next();
-        if (!ends_group) supply.wait();
-        annulus::cuda::wgmma_wait<0>();
-        supply.release(stage);
-        if (ends_chunk && !ends_group) f.load(loop, x += f.kChunk);
-        add_scaled(c, part, acc);
+        return Block{k, supply.next(), RowFactors(shared, s, who, i++)};
+      };
+      const auto finish = [&](const Block& block, float(&part)[32]) {
+        add_scaled(block.c, part, acc);
         if constexpr (Direction::kDots) {
-          add_dots<Terms>(dots_of(loop, time, p, 0, k) + first_row + who.local,
+          add_dots<Terms>(dots_of(loop, time, p, 0, block.channel) + first_row + who.local,
                           chunk == p.first_chunk, states, part);
         }
+      };
+      // The last of a chunk: then its rows of X can make room for the next one's.
+      const auto finish_last = [&](const Block& block, float(&part)[32]) {
+        annulus::cuda::wgmma_wait<0>();
+        supply.release(block.stage);
+        if (chunk + 1 < p.last_chunk) f.load(loop, x += f.kChunk);
+        finish(block, part);
+      };
+      float even[32], odd[32];
+      Block a = begin(even);
+      while (true) {
+        if (rest == 0) {
+          finish_last(a, even);
+          break;
+        }
+        const Block b = begin(odd);
+        annulus::cuda::wgmma_wait<1>();
+        supply.release(a.stage);
+        finish(a, even);
+        if (rest == 0) {
+          finish_last(b, odd);
+          break;
+        }
+        a = begin(even);
+        annulus::cuda::wgmma_wait<1>();
+        supply.release(b.stage);
+        finish(b, odd);
       }
     }
     supply.leave_group();
@@ -283,7 +305,7 @@ __device__ __forceinline__ void multiply_groups(const Loop& loop, const HopperSh
   const Place p = uniform(place_of(s, item));
   const std::int64_t first_row = static_cast<std::int64_t>(p.batch_tile) * s.rows;
   const GroupRows x(loop, shared, who, first_row, p, parity);
-  const RowStates<1> states = load_states<1>(loop, shared, who, time, p);
+  const RowStates<1> states = load_states<1>(loop, who, time, p);
   float* const dots = dots_of(loop, time, p, 0, 0) + first_row + who.local;
   float acc[32] = {};
   for (int first = 0; first < s.channels; first += kGroupChannels) {

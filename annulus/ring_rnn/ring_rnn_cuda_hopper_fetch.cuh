@@ -34,7 +34,6 @@ struct HopperShared {
   std::byte* c;         // [channel of the group][rows]: float, or Scale
   ChannelGroup* group;  // the one that is multiplied
   int* begun;           // steps; by atomics
-  float4* s_tile;       // [8][threads], with more than one term
   annulus::cuda::SharedBarrier *full, *empty;              // [ring], of stages
   annulus::cuda::SharedBarrier *group_full, *group_empty;  // of `c` and `group`
   annulus::cuda::SharedBarrier* resident;
@@ -43,7 +42,7 @@ struct HopperShared {
     weights = base + (1024 - (annulus::cuda::shared_address(base) & 1023)) % 1024;
     x = weights + s.slots * kBytes;
     c = x + s.x_buffers * x_buffer_bytes(s.rows);
-    std::byte* at = c + min(kGroupChannels, s.channels) * s.rows * s.scale_bytes;
+    std::byte* const at = c + min(kGroupChannels, s.channels) * s.rows * s.scale_bytes;
     group = reinterpret_cast<ChannelGroup*>(at);
     begun = reinterpret_cast<int*>(at + 8);
     full = reinterpret_cast<annulus::cuda::SharedBarrier*>(at + 16);
@@ -51,8 +50,6 @@ struct HopperShared {
     group_full = empty + s.ring;
     group_empty = group_full + 1;
     resident = group_empty + 1;
-    at += hopper_barrier_bytes(s.ring);
-    s_tile = reinterpret_cast<float4*>(at);
   }
   // The low word of what wgmma needs to find a block that lies in a slot: addresses count in 16 bytes.
   __device__ __forceinline__ std::uint32_t operand(int slot) const {

@@ -128,12 +128,13 @@ Shape cut(const Plan& plan, bool dots) {
   const auto block =
       static_cast<std::size_t>(s.hopper ? hopper_block_bytes(s.terms) : block_bytes(s.terms));
   const std::int64_t blocks = each * s.resident_channels;
-  std::size_t beside = dots ? static_cast<std::size_t>(s.rows) * kTile * sizeof(float) : 0;
+  // Portable: s lies there for the dot products; Hopper has it in registers.
+  std::size_t beside =
+      dots && !s.hopper ? static_cast<std::size_t>(s.rows) * kTile * sizeof(float) : 0;
   if (s.hopper && s.terms == 1 && dots) {
     s.row_major = true;
     s.x_buffers = each > kGroupChunks ? 2 : 1;
     beside += static_cast<std::size_t>(s.x_buffers * x_buffer_bytes(s.rows));
-    beside -= static_cast<std::size_t>(s.rows) * kTile * sizeof(float);  // s is in registers
   }
   if (s.hopper) {
     // Alignment, c of a group, barriers: what is left is for the weights.

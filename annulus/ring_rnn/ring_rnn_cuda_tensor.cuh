@@ -220,6 +220,7 @@ struct GatherBlocks {
   std::int64_t alpha = 0, actions = 0, weights = 0;
   int dot_shares = 1;             // threads that share an s . u_k
   std::int64_t weights_each = 0;  // blocks of a channel
+  int weights_of_thread = 1;
 };
 
 // The path as the driver of the backend calls it. Sizes are at least 1 and dtype is not f64.
