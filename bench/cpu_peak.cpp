@@ -14,8 +14,6 @@
 #include <arm_neon.h>
 #elif defined(__x86_64__)
 #include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 #endif
 
 namespace annulus::bench {
@@ -142,7 +140,8 @@ void dpbf16_loop(std::int64_t rounds) {
 #pragma GCC target("amx-tile,amx-bf16")
 // tdpbf16ps: (16 x 32) times (32 x 16) into a tile, 16384 flops; four tiles in turn.
 void amx_loop(std::int64_t rounds) {
-  struct alignas(64) {
+  // Static: GCC 12 believes that the instruction reads the first eight bytes alone.
+  static constexpr struct alignas(64) {
     std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
     std::uint16_t column_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
     std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
@@ -165,14 +164,6 @@ void amx_loop(std::int64_t rounds) {
 }
 #pragma GCC pop_options
 
-// The tiles are large, so Linux hands them out on request only.
-bool may_use_amx() {
-  constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  unsigned a = 7, b = 0, c = 0, d = 0;
-  asm volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
-  const bool has = (d >> 22 & 1) != 0 && (d >> 24 & 1) != 0;  // AMX-BF16, AMX-TILE
-  return has && syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
-}
 #endif
 
 Loop loop_for(Products products) {
@@ -181,7 +172,7 @@ Loop loop_for(Products products) {
   return {neon_loop, kNeonSums * 8.0};
 #elif defined(__x86_64__)
   if (products == Products::kBf16) {
-    if (may_use_amx()) return {amx_loop, 4 * 16384.0};
+    if (cpu::has_amx_bf16()) return {amx_loop, 4 * 16384.0};
     if (__builtin_cpu_supports("avx512bf16")) return {dpbf16_loop, kAvx512Sums * 64.0};
   }
   if (__builtin_cpu_supports("avx512f")) return {avx512_loop, kAvx512Sums * 32.0};

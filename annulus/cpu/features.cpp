@@ -4,6 +4,10 @@
 
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
+#elif defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 #if ANNULUS_HAVE_HWY
@@ -25,6 +29,39 @@ bool has_arm_bf16() {
 #endif
 }
 
+bool has_avx512_bf16() {
+#if defined(__x86_64__) && defined(__linux__)
+  // The compiler's question takes the operating system's saving of the registers into account.
+  static const bool found =
+      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512bf16");
+  return found;
+#else
+  return false;
+#endif
+}
+
+#if defined(__x86_64__) && defined(__linux__)
+static bool ask_for_amx() {
+  constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
+  const bool has = (d >> 22 & 1) != 0 && (d >> 24 & 1) != 0;  // AMX-BF16, AMX-TILE
+  // Also how a kernel that does not know the tiles says so.
+  return has && syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+}
+#endif
+
+bool has_amx_bf16() {
+#if defined(__x86_64__) && defined(__linux__)
+  static const bool granted = ask_for_amx();
+  return granted;
+#else
+  return false;
+#endif
+}
+
 std::string simd_description() {
 #if ANNULUS_HAVE_HWY && ANNULUS_HWY_DISPATCH
   // The best of the targets this file was compiled for that the CPU also has: lowest bit is best.
@@ -36,7 +73,11 @@ std::string simd_description() {
   std::string s = "scalar (built without Highway)";
 #endif
   if (has_arm_bf16()) s += ", bf16 in hardware (bfcvtn, bfmmla)";
-  if (detail::bf16_tiles_x86(Arithmetic::kBf16) != nullptr) s += ", bf16 in hardware (vdpbf16ps)";
+  if (detail::bf16_tiles_amx(Arithmetic::kBf16) != nullptr) {
+    s += ", bf16 in hardware (AMX, vdpbf16ps)";
+  } else if (detail::bf16_tiles_x86(Arithmetic::kBf16) != nullptr) {
+    s += ", bf16 in hardware (vdpbf16ps)";
+  }
   return s;
 }
 

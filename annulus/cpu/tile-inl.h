@@ -41,17 +41,8 @@ inline constexpr int kTileCols = 4;
 
 #endif
 
-// The products of split operands, least first: pair p multiplies term left[p] by term right[p].
-struct Pairs {
-  int count;
-  int left[6], right[6];
-};
-inline constexpr Pairs kPairs[] = {
-    {0, {}, {}},
-    {1, {0}, {0}},
-    {3, {1, 0, 0}, {0, 1, 0}},
-    {6, {2, 1, 0, 1, 0, 0}, {0, 1, 2, 0, 1, 0}},
-};
+static_assert(kTileRows <= kMaxTileRows);
+static_assert(kTileCols<float> <= kMaxTileCols && kTileCols<double> <= kMaxTileCols);
 
 #if ANNULUS_HAVE_HWY
 
@@ -61,6 +52,7 @@ HWY_NOINLINE void multiply_rows(const T* a, const Factor<T>* factors, int count,
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
   constexpr int kCols = kTileCols<T>;
+  constexpr const detail::Products& products = detail::kProducts[Terms];
   for (int f = 0; f < count; ++f, add = true) {
     V sum[M][kTileVectors];
     ANNULUS_UNROLL
@@ -68,9 +60,9 @@ HWY_NOINLINE void multiply_rows(const T* a, const Factor<T>* factors, int count,
       ANNULUS_UNROLL
       for (int n = 0; n < kTileVectors; ++n) sum[m][n] = hn::Zero(d);
     }
-    for (int pair = 0; pair < kPairs[Terms].count; ++pair) {
-      const T* pa = a + kPairs[Terms].left[pair] * depth * kTileRows;
-      const T* pb = static_cast<const T*>(factors[f].b) + kPairs[Terms].right[pair] * depth * kCols;
+    for (int p = 0; p < products.count; ++p) {
+      const T* pa = a + products.left[p] * depth * kTileRows;
+      const T* pb = static_cast<const T*>(factors[f].b) + products.right[p] * depth * kCols;
       for (std::int64_t i = 0; i < depth; ++i) {
         V right[kTileVectors];
         ANNULUS_UNROLL
@@ -148,11 +140,12 @@ template <class T, int Terms>
 void multiply(const void* a, const Factor<T>* factors, int count, std::int64_t depth, int rows,
               T* y, std::int64_t ldy, bool add, const Dots<T>* dots) {
   constexpr int kCols = kTileCols<T>;
+  constexpr const detail::Products& products = detail::kProducts[Terms];
   for (int f = 0; f < count; ++f, add = true) {
     T sum[kTileRows][kCols] = {};
-    for (int pair = 0; pair < kPairs[Terms].count; ++pair) {
-      const T* pa = static_cast<const T*>(a) + kPairs[Terms].left[pair] * depth * kTileRows;
-      const T* pb = static_cast<const T*>(factors[f].b) + kPairs[Terms].right[pair] * depth * kCols;
+    for (int p = 0; p < products.count; ++p) {
+      const T* pa = static_cast<const T*>(a) + products.left[p] * depth * kTileRows;
+      const T* pb = static_cast<const T*>(factors[f].b) + products.right[p] * depth * kCols;
       for (std::int64_t i = 0; i < depth; ++i) {
         for (int m = 0; m < kTileRows; ++m) {
           for (int n = 0; n < kCols; ++n) sum[m][n] += pa[m] * pb[n];
@@ -192,7 +185,8 @@ inline void split(T x, T* term, std::int64_t step) {
 }
 
 template <class T, bool Round, int Terms>
-void pack_rows(const T* x, std::int64_t ld, int valid, std::int64_t depth, int R, void* to) {
+void pack_rows(Side side, const T* x, std::int64_t ld, int valid, std::int64_t depth, void* to) {
+  const int R = side == Side::kLeft ? kTileRows : kTileCols<T>;
   T* p = static_cast<T*>(to);
   const std::int64_t step = depth * R;
   int r = 0;
@@ -237,8 +231,9 @@ void pack_rows(const T* x, std::int64_t ld, int valid, std::int64_t depth, int R
 }
 
 template <class T, bool Round, int Terms>
-void pack_columns(const T* x, std::int64_t ld, const std::int32_t* index, const T* scale, int valid,
-                  std::int64_t depth, int R, void* to) {
+void pack_columns(Side side, const T* x, std::int64_t ld, const std::int32_t* index, const T* scale,
+                  int valid, std::int64_t depth, void* to) {
+  const int R = side == Side::kLeft ? kTileRows : kTileCols<T>;
   T* p = static_cast<T*>(to);
   const std::int64_t step = depth * R;
   for (std::int64_t i = 0; i < depth; ++i) {

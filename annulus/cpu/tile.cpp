@@ -1,4 +1,4 @@
-// The tiles of this machine: Arm's or x86's bf16 instructions where they are, else Highway.
+// The tiles of this machine: bf16 instructions of Arm or x86 where they are, else Highway.
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "annulus/cpu/tile.cpp"
@@ -14,13 +14,18 @@ namespace annulus::cpu {
 ANNULUS_CPU_EXPORT(float_tiles);
 ANNULUS_CPU_EXPORT(double_tiles);
 
+const Tiles<float>* detail::float_tiles_highway(Arithmetic arithmetic) {
+  return ANNULUS_CPU_CALL(float_tiles)(arithmetic);
+}
+
 template <>
 const Tiles<float>& tiles<float>(Arithmetic arithmetic) {
   if (arithmetic != Arithmetic::kPlain) {
     if (const Tiles<float>* t = detail::bf16_tiles_arm(arithmetic)) return *t;
+    if (const Tiles<float>* t = detail::bf16_tiles_amx(arithmetic)) return *t;
     if (const Tiles<float>* t = detail::bf16_tiles_x86(arithmetic)) return *t;
   }
-  return *ANNULUS_CPU_CALL(float_tiles)(arithmetic);
+  return *detail::float_tiles_highway(arithmetic);
 }
 
 template <>

@@ -4,10 +4,13 @@
 //   [term][depth / unit][R][unit]
 //
 // so that one step of a product reads it front to back. `unit` is how many elements along the depth
-// one instruction sums (1 for a multiply-add, 4 for Arm's bfmmla); `terms` are the parts an operand
-// is split into where several low-precision products make a better one (bf16x3, bf16x6).
+// one instruction sums (1 for a multiply-add, 4 for Arm's bfmmla, 32 for Intel's AMX); `terms` are
+// the parts an operand is split into where several low-precision products make a better one
+// (bf16x3, bf16x6). Within a unit the right operand may lie in another order than the left, as it
+// does for AMX: a panel is packed for its side, and callers know no more of it than its size.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -21,6 +24,12 @@ enum class Arithmetic : std::uint8_t {
   kBf16x3,  // operands split in two, three products
   kBf16x6,  // operands split in three, six products
 };
+
+enum class Side : std::uint8_t { kLeft, kRight };
+
+// No tile of the result is larger, so that callers can keep parts of one on their stacks.
+inline constexpr int kMaxTileRows = 32;
+inline constexpr int kMaxTileCols = 32;
 
 // One right operand, and what its product with each row of the left is multiplied by (nullptr: 1).
 template <class Real>
@@ -43,23 +52,29 @@ struct Tiles {
   int rows, cols;       // of a tile of the result, R of its left and right panels
   int unit, terms;      // of a panel
   std::size_t element;  // bytes
-  const char* name;     // "bfmmla 8x8"
+  const char* name;     // "bfmmla"
 
-  // Bytes of a panel of R rows; a depth is padded with zeros to a whole number of units.
-  std::int64_t panel_bytes(int R, std::int64_t depth) const {
+  // R of a panel.
+  int panel_rows(Side side) const { return side == Side::kLeft ? rows : cols; }
+  // Bytes of a panel; a depth is padded with zeros to a whole number of units.
+  std::int64_t panel_bytes(Side side, std::int64_t depth) const {
     // A unit is a power of two, and a division would be felt.
     const std::int64_t padded = (depth + unit - 1) & -static_cast<std::int64_t>(unit);
-    return padded * R * terms * static_cast<std::int64_t>(element);
+    return padded * panel_rows(side) * terms * static_cast<std::int64_t>(element);
+  }
+  // What multiply() may round `some` rows up to: y, scale and s have as many.
+  int touched_rows(std::int64_t some) const {
+    return static_cast<int>(std::min<std::int64_t>(rows, (some + 7) & -std::int64_t{8}));
   }
 
-  // Panel of R rows from x[r * ld + d], r < valid; rows beyond are zero.
-  void (*pack_rows)(const Real* x, std::int64_t ld, int valid, std::int64_t depth, int R, void* to);
-  // Panel of R rows from scale[d] * x[index[d] * ld + r]. No index: d itself. No scale: 1.
-  void (*pack_columns)(const Real* x, std::int64_t ld, const std::int32_t* index, const Real* scale,
-                       int valid, std::int64_t depth, int R, void* to);
+  // Panel from x[r * ld + d], r < valid; rows beyond are zero.
+  void (*pack_rows)(Side side, const Real* x, std::int64_t ld, int valid, std::int64_t depth,
+                    void* to);
+  // Panel from scale[d] * x[index[d] * ld + r]. No index: d itself. No scale: 1.
+  void (*pack_columns)(Side side, const Real* x, std::int64_t ld, const std::int32_t* index,
+                       const Real* scale, int valid, std::int64_t depth, void* to);
   // y[r * ldy + c] = (add ? y : 0) + sum_f scale_f[r] sum_d a[r][d] b_f[c][d] for r < rows, all
-  // columns. `rows` may be rounded up to what the kernel has: y, scale and s have all rows. `dots`
-  // may be nullptr.
+  // columns; in rows up to touched_rows(rows) it may leave anything. `dots` may be nullptr.
   void (*multiply)(const void* a, const Factor<Real>* factors, int count, std::int64_t depth,
                    int rows, Real* y, std::int64_t ldy, bool add, const Dots<Real>* dots);
 };
@@ -74,9 +89,25 @@ template <>
 ANNULUS_API const Tiles<double>& tiles<double>(Arithmetic arithmetic);  // kPlain alone
 
 namespace detail {
-// By machine: nullptr where the instructions are not there.
-const Tiles<float>* bf16_tiles_arm(Arithmetic arithmetic);
-const Tiles<float>* bf16_tiles_x86(Arithmetic arithmetic);
+// By machine: nullptr where the instructions are not there. tiles() takes the first there is; tests
+// try them all.
+ANNULUS_API const Tiles<float>* bf16_tiles_arm(Arithmetic arithmetic);
+ANNULUS_API const Tiles<float>* bf16_tiles_amx(Arithmetic arithmetic);
+ANNULUS_API const Tiles<float>* bf16_tiles_x86(Arithmetic arithmetic);
+ANNULUS_API const Tiles<float>* float_tiles_highway(Arithmetic arithmetic);  // everywhere
+
+// The products of operands split into `terms`, least first: the p-th multiplies term left[p] of the
+// one by term right[p] of the other.
+struct Products {
+  int count;
+  int left[6], right[6];
+};
+inline constexpr Products kProducts[] = {
+    {0, {}, {}},
+    {1, {0}, {0}},
+    {3, {1, 0, 0}, {0, 1, 0}},
+    {6, {2, 1, 0, 1, 0, 0}, {0, 1, 2, 0, 1, 0}},
+};
 }  // namespace detail
 
 }  // namespace annulus::cpu

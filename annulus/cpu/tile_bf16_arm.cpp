@@ -27,27 +27,14 @@ constexpr int kRows = 8;
 constexpr int kCols = 8;
 constexpr int kUnit = 4;
 
-template <int Terms>
-struct Pairs;
-template <>
-struct Pairs<1> {
-  static constexpr int kCount = 1, kLeft[] = {0}, kRight[] = {0};
-};
-// Least products first.
-template <>
-struct Pairs<2> {
-  static constexpr int kCount = 3, kLeft[] = {1, 0, 0}, kRight[] = {0, 1, 0};
-};
-template <>
-struct Pairs<3> {
-  static constexpr int kCount = 6, kLeft[] = {2, 1, 0, 1, 0, 0}, kRight[] = {0, 1, 2, 0, 1, 0};
-};
+static_assert(kRows <= kMaxTileRows && kCols <= kMaxTileCols);
 
 // M pairs of rows by four pairs of columns.
 template <int Terms, int M>
 __attribute__((noinline)) void multiply_pairs(const bfloat16_t* a, const Factor<float>* factors,
                                               int count, std::int64_t units, float* y,
                                               std::int64_t ldy, bool add, const Dots<float>* dots) {
+  constexpr const detail::Products& products = detail::kProducts[Terms];
   for (int f = 0; f < count; ++f, add = true) {
     float32x4_t sum[M][4];
     ANNULUS_UNROLL
@@ -55,10 +42,10 @@ __attribute__((noinline)) void multiply_pairs(const bfloat16_t* a, const Factor<
       ANNULUS_UNROLL
       for (int n = 0; n < 4; ++n) sum[m][n] = vdupq_n_f32(0);
     }
-    for (int pair = 0; pair < Pairs<Terms>::kCount; ++pair) {
-      const bfloat16_t* pa = a + Pairs<Terms>::kLeft[pair] * units * (kRows * kUnit);
+    for (int p = 0; p < products.count; ++p) {
+      const bfloat16_t* pa = a + products.left[p] * units * (kRows * kUnit);
       const bfloat16_t* pb = static_cast<const bfloat16_t*>(factors[f].b) +
-                             Pairs<Terms>::kRight[pair] * units * (kCols * kUnit);
+                             products.right[p] * units * (kCols * kUnit);
       for (std::int64_t i = 0; i < units; ++i) {
         bfloat16x8_t right[4];
         ANNULUS_UNROLL
@@ -136,7 +123,9 @@ inline float32x4_t load_some(const float* x, std::int64_t n) {
 }
 
 template <int Terms>
-void pack_rows(const float* x, std::int64_t ld, int valid, std::int64_t depth, int R, void* to) {
+void pack_rows(Side, const float* x, std::int64_t ld, int valid, std::int64_t depth, void* to) {
+  static_assert(kRows == kCols);
+  constexpr int R = kRows;
   auto* p = static_cast<bfloat16_t*>(to);
   const std::int64_t units = (depth + kUnit - 1) / kUnit;
   const std::int64_t step = units * R * kUnit;
@@ -190,9 +179,10 @@ inline void store_turned(float32x4_t (&v)[4][2], bfloat16_t* to, std::int64_t st
 }
 
 template <int Terms>
-void pack_columns(const float* x, std::int64_t ld, const std::int32_t* index, const float* scale,
-                  int valid, std::int64_t depth, int R, void* to) {
+void pack_columns(Side, const float* x, std::int64_t ld, const std::int32_t* index,
+                  const float* scale, int valid, std::int64_t depth, void* to) {
   static_assert(kRows == 8 && kCols == 8);
+  constexpr int R = kRows;
   auto* p = static_cast<bfloat16_t*>(to);
   const std::int64_t units = (depth + kUnit - 1) / kUnit;
   const std::int64_t step = units * R * kUnit;

@@ -47,9 +47,9 @@ __global__ void __launch_bounds__(kTurnThreads, kMinBlocks<T>)
     turn_kernel(const __grid_constant__ Args a) {
   using Real = compute_t<T>;
   constexpr bool kTwoIn = kMode != Mode::kSpread;
-  constexpr int kAhead = kActivated ? 1
-                         : kTwoIn   ? 2
-                                    : 4;  // sequences whose loads are in flight together
+  constexpr bool kThreeIn = kMode == Mode::kGather && kActivated;  // x, too
+  // Sequences whose loads are in flight together.
+  constexpr int kAhead = kThreeIn ? 1 : kTwoIn || kActivated ? 2 : 4;
   extern __shared__ __align__(16) unsigned char shared[];
   const int width = static_cast<int>(blockDim.x) * V;  // columns a block takes at a time
   StepTable<T> table(shared, width);
@@ -67,6 +67,7 @@ __global__ void __launch_bounds__(kTurnThreads, kMinBlocks<T>)
 
   Vec<T, V> first[kAhead];
   Vec<T, V> second[kAhead];
+  Vec<T, V> x_ahead[kAhead];
   const std::int64_t source_row = element(in, b_begin, p.head, t, 0);
   const std::int64_t target_row = element(out, b_begin, p.head, t, 0);
   // The next kAhead of `left` sequences.
@@ -81,6 +82,10 @@ __global__ void __launch_bounds__(kTurnThreads, kMinBlocks<T>)
       }
     }
   };
+  [[maybe_unused]] auto fetch_x = [&](std::int64_t b, int column) {
+    x_ahead[0] = annulus::cuda::fetch<V>(static_cast<const T*>(side.x.first) +
+                                         element(side.x, b, p.head, t, column));
+  };
 
   std::int64_t s[device::kAxes] = {};
   const bool placed = live && t >= a.positions.prefix;
@@ -93,7 +98,12 @@ __global__ void __launch_bounds__(kTurnThreads, kMinBlocks<T>)
     const bool mine = live && column < a.C;
     std::int64_t from = source_row + column * in.stride[3];
     std::int64_t to = target_row + column * out.stride[3];
-    if (mine) fetch(from, sequences);  // in flight while the table is made
+    if (mine) {  // in flight while the table is made
+      fetch(from, sequences);
+      if constexpr (kThreeIn) {
+        if (sequences > 0) fetch_x(b_begin, column);
+      }
+    }
     if (first_column == 0 && placed) {
       a.positions.unravel(t, s);
       s[0] += load_offset(a, b_begin);
@@ -111,6 +121,7 @@ __global__ void __launch_bounds__(kTurnThreads, kMinBlocks<T>)
       if (done > 0) {
         from += kAhead * in.stride[0];
         fetch(from, sequences - done);
+        if constexpr (kThreeIn) fetch_x(b_begin + done, column);
       }
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) {
@@ -127,17 +138,14 @@ __global__ void __launch_bounds__(kTurnThreads, kMinBlocks<T>)
         if constexpr (kMode == Mode::kRotate) {
           device::rotate_tile(u, w, phase, sign, r1, r2);
         } else if constexpr (kMode == Mode::kSpread) {
-          if constexpr (kActivated) activate_tile(a, u, stat_row, stat_column, u);
+          if constexpr (kActivated) activate_tile<T>(a, u, stat_row, stat_column, u);
           device::cosine_tile(u, phase, r1, r2);
         } else {
           device::cosine_tile_backward(u, w, phase, r1);
           if constexpr (kActivated) {
             Real x[V];
-            Real xb[V];
-            load_columns<V, T>(side.x.first, element(side.x, b_begin + done + j, p.head, t, column),
-                               x);
-            activate_tile(a, x, stat_row, stat_column, xb);
-            activate_tile_backward(a, x, xb, stat_row, stat_column, r1);
+            annulus::cuda::unpack(x_ahead[j], x);
+            activate_tile_backward<T>(a, x, stat_row, stat_column, r1);
           }
         }
         store_columns<V, T>(r1, out.first, to);

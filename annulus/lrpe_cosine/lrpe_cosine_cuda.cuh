@@ -167,9 +167,17 @@ __device__ __forceinline__ Real exp_of(Real x) {
   }
 }
 
-template <class Real>
+// 1 / (1 + e^-x). Where a 16-bit T takes the result, by the special-function unit: right to 2^-17 where
+// f16 keeps 2^-11. (e^-x alone and a division took longer than memory does.)
+template <class T, class Real>
 __device__ __forceinline__ Real sigmoid(Real x) {
-  return Real(1) / (Real(1) + exp_of(-x));
+  if constexpr (sizeof(T) == 2) {
+    Real inverse;
+    asm("rcp.approx.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + __expf(-x)));
+    return inverse;
+  } else {
+    return Real(1) / (Real(1) + exp_of(-x));
+  }
 }
 
 template <class Real>
@@ -177,66 +185,75 @@ __device__ __forceinline__ Real max_with_nan(Real a, Real b) {
   return b > a || isnan(b) ? b : a;
 }
 
-// f(x) for the activations of one element; high and scale are those of its softmax.
-template <class Real>
-__device__ __forceinline__ Real activate(LrpeActivation f, Real x, Real high, Real scale) {
-  switch (f) {
-    case LrpeActivation::kNone:
-      return x;
-    case LrpeActivation::kRelu:
-      return x <= 0 ? Real(0) : x;
-    case LrpeActivation::kSigmoid:
-      return sigmoid(x);
-    case LrpeActivation::kSilu:
-      return x * sigmoid(x);
-    default:
-      return exp_of(x - high) * scale;
-  }
-}
+// Statistics of the softmax that element (row, column + i) belongs to.
+struct StatIndex {
+  bool features;
+  std::int64_t row, column;
 
-// dx from g, x and xb = f(x).
-template <class Real>
-__device__ __forceinline__ Real activation_backward(LrpeActivation f, Real x, Real xb, Real g,
-                                                    Real dot) {
-  switch (f) {
-    case LrpeActivation::kNone:
-      return g;
-    case LrpeActivation::kRelu:
-      return x <= 0 ? Real(0) : g;
-    case LrpeActivation::kSigmoid:
-      return g * xb * (Real(1) - xb);
-    case LrpeActivation::kSilu: {
-      const Real s = sigmoid(x);
-      return g * (s + xb * (Real(1) - s));
-    }
-    default:
-      return xb * (g - dot);
+  __device__ __forceinline__ std::int64_t operator()(int i) const {
+    return features ? row : column + i;
   }
+};
+template <class Real>
+__device__ __forceinline__ Real probability(const Args& a, Real x, std::int64_t k) {
+  return exp_of(x - static_cast<const Real*>(a.stats.high)[k]) *
+         static_cast<const Real*>(a.stats.scale)[k];
 }
 
 // xb = f(x), which may be x itself. `row` and `column` index the statistics.
-template <int V, class Real>
+template <class T, int V, class Real>
 __device__ __forceinline__ void activate_tile(const Args& a, const Real (&x)[V], std::int64_t row,
                                               std::int64_t column, Real (&xb)[V]) {
-  const auto* highs = static_cast<const Real*>(a.stats.high);
-  const auto* scales = static_cast<const Real*>(a.stats.scale);
+  const auto each = [&](auto&& f) {
 #pragma unroll
-  for (int i = 0; i < V; ++i) {
-    const std::int64_t k = a.activation == LrpeActivation::kSoftmaxFeatures ? row : column + i;
-    xb[i] = activate(a.activation, x[i], highs ? highs[k] : Real(0), scales ? scales[k] : Real(0));
+    for (int i = 0; i < V; ++i) xb[i] = f(x[i], i);
+  };
+  switch (a.activation) {
+    case LrpeActivation::kNone:
+      return each([](Real v, int) { return v; });
+    case LrpeActivation::kRelu:
+      return each([](Real v, int) { return v <= 0 ? Real(0) : v; });
+    case LrpeActivation::kSigmoid:
+      return each([](Real v, int) { return sigmoid<T>(v); });
+    case LrpeActivation::kSilu:
+      return each([](Real v, int) { return v * sigmoid<T>(v); });
+    default: {
+      const StatIndex k{a.activation == LrpeActivation::kSoftmaxFeatures, row, column};
+      return each([&](Real v, int i) { return probability(a, v, k(i)); });
+    }
   }
 }
 
-// Replaces g by dx.
-template <int V, class Real>
+// Replaces g, the gradient of f(x), by dx.
+template <class T, int V, class Real>
 __device__ __forceinline__ void activate_tile_backward(const Args& a, const Real (&x)[V],
-                                                       const Real (&xb)[V], std::int64_t row,
-                                                       std::int64_t column, Real (&g)[V]) {
-  const auto* dots = static_cast<const Real*>(a.stats.dot);
+                                                       std::int64_t row, std::int64_t column,
+                                                       Real (&g)[V]) {
+  const auto each = [&](auto&& f) {
 #pragma unroll
-  for (int i = 0; i < V; ++i) {
-    const std::int64_t k = a.activation == LrpeActivation::kSoftmaxFeatures ? row : column + i;
-    g[i] = activation_backward(a.activation, x[i], xb[i], g[i], dots ? dots[k] : Real(0));
+    for (int i = 0; i < V; ++i) g[i] = f(x[i], g[i], i);
+  };
+  switch (a.activation) {
+    case LrpeActivation::kNone:
+      return;
+    case LrpeActivation::kRelu:
+      return each([](Real v, Real d, int) { return v <= 0 ? Real(0) : d; });
+    case LrpeActivation::kSigmoid:
+      return each([](Real v, Real d, int) {
+        const Real s = sigmoid<T>(v);
+        return d * s * (Real(1) - s);
+      });
+    case LrpeActivation::kSilu:
+      return each([](Real v, Real d, int) {
+        const Real s = sigmoid<T>(v);
+        return d * (s + v * s * (Real(1) - s));
+      });
+    default: {
+      const StatIndex k{a.activation == LrpeActivation::kSoftmaxFeatures, row, column};
+      const auto* dots = static_cast<const Real*>(a.stats.dot);
+      return each(
+          [&](Real v, Real d, int i) { return probability(a, v, k(i)) * (d - dots[k(i)]); });
+    }
   }
 }
 

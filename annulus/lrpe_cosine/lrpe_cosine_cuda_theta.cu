@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads)
         const std::int64_t row = sequence * a.L + t;
         const std::int64_t stat_column = sequence * a.C + column;
         device::rotate_tile(d1, d2, phase, Real(-1), g1, g2);
-        if constexpr (!kRotate) activate_tile(a, x1, row, stat_column, xb);
+        if constexpr (!kRotate) activate_tile<T>(a, x1, row, stat_column, xb);
         if (placed) {
 #pragma unroll
           for (int i = 0; i < V; ++i) {
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads)
           if constexpr (kRotate) {
             store_columns<V, T>(g2, side.dx.second, i_dx);
           } else {
-            activate_tile_backward(a, x1, xb, row, stat_column, g1);
+            activate_tile_backward<T>(a, x1, row, stat_column, g1);
           }
           store_columns<V, T>(g1, side.dx.first, i_dx);
         }

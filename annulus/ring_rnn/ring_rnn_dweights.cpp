@@ -9,8 +9,8 @@ WeightGradients<Real>::WeightGradients(const Network<Real>& network)
   block_steps = std::max<std::int64_t>(1, kRows / B);
   block_parts = ceil_div(B, kRows);
   tiles = ceil_div(net.N, net.tile.rows);
-  a_bytes = round_up(net.tile.panel_bytes(net.tile.rows, kRows), 64);
-  b_bytes = round_up(net.tile.panel_bytes(net.tile.cols, kRows), 64);
+  a_bytes = round_up(net.tile.panel_bytes(Side::kLeft, kRows), 64);
+  b_bytes = round_up(net.tile.panel_bytes(Side::kRight, kRows), 64);
   // About what the second cache holds.
   constexpr std::int64_t kCache = 1 << 19;
   batch =
@@ -34,7 +34,7 @@ void WeightGradients<Real>::list(std::int64_t k, std::int64_t t0, std::int64_t t
   std::int32_t* to = index + k * kRows;
   Real* factor = all ? nullptr : scale + k * kRows;
   const auto coefficient = [&](std::int64_t t, std::int64_t b) {
-    return net.coefficient[(net.channels(t, b / rows) + k) * rows + b % rows];
+    return net.coefficient[(net.channels(t, b / rows) + k) * net.tile_rows + b % rows];
   };
   std::int64_t live = 0;
   for (std::int64_t t = t0; !all && t < t1; ++t) {
@@ -66,22 +66,22 @@ void WeightGradients<Real>::pack(std::int64_t k0, std::int64_t unit, const Real*
   };
   if (i < tiles) {
     const std::int64_t first = i * tile.rows;
-    tile.pack_columns(g + first, net.ld, index + k * kRows, scale + k * kRows,
-                      valid(first, tile.rows), length[k], tile.rows,
-                      a + ((k - k0) * tiles + i) * a_bytes);
+    tile.pack_columns(Side::kLeft, g + first, net.ld, index + k * kRows, scale + k * kRows,
+                      valid(first, tile.rows), length[k], a + ((k - k0) * tiles + i) * a_bytes);
   } else if (dense[k] == 0) {
     const std::int64_t first = (i - tiles) * tile.cols;
-    tile.pack_columns(s + first, net.ld, index + k * kRows, nullptr, valid(first, tile.cols),
-                      length[k], tile.cols, b + ((k - k0) * net.panels + i - tiles) * b_bytes);
+    tile.pack_columns(Side::kRight, s + first, net.ld, index + k * kRows, nullptr,
+                      valid(first, tile.cols), length[k],
+                      b + ((k - k0) * net.panels + i - tiles) * b_bytes);
   }
 }
 
 template <class Real>
 void WeightGradients<Real>::pack_all(std::int64_t panel, const Real* s) {
   const std::int64_t first = panel * net.tile.cols;
-  net.tile.pack_columns(s + first, net.ld, index + (net.K + 1) * kRows, nullptr,
+  net.tile.pack_columns(Side::kRight, s + first, net.ld, index + (net.K + 1) * kRows, nullptr,
                         static_cast<int>(std::min<std::int64_t>(net.tile.cols, net.N - first)),
-                        length[net.K + 1], net.tile.cols, b_all + panel * b_bytes);
+                        length[net.K + 1], b_all + panel * b_bytes);
 }
 
 template <class Real>

@@ -23,9 +23,9 @@ void Network<Real>::fill_coefficients(Member& m, bool drop_masked) {
 template <class Real>
 void Network<Real>::fill_coefficients(std::int64_t t, std::int64_t i, bool drop_masked) {
   const Real J1 = read_parameter<Real>(plan.in.J1);
-  Real* c = coefficient + channels(t, i) * tile.rows;
+  Real* c = coefficient + channels(t, i) * tile_rows;
   unsigned char* u = used + channels(t, i);
-  std::fill_n(c, (K + 1) * tile.rows, Real(0));
+  std::fill_n(c, (K + 1) * tile_rows, Real(0));
   std::fill_n(u, K + 1, static_cast<unsigned char>(0));
   for (int r = 0; r < count(i); ++r) {
     const std::int64_t b = i * tile.rows + r;
@@ -39,7 +39,7 @@ void Network<Real>::fill_coefficients(std::int64_t t, std::int64_t i, bool drop_
       row.load(row_from(actions, k0), n, run);
       for (std::int64_t k = 0; k < n; ++k) {
         if (run[k] == Real(0)) continue;  // a NaN is not zero
-        c[(1 + k0 + k) * tile.rows + r] = run[k];
+        c[(1 + k0 + k) * tile_rows + r] = run[k];
         u[1 + k0 + k] = 1;
       }
     }
@@ -79,7 +79,7 @@ void Network<Real>::pack_weights(Member& m, bool transposed, const unsigned char
 template <class Real>
 void Network<Real>::pack_panel(bool transposed, std::int64_t k, std::int64_t panel,
                                std::byte* to) const {
-  alignas(64) Real stage[kMaxCols * kDepth];
+  alignas(64) Real stage[annulus::cpu::kMaxTileCols * kDepth];
   const std::int64_t first = panel * tile.cols;
   const int valid = static_cast<int>(std::min<std::int64_t>(tile.cols, N - first));
   const TensorView& v = k == 0 ? plan.in.Wo : plan.in.Wa;
@@ -104,9 +104,9 @@ void Network<Real>::pack_panel(bool transposed, std::int64_t k, std::int64_t pan
       x = stage;
     }
     if (transposed) {
-      tile.pack_columns(x, step, nullptr, nullptr, valid, depth, tile.cols, place);
+      tile.pack_columns(Side::kRight, x, step, nullptr, nullptr, valid, depth, place);
     } else {
-      tile.pack_rows(x, step, valid, depth, tile.cols, place);
+      tile.pack_rows(Side::kRight, x, step, valid, depth, place);
     }
   }
 }
@@ -114,8 +114,8 @@ void Network<Real>::pack_panel(bool transposed, std::int64_t k, std::int64_t pan
 template <class Real>
 void Network<Real>::pack_left(std::int64_t i, const Real* rows_of_tile) const {
   for (std::int64_t d0 = 0; d0 < N; d0 += kDepth) {
-    tile.pack_rows(rows_of_tile + d0, ld, count(i), std::min(kDepth, N - d0), tile.rows,
-                   left + i * left_bytes + tile.panel_bytes(tile.rows, d0));
+    tile.pack_rows(Side::kLeft, rows_of_tile + d0, ld, count(i), std::min(kDepth, N - d0),
+                   left + i * left_bytes + tile.panel_bytes(Side::kLeft, d0));
   }
 }
 
@@ -144,7 +144,7 @@ void Network<Real>::multiply_panel(std::int64_t t, std::int64_t panel, std::int6
   for (std::int64_t d0 = 0; d0 < N; d0 += kDepth) {
     const std::int64_t depth = std::min(kDepth, N - d0);
     const Panel right = {panel, d0, depth, all_weights + weights_at(panel, d0, 0),
-                         tile.panel_bytes(tile.cols, depth)};
+                         tile.panel_bytes(Side::kRight, depth)};
     for (std::int64_t i = first; i < last; ++i) multiply_tile(t, i, right, y, dots);
   }
 }
@@ -155,8 +155,8 @@ void Network<Real>::multiply_tile(std::int64_t t, std::int64_t i, const Panel& r
   constexpr int kFactors = 64;  // at a time
   annulus::cpu::Factor<Real> factors[kFactors];
   const std::int64_t depth = right.depth;
-  const std::byte* a = left + i * left_bytes + tile.panel_bytes(tile.rows, right.d0);
-  const Real* c = coefficient + channels(t, i) * tile.rows;
+  const std::byte* a = left + i * left_bytes + tile.panel_bytes(Side::kLeft, right.d0);
+  const Real* c = coefficient + channels(t, i) * tile_rows;
   const std::int64_t corner = i * tile.rows * ld + right.panel * tile.cols;
   const std::int32_t* which = dots != nullptr ? dots->list : list + (t * batch_tiles + i) * (K + 2);
   bool add = right.d0 > 0;
@@ -164,12 +164,12 @@ void Network<Real>::multiply_tile(std::int64_t t, std::int64_t i, const Panel& r
     const int n = std::min(kFactors, which[0] - first);
     const std::int32_t* k = which + 1 + first;
     for (int f = 0; f < n; ++f)
-      factors[f] = {right.weights + k[f] * right.step, c + k[f] * tile.rows};
+      factors[f] = {right.weights + k[f] * right.step, c + k[f] * tile_rows};
     if (dots == nullptr) {
       tile.multiply(a, factors, n, depth, count(i), y + corner, ld, add, nullptr);
       continue;
     }
-    alignas(64) Real dot[kFactors * kMaxRows];
+    alignas(64) Real dot[kFactors * annulus::cpu::kMaxTileRows];
     const annulus::cpu::Dots<Real> asked = {dots->s + corner, ld, dot};
     tile.multiply(a, factors, n, depth, count(i), y + corner, ld, add, &asked);
     for (int f = 0; f < n; ++f) {
@@ -179,7 +179,7 @@ void Network<Real>::multiply_tile(std::int64_t t, std::int64_t i, const Panel& r
       }
     }
   }
-  for (int r = 0; !add && which[0] == 0 && r < tile.rows; ++r) {
+  for (int r = 0; !add && which[0] == 0 && r < count(i); ++r) {
     std::fill_n(y + corner + r * ld, tile.cols, Real(0));
   }
 }

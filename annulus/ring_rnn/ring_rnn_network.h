@@ -20,6 +20,7 @@
 namespace annulus::ring::cpu {
 
 using annulus::cpu::Member;
+using annulus::cpu::Side;
 
 inline annulus::cpu::Arithmetic arithmetic_of(const Plan& plan) {
   if (plan.dtype == DType::kF64) return annulus::cpu::Arithmetic::kPlain;
@@ -58,8 +59,6 @@ template <class Real>
 struct Network {
   // A product is cut along its depth, so that panels of both operands stay in the first cache.
   static constexpr std::int64_t kDepth = 256;
-  static constexpr int kMaxRows = 8;   // of a tile
-  static constexpr int kMaxCols = 32;  // of a tile
 
   const Plan& plan;
   const annulus::cpu::Tiles<Real>& tile;
@@ -67,12 +66,13 @@ struct Network {
   std::int64_t B, T, K, N;
   std::int64_t batch_tiles, panels;  // of samples, of neurons
   std::int64_t padded_B, ld;         // rows and row length of a state
+  std::int64_t tile_rows;            // coefficients of a channel for a tile of samples
   std::int64_t panel_bytes, left_bytes;
   Real J0;
 
   Real* alpha = nullptr;          // [ld]
   Real* keep = nullptr;           // [ld], 1 - alpha
-  Real* coefficient = nullptr;    // [T][batch_tiles][K + 1][rows]
+  Real* coefficient = nullptr;    // [T][batch_tiles][K + 1][tile_rows]
   unsigned char* used = nullptr;  // [T][batch_tiles][K + 1]: some coefficient is not zero
   unsigned char* any = nullptr;   // [K + 1]: in some step, for some tile
   std::int32_t* list = nullptr;   // [T][batch_tiles][K + 2]: how many are used, then which
@@ -90,10 +90,12 @@ struct Network {
         N(p.N),
         batch_tiles(ceil_div(p.B, tile.rows)),
         panels(ceil_div(p.N, tile.cols)),
-        padded_B(batch_tiles * tile.rows),
+        // Of the last tile as much as a product touches: few samples are not made a tile of 32.
+        padded_B(p.B / tile.rows * tile.rows + tile.touched_rows(p.B % tile.rows)),
         ld(round_up(p.N, std::max<std::int64_t>(kPad, tile.cols))),
-        panel_bytes(tile.panel_bytes(tile.cols, p.N)),
-        left_bytes(round_up(tile.panel_bytes(tile.rows, p.N), 64)),
+        tile_rows(std::min<std::int64_t>(tile.rows, padded_B)),
+        panel_bytes(tile.panel_bytes(Side::kRight, p.N)),
+        left_bytes(round_up(tile.panel_bytes(Side::kLeft, p.N), 64)),
         J0(0) {}
 
   // How many of `threads` (0 = all) are worth their meeting: one for every 2^18 products of a step,
@@ -112,7 +114,7 @@ struct Network {
   void pieces(C& c) {
     c(alpha, ld);
     c(keep, ld);
-    c(coefficient, T * batch_tiles * (K + 1) * tile.rows);
+    c(coefficient, T * batch_tiles * (K + 1) * tile_rows);
     c(used, T * batch_tiles * (K + 1));
     c(any, K + 1);
     c(list, T * batch_tiles * (K + 2));
@@ -130,8 +132,8 @@ struct Network {
   // Where W_k is within all weights, for a panel of neurons, from depth d0 (a multiple of kDepth) on:
   // the channels of a panel lie together, as a tile of the result reads them.
   std::int64_t weights_at(std::int64_t panel, std::int64_t d0, std::int64_t k) const {
-    return panel * (K + 1) * panel_bytes + (K + 1) * tile.panel_bytes(tile.cols, d0) +
-           k * tile.panel_bytes(tile.cols, std::min(kDepth, N - d0));
+    return panel * (K + 1) * panel_bytes + (K + 1) * tile.panel_bytes(Side::kRight, d0) +
+           k * tile.panel_bytes(Side::kRight, std::min(kDepth, N - d0));
   }
 
   void fill_parameters();

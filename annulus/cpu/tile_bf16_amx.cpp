@@ -1,0 +1,291 @@
+// bf16 tiles by Intel's AMX: tdpbf16ps multiplies 16 rows by 16 columns over a depth of 32, summed
+// in f32. The instruction rounds its sums to nearest even and takes subnormals as zero. The left
+// operand lies in memory row by row; of the right, a row has the pairs of all columns at one depth:
+//
+//   left  [term][depth / 32][32 rows][32]      right  [term][depth / 32][16 pairs][32 columns][2]
+
+#include "annulus/cpu/features.h"
+#include "annulus/cpu/tile.h"
+
+#if defined(__x86_64__) && defined(__linux__)
+
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC 12 takes the undefined operands within its own intrinsics for ours (its bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+#if defined(__clang__)
+#pragma clang attribute push(                                                                   \
+    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16"))), \
+    apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16")
+#endif
+#include <immintrin.h>
+
+#include "annulus/cpu/tile_bf16_x86-inl.h"
+
+namespace annulus::cpu {
+
+namespace {
+
+// 32 x 32: four tiles of sums and two of either operand are all eight there are. By Intel's manual
+// an instruction takes 16 cycles and its result 52, which four sums hide; loads take half of that.
+//
+// Of 16 rows or fewer two sums are made, 52 cycles for 32 columns and a unit of depth, however few
+// the rows. vdpbf16ps takes 128 for 8 rows and, waiting six for each pair, 96 for fewer: there is
+// no number of rows for which its tiles had to be kept beside these. (Counted, not measured.)
+constexpr int kRows = 32;
+constexpr int kHalf = 16;  // rows or columns of one tile
+constexpr int kUnit = 32;
+constexpr int kBlock = kRows * kUnit;  // elements of a panel in a unit of depth
+static_assert(kRows == kCols && kHalf == kLanes);
+static_assert(kRows <= kMaxTileRows && kCols <= kMaxTileCols);
+
+using Element = std::uint16_t;  // a bfloat16
+
+// Elements between rows of a tile, and between the two tiles of a unit.
+constexpr int kLeftRow = kUnit;
+constexpr int kLeftTile = kHalf * kUnit;
+constexpr int kRightRow = 2 * kCols;
+constexpr int kRightTile = 2 * kHalf;
+
+inline std::int64_t units_of(std::int64_t depth) { return (depth + kUnit - 1) / kUnit; }
+
+// All eight tiles: 16 rows of 64 bytes. (Constant also because GCC 12 believes that the instruction
+// reads the first eight bytes alone: it might not write the others of a variable.)
+struct alignas(64) Config {
+  std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+constexpr Config kConfig;
+static_assert(sizeof(Config) == 64);
+
+// The sums of one factor, [32][32]; where Halves is 1, of the first 16 rows. An element is summed
+// in the same order either way.
+template <int Terms, int Halves>
+inline void sum_products(const Element* a, const Element* b, std::int64_t units, float* sum) {
+  constexpr const detail::Products& products = detail::kProducts[Terms];
+  _tile_zero(0);
+  _tile_zero(1);
+  if constexpr (Halves == 2) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int p = 0; p < products.count; ++p) {
+    const Element* pa = a + products.left[p] * units * kBlock;
+    const Element* pb = b + products.right[p] * units * kBlock;
+    for (std::int64_t i = 0; i < units; ++i) {
+      _tile_loadd(4, pa, kLeftRow * sizeof(Element));
+      _tile_loadd(6, pb, kRightRow * sizeof(Element));
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, pb + kRightTile, kRightRow * sizeof(Element));
+      _tile_dpbf16ps(1, 4, 7);
+      if constexpr (Halves == 2) {
+        _tile_loadd(5, pa + kLeftTile, kLeftRow * sizeof(Element));
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+      pa += kBlock;
+      pb += kBlock;
+    }
+  }
+  _tile_stored(0, sum, kCols * sizeof(float));
+  _tile_stored(1, sum + kHalf, kCols * sizeof(float));
+  if constexpr (Halves == 2) {
+    _tile_stored(2, sum + kHalf * kCols, kCols * sizeof(float));
+    _tile_stored(3, sum + kHalf * kCols + kHalf, kCols * sizeof(float));
+  }
+}
+
+template <int Terms, int Halves>
+__attribute__((noinline)) void multiply_rows(const Element* a, const Factor<float>* factors,
+                                             int count, std::int64_t units, int rows, float* y,
+                                             std::int64_t ldy, bool add, const Dots<float>* dots) {
+  alignas(64) float sums[Halves * kHalf * kCols];
+  for (int f = 0; f < count; ++f, add = true) {
+    sum_products<Terms, Halves>(a, static_cast<const Element*>(factors[f].b), units, sums);
+    const float* scale = factors[f].scale;
+    for (int m = 0; m < rows; ++m) {
+      const __m512 sum[kVectors] = {_mm512_load_ps(sums + m * kCols),
+                                    _mm512_load_ps(sums + m * kCols + kLanes)};
+      finish_row(sum, scale != nullptr ? scale[m] : 1.0f, y + m * ldy, add,
+                 dots != nullptr ? dots->s + m * dots->ld : nullptr,
+                 dots != nullptr ? dots->to + f * kRows + m : nullptr);
+    }
+  }
+}
+
+// The tiles are configured for each call and given back at its end. That costs tens of cycles,
+// beside 64 for every factor and unit of depth. But tiles in use are 8 KiB more that each context
+// switch of this thread saves, keep its core from deep sleep, and whatever else in the process has
+// tiles may have configured them otherwise since the last call.
+template <int Terms>
+void multiply(const void* a, const Factor<float>* factors, int count, std::int64_t depth, int rows,
+              float* y, std::int64_t ldy, bool add, const Dots<float>* dots) {
+  const auto* pa = static_cast<const Element*>(a);
+  const std::int64_t units = units_of(depth);
+  _tile_loadconfig(&kConfig);
+  if (rows > kHalf) {
+    multiply_rows<Terms, 2>(pa, factors, count, units, rows, y, ldy, add, dots);
+  } else {
+    multiply_rows<Terms, 1>(pa, factors, count, units, rows, y, ldy, add, dots);
+  }
+  _tile_release();
+}
+
+// v[i][j] becomes v[j][i], in 16 x 16 pairs: first within blocks of 4 x 4, then the blocks.
+inline void turn(__m512i (&v)[kHalf]) {
+  __m512i w[kHalf];
+  ANNULUS_UNROLL
+  for (int i = 0; i < kHalf; i += 2) {
+    w[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]);
+    w[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
+  }
+  ANNULUS_UNROLL
+  for (int i = 0; i < kHalf; i += 4) {
+    v[i] = _mm512_unpacklo_epi64(w[i], w[i + 2]);
+    v[i + 1] = _mm512_unpackhi_epi64(w[i], w[i + 2]);
+    v[i + 2] = _mm512_unpacklo_epi64(w[i + 1], w[i + 3]);
+    v[i + 3] = _mm512_unpackhi_epi64(w[i + 1], w[i + 3]);
+  }
+  // v[4 g + c] holds of rows 4 g .. 4 g + 3 the columns c, 4 + c, 8 + c and 12 + c. A shuffle takes
+  // from two registers their quarters 0 and 2 (0x88), or 1 and 3 (0xdd).
+  ANNULUS_UNROLL
+  for (int c = 0; c < 4; ++c) {
+    const __m512i even0 = _mm512_shuffle_i32x4(v[c], v[4 + c], 0x88);
+    const __m512i odd0 = _mm512_shuffle_i32x4(v[c], v[4 + c], 0xdd);
+    const __m512i even1 = _mm512_shuffle_i32x4(v[8 + c], v[12 + c], 0x88);
+    const __m512i odd1 = _mm512_shuffle_i32x4(v[8 + c], v[12 + c], 0xdd);
+    v[c] = _mm512_shuffle_i32x4(even0, even1, 0x88);
+    v[4 + c] = _mm512_shuffle_i32x4(odd0, odd1, 0x88);
+    v[8 + c] = _mm512_shuffle_i32x4(even0, even1, 0xdd);
+    v[12 + c] = _mm512_shuffle_i32x4(odd0, odd1, 0xdd);
+  }
+}
+
+// What of 32 numbers bfloat16 holds; the rest stays in low and high.
+inline __m512i take_row(__m512& low, __m512& high) {
+  const __m512i part = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+  const __m256i part0 = _mm512_castsi512_si256(part);
+  const __m256i part1 = _mm512_extracti64x4_epi64(part, 1);
+  low = _mm512_sub_ps(low, as_floats(_mm512_cvtepu16_epi32(part0)));
+  high = _mm512_sub_ps(high, as_floats(_mm512_cvtepu16_epi32(part1)));
+  return part;
+}
+
+// One of the two tiles of a unit of a panel: v has its rows in memory.
+inline void store_tile(Side side, const __m512i (&v)[kHalf], int half, Element* unit) {
+  Element* to = unit + half * (side == Side::kLeft ? kLeftTile : kRightTile);
+  const int step = side == Side::kLeft ? kLeftRow : kRightRow;
+  ANNULUS_UNROLL
+  for (int i = 0; i < kHalf; ++i) _mm512_storeu_si512(to + i * step, v[i]);
+}
+
+// 16 rows of the operand over a unit of depth are, rounded, the rows of a left tile in memory.
+// Those of a right tile are pairs along the depth: the same, turned.
+template <int Terms>
+void pack_rows(Side side, const float* x, std::int64_t ld, int valid, std::int64_t depth,
+               void* to) {
+  auto* p = static_cast<Element*>(to);
+  const std::int64_t units = units_of(depth);
+  for (std::int64_t u = 0; u < units; ++u) {
+    const std::int64_t d = u * kUnit;
+    const __mmask16 mask0 = first_lanes(depth - d), mask1 = first_lanes(depth - d - kLanes);
+    for (int half = 0; half < 2; ++half) {
+      __m512i v[Terms][kHalf];
+      ANNULUS_UNROLL
+      for (int i = 0; i < kHalf; ++i) {
+        const int r = half * kHalf + i;
+        const float* row = x + (r < valid ? r * ld + d : 0);
+        __m512 low = _mm512_maskz_loadu_ps(r < valid ? mask0 : __mmask16{0}, row);
+        __m512 high = _mm512_maskz_loadu_ps(r < valid ? mask1 : __mmask16{0}, row + kLanes);
+        ANNULUS_UNROLL
+        for (int t = 0; t < Terms; ++t) v[t][i] = take_row(low, high);
+      }
+      for (int t = 0; t < Terms; ++t) {
+        if (side == Side::kRight) turn(v[t]);
+        store_tile(side, v[t], half, p + (t * units + u) * kBlock);
+      }
+    }
+  }
+}
+
+// The other way round: from columns come the pairs, and a left tile has them turned.
+template <int Terms>
+void pack_columns(Side side, const float* x, std::int64_t ld, const std::int32_t* index,
+                  const float* scale, int valid, std::int64_t depth, void* to) {
+  auto* p = static_cast<Element*>(to);
+  const std::int64_t units = units_of(depth);
+  const Columns columns = {x, ld, index, scale, valid, depth};
+  for (std::int64_t u = 0; u < units; ++u) {
+    for (int half = 0; half < 2; ++half) {
+      __m512i v[Terms][kHalf];
+      ANNULUS_UNROLL
+      for (int i = 0; i < kHalf; ++i) {
+        const std::int64_t d = u * kUnit + 2 * i;
+        __m512 first = columns.load(d, half * kHalf);
+        __m512 second = columns.load(d + 1, half * kHalf);
+        ANNULUS_UNROLL
+        for (int t = 0; t < Terms; ++t) v[t][i] = take_pairs(first, second);
+      }
+      for (int t = 0; t < Terms; ++t) {
+        if (side == Side::kLeft) turn(v[t]);
+        store_tile(side, v[t], half, p + (t * units + u) * kBlock);
+      }
+    }
+  }
+}
+
+template <int Terms>
+const Tiles<float>* make_tiles(const char* name) {
+  static const Tiles<float> tiles = {kRows,
+                                     kCols,
+                                     kUnit,
+                                     Terms,
+                                     sizeof(Element),
+                                     name,
+                                     pack_rows<Terms>,
+                                     pack_columns<Terms>,
+                                     multiply<Terms>};
+  return &tiles;
+}
+
+}  // namespace
+
+}  // namespace annulus::cpu
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+namespace annulus::cpu {
+
+const Tiles<float>* detail::bf16_tiles_amx(Arithmetic arithmetic) {
+  // In this order: tiles that could not be packed are not asked for.
+  if (!has_avx512_bf16() || !has_amx_bf16()) return nullptr;
+  switch (arithmetic) {
+    case Arithmetic::kBf16:
+      return make_tiles<1>("amx");
+    case Arithmetic::kBf16x3:
+      return make_tiles<2>("amx x3");
+    case Arithmetic::kBf16x6:
+      return make_tiles<3>("amx x6");
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace annulus::cpu
+
+#else
+
+namespace annulus::cpu {
+const Tiles<float>* detail::bf16_tiles_amx(Arithmetic) { return nullptr; }
+}  // namespace annulus::cpu
+
+#endif
