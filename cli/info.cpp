@@ -94,6 +94,14 @@ ordered_json collect(bool measure) {
          {"deterministic", op.deterministic}};
     o["cpu"] = support_json(op.support(DeviceType::kCPU));
     o["cuda"] = support_json(op.support(DeviceType::kCUDA));
+    if (op.precisions.empty()) continue;
+    o["precisions_measured_on"] = op.precisions_measured_on;
+    for (const PrecisionInfo& p : op.precisions) {
+      o["precisions"].push_back({{"name", p.name},
+                                 {"product", p.product},
+                                 {"state_error", p.state_error},
+                                 {"gradient_error", p.gradient_error}});
+    }
   }
   return j;
 }
@@ -142,6 +150,14 @@ void print_text(const ordered_json& j) {
       std::cout << fmt::format(
           "    {:<5} {}\n", device,
           available ? "yes: " + text(s["implementation"]) : "no: " + text(s["reason"]));
+    }
+    if (!op.contains("precisions")) continue;
+    std::cout << fmt::format("    error of states and gradients, {}:\n",
+                             text(op["precisions_measured_on"]));
+    for (const auto& p : op["precisions"]) {
+      std::cout << fmt::format("      {:<7} {:.1e}  {:.1e}  {}\n", text(p["name"]),
+                               p["state_error"].get<double>(), p["gradient_error"].get<double>(),
+                               text(p["product"]));
     }
   }
   if (j["operators"].empty()) std::cout << "  none is linked into this program\n";

@@ -16,6 +16,13 @@ struct Support {
   std::string reason;  // why not; or, when available, which implementation runs ("highway NEON")
 };
 
+// A way to multiply that an operator offers, and how exact its results are with it.
+struct PrecisionInfo {
+  std::string name;     // as options name it
+  std::string product;  // what of the operands it keeps
+  double state_error, gradient_error;
+};
+
 struct OperatorInfo {
   std::string name;
   std::string summary;  // one line
@@ -23,6 +30,8 @@ struct OperatorInfo {
   std::vector<std::string> gradients;  // inputs that have one
   bool deterministic = true;
   Support (*support)(DeviceType) = nullptr;
+  std::vector<PrecisionInfo> precisions = {};  // where it offers more than its dtypes' own
+  std::string precisions_measured_on = {};
 };
 
 struct BuildInfo {

@@ -1,5 +1,6 @@
 // The op namespace "annulus" and what the build says about itself. Operators add themselves to the
 // namespace in their own <op>_torch.cpp.
+#include <cstdio>
 #include <string>
 
 #include "annulus/core/backend.h"
@@ -44,6 +45,13 @@ std::string list_json(const List& list, F&& item) {
   return out + "]";
 }
 
+std::string precision_json(const annulus::PrecisionInfo& p) {
+  char errors[80];
+  std::snprintf(errors, sizeof errors, ",\"state_error\":%.3g,\"gradient_error\":%.3g}",
+                p.state_error, p.gradient_error);
+  return "{\"name\":" + quoted(p.name) + ",\"product\":" + quoted(p.product) + errors;
+}
+
 std::string operator_json(const annulus::OperatorInfo& op) {
   const auto device = [&op](DeviceType type) {
     return support_json(op.support ? op.support(type) : annulus::Support{});
@@ -53,7 +61,9 @@ std::string operator_json(const annulus::OperatorInfo& op) {
          ",\"gradients\":" +
          list_json(op.gradients, [](const std::string& g) { return quoted(g); }) +
          ",\"deterministic\":" + (op.deterministic ? "true" : "false") +
-         ",\"cpu\":" + device(DeviceType::kCPU) + ",\"cuda\":" + device(DeviceType::kCUDA) + "}";
+         ",\"cpu\":" + device(DeviceType::kCPU) + ",\"cuda\":" + device(DeviceType::kCUDA) +
+         ",\"precisions_measured_on\":" + quoted(op.precisions_measured_on) +
+         ",\"precisions\":" + list_json(op.precisions, precision_json) + "}";
 }
 
 std::string info_json() {

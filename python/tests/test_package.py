@@ -78,6 +78,9 @@ def test_info():
         op = info["operators"][name]
         assert op["gradients"] == ["x", "theta"] and {"f32", "bf16"} <= set(op["dtypes"])
         assert op["cpu"]["available"] and op["cpu"]["reason"] and op["cuda"]["reason"]
+    precisions = info["operators"]["ring_rnn"]["precisions"]
+    assert [p["name"] for p in precisions] == ["fp32", "bf16x6", "bf16x3", "tf32", "bf16"]
+    assert all(0 < p["state_error"] < p["gradient_error"] < 1e-2 for p in precisions)
 
 
 def run(*arguments):
