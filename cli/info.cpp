@@ -94,8 +94,8 @@ ordered_json collect(bool measure) {
          {"deterministic", op.deterministic}};
     o["cpu"] = support_json(op.support(DeviceType::kCPU));
     o["cuda"] = support_json(op.support(DeviceType::kCUDA));
-    if (op.precisions.empty()) continue;
-    o["precisions_measured_on"] = op.precisions_measured_on;
+    o["precisions_measured_with"] = op.precisions_measured_with;
+    o["precisions"] = ordered_json::array();
     for (const PrecisionInfo& p : op.precisions) {
       o["precisions"].push_back({{"name", p.name},
                                  {"product", p.product},
@@ -151,9 +151,9 @@ void print_text(const ordered_json& j) {
           "    {:<5} {}\n", device,
           available ? "yes: " + text(s["implementation"]) : "no: " + text(s["reason"]));
     }
-    if (!op.contains("precisions")) continue;
+    if (op["precisions"].empty()) continue;
     std::cout << fmt::format("    error of states and gradients, {}:\n",
-                             text(op["precisions_measured_on"]));
+                             text(op["precisions_measured_with"]));
     for (const auto& p : op["precisions"]) {
       std::cout << fmt::format("      {:<7} {:.1e}  {:.1e}  {}\n", text(p["name"]),
                                p["state_error"].get<double>(), p["gradient_error"].get<double>(),

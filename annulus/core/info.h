@@ -31,7 +31,7 @@ struct OperatorInfo {
   bool deterministic = true;
   Support (*support)(DeviceType) = nullptr;
   std::vector<PrecisionInfo> precisions = {};  // where it offers more than its dtypes' own
-  std::string precisions_measured_on = {};
+  std::string precisions_measured_with = {};
 };
 
 struct BuildInfo {

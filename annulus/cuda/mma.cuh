@@ -80,7 +80,7 @@ __device__ __forceinline__ std::uint32_t pack_bf16(__nv_bfloat16 low, __nv_bfloa
 }
 
 // Two neighbours split alike: word i holds term i of both; both are rounded by one instruction. Of an
-// infinity NaN is left over.
+// infinity, and of what rounds to one, NaN is left over.
 template <int Terms>
 __device__ __forceinline__ void split_finite_pair(float low, float high,
                                                   std::uint32_t (&word)[Terms]) {

@@ -50,6 +50,7 @@ __global__ void __launch_bounds__(kTurnThreads, kMinBlocks<T>)
   constexpr bool kThreeIn = kMode == Mode::kGather && kActivated;  // x, too
   // Sequences whose loads are in flight together.
   constexpr int kAhead = kThreeIn ? 1 : kTwoIn || kActivated ? 2 : 4;
+  static_assert(!kThreeIn || kAhead == 1);  // fetch_x()
   extern __shared__ __align__(16) unsigned char shared[];
   const int width = static_cast<int>(blockDim.x) * V;  // columns a block takes at a time
   StepTable<T> table(shared, width);

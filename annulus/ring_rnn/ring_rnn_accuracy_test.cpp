@@ -52,7 +52,7 @@ TEST_P(RingRnnAccuracy, OverTwentyLiveSteps) {
                            {RingPrecision::kBf16x3, "bf16x3", 1e-6, 1e-5},
                            {RingPrecision::kBf16, "bf16", 2e-3, 1e-2}};
   if (device().type == DeviceType::kCUDA) {
-    bars.push_back({RingPrecision::kTf32, "tf32", 2e-4, 1e-3});
+    bars.push_back({RingPrecision::kTf32, "tf32", 1e-6, 1e-5});  // made as bf16x3
   }
   for (const Bar& bar : bars) {
     options.precision = bar.precision;
@@ -66,7 +66,7 @@ TEST_P(RingRnnAccuracy, OverTwentyLiveSteps) {
     }
     EXPECT_LE(state, bar.state) << bar.name;
     EXPECT_LE(worst, bar.gradient) << bar.name;
-    // What `annulus info` and the page say, measured on CPUs, is neither better nor much worse.
+    // What `annulus info` and the page say, measured on a CPU, is neither better nor much worse.
     if (device().type == DeviceType::kCPU) {
       const PrecisionInfo said = precision_info(bar.name);
       EXPECT_LE(state, 1.5 * said.state_error) << bar.name;
@@ -80,24 +80,22 @@ TEST_P(RingRnnAccuracy, OverTwentyLiveSteps) {
 }
 
 // dWa and dWo are sums over B T rows. A tensor core cuts a sum off each time it adds to it, which makes
-// long ones too small: the bars hold for ten thousand rows, too.
+// long ones too small, by 2.5e-5 for 5120 rows: the bar holds for many, too. (CUDA cuts these rows in
+// 26 parts on an H200.)
 TEST_P(RingRnnAccuracy, WeightsOfManyRows) {
-  const RingNetwork n(device(), DType::kF32, 256, 40, 2, 40), x = exact_copy(n);
+  const RingNetwork n(device(), DType::kF32, 256, 520, 2, 24), x = exact_copy(n);
   RingRnnInputs in = n.inputs(), exact_in = x.inputs();
   in.alpha = exact_in.alpha = 0.15;
   RingRnnOptions options;
   options.activation = RingActivation::kGelu;
+  options.precision = RingPrecision::kBf16x3;
   const RingStates states(n);
   const RingDerivatives d(n), e(x);
   reference::ring_rnn_backward(exact_in, x.dout.view(), x.dh_n.view(), e.gradients(exact_in),
                                options);
-  for (const auto& [precision, bar] :
-       {std::pair{RingPrecision::kBf16x6, 1e-6}, {RingPrecision::kBf16x3, 1e-5}}) {
-    options.precision = precision;
-    run_both(n, in, states, d, options, context);
-    EXPECT_LE(relative_error(d.dWa, e.dWa), bar) << static_cast<int>(precision);
-    EXPECT_LE(relative_error(d.dWo, e.dWo), bar) << static_cast<int>(precision);
-  }
+  run_both(n, in, states, d, options, context);
+  EXPECT_LE(relative_error(d.dWa, e.dWa), 1e-5);
+  EXPECT_LE(relative_error(d.dWo, e.dWo), 1e-5);
 }
 
 // A bump on a ring of cosine weights is at rest at any angle, so nothing pulls rounding errors

@@ -12,7 +12,8 @@ namespace annulus::ring::cuda::tensor {
 namespace {
 
 constexpr int kThreads = 1024;
-constexpr int kManyWeights = 4;  // of a thread that adds up parts of dW
+constexpr int kManyWeights = 4;        // of a thread that adds up parts of dW, ...
+constexpr int kManyWeightsFrom = 256;  // ... from this N on: smaller ones would be too few blocks
 
 __global__ void __launch_bounds__(kThreads) readout_kernel(const __grid_constant__ Loop loop) {
   const Shape& s = loop.shape;
@@ -95,7 +96,7 @@ __device__ __forceinline__ bool whole_sum(const Loop& loop, Single which, int sl
 }
 
 // dWa and dWo, whose depth was split. A thread has Each numbers of a channel: many of its loads are on
-// their way at once. In 32 bits: the depth is split where N is small.
+// their way at once. In 32 bits: see depth_splits_for().
 template <unsigned Each>
 __device__ void add_parts(const Loop& loop, const WeightGradients& w, const GatherBlocks& blocks,
                           unsigned block) {
@@ -243,7 +244,7 @@ void run_gather(const Loop& loop, const WeightGradients& w, DType dtype, const c
     blocks.actions = ceil_div(s.T * a.K * s.B, kThreads / blocks.dot_shares);
   }
   if (w.depth_splits > 1) {
-    if (s.N * s.N >= kThreads * 64) blocks.weights_of_thread = kManyWeights;
+    if (s.N >= kManyWeightsFrom) blocks.weights_of_thread = kManyWeights;
     blocks.weights_each = ceil_div(s.N * s.N, kThreads * blocks.weights_of_thread);
     blocks.weights = (w.last_channel - w.first_channel) * blocks.weights_each;
   }

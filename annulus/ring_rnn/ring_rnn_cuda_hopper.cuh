@@ -100,13 +100,12 @@ __device__ __forceinline__ void add_dots(float* to, bool first, const RowStates<
 
 // What a multiplying thread knows of its place.
 struct Multiplier {
-  int lane, warp, threads;
+  int lane, warp;
   int local;  // row of the block; the other is 8 below
 
-  __device__ explicit Multiplier(const Shape& s) {
+  __device__ Multiplier() {
     lane = static_cast<int>(threadIdx.x) & 31;
     warp = static_cast<int>(threadIdx.x) >> 5;
-    threads = s.rows * 2;
     local = warp * 16 + (lane >> 2);
   }
 };
@@ -175,7 +174,7 @@ __device__ void multiply_then_scale(const Loop& loop, const HopperShared<Terms>&
                                     std::int64_t time, int parity, std::int64_t item,
                                     Supply<Terms>& supply) {
   const Shape& s = loop.shape;
-  const Multiplier who(s);
+  const Multiplier who;
   const Place p = uniform(place_of(s, item));
   const std::int64_t first_row = static_cast<std::int64_t>(p.batch_tile) * s.rows;
   [[maybe_unused]] RowStates<Terms> states;
@@ -301,7 +300,7 @@ __device__ __forceinline__ void multiply_groups(const Loop& loop, const HopperSh
                                                 std::int64_t time, int parity, std::int64_t item,
                                                 Supply<1>& supply) {
   const Shape& s = loop.shape;
-  const Multiplier who(s);
+  const Multiplier who;
   const Place p = uniform(place_of(s, item));
   const std::int64_t first_row = static_cast<std::int64_t>(p.batch_tile) * s.rows;
   const GroupRows x(loop, shared, who, first_row, p, parity);
@@ -392,7 +391,7 @@ __device__ __forceinline__ void scale_then_multiply(const Loop& loop, const Hopp
                                                     int parity, std::int64_t item,
                                                     Supply<1>& supply) {
   const Shape& s = loop.shape;
-  const Multiplier who(s);
+  const Multiplier who;
   const Place p = uniform(place_of(s, item));
   const std::int64_t first_row = static_cast<std::int64_t>(p.batch_tile) * s.rows;
   const Scale* const c_first = reinterpret_cast<const Scale*>(shared.c) + who.local;

@@ -249,14 +249,16 @@ struct BackwardScratch {
   std::uint32_t* stretch_c = nullptr;
   std::uint16_t* states = nullptr;
   float* parts = nullptr;
+  int depth_splits = 1;  // of the weights' gradient: how many parts
   // With checkpoints: the forward loop again, and y of a stretch of steps.
   ForwardScratch again;
   float* y = nullptr;
 };
 
 // Into how many parts the sum over B T rows is cut so that its tiles fill the GPU: the count with the
-// shortest time, which is that of the busiest multiprocessor and of writing and reading the parts. K
-// has no say here either.
+// shortest time, which is that of the busiest multiprocessor and of writing and reading the parts (by
+// an H200's rates, on every GPU). Parts beyond what an idle multiprocessor asks for take memory, a copy
+// of dWa and dWo each: for 5 % at least. K has no say here either.
 int depth_splits_for(const Plan& plan, const Shape& s) {
   constexpr double kRate = 4e12,
                    kBytesPerSecond = 3.5e12;  // of a multiprocessor's products; of memory
@@ -273,13 +275,19 @@ int depth_splits_for(const Plan& plan, const Shape& s) {
   const double part_time = 8 * area / kBytesPerSecond;
   const std::int64_t most =
       std::clamp<std::int64_t>(deep / 8, 1, std::max<std::int64_t>(room / tiles, 4));
-  std::int64_t best = 1;
-  double best_time = 0;
-  for (std::int64_t splits = 1; splits <= most; ++splits) {
+  if (plan.N >= 65536) return 1;  // gather counts N^2 in 32 bits
+  const auto time_of = [&](std::int64_t splits) {
     const double waves = static_cast<double>(ceil_div(tiles * splits, room));
-    const double time = waves * tile_time / static_cast<double>(splits) +
-                        (splits > 1 ? static_cast<double>(splits) * part_time : 0.0);
-    if (splits == 1 || time < best_time) best = splits, best_time = time;
+    return waves * tile_time / static_cast<double>(splits) +
+           (splits > 1 ? static_cast<double>(splits) * part_time : 0.0);
+  };
+  std::int64_t best = 1, splits = 2;
+  for (; splits <= std::min(most, room / tiles); ++splits) {
+    if (time_of(splits) < time_of(best)) best = splits;
+  }
+  const double enough = 0.95 * time_of(best);
+  for (; splits <= most; ++splits) {
+    if (time_of(splits) < std::min(enough, time_of(best))) best = splits;
   }
   return static_cast<int>(best);
 }
@@ -305,9 +313,11 @@ BackwardScratch take_backward(Carver& scratch, const Plan& plan, const Shape& s,
   if (plan.needs_dweights()) {
     if (s.hopper) b.stretch_c = scratch.take<std::uint32_t>(stretch_c_words(s));
     b.active_rows = scratch.take<std::uint32_t>(s.T * (s.padded_b / 32) * s.mask_words);
-    const int splits = depth_splits_for(plan, s);
+    b.depth_splits = depth_splits_for(plan, s);
     const std::int64_t side = round_up(plan.N, kSide);
-    if (splits > 1) b.parts = scratch.take<float>(splits * s.channels * side * side);
+    if (b.depth_splits > 1) {
+      b.parts = scratch.take<float>(b.depth_splits * s.channels * side * side);
+    }
   }
   b.loop.slice_sums = scratch.take<double>(3 * Loop::kSlices);
   b.loop.slice_counters = scratch.take<unsigned>(3);
@@ -524,7 +534,7 @@ void backward(const Plan& plan, Context& context) {
     w.active_rows = b.active_rows;
     w.parts = b.parts;
     w.sides = static_cast<int>(ceil_div(plan.N, kSide));
-    w.depth_splits = depth_splits_for(plan, s);
+    w.depth_splits = b.depth_splits;
     w.first_channel = plan.grad.dWo.defined() ? 0 : 1;
     w.last_channel = plan.grad.dWa.defined() ? s.channels : 1;
   }

@@ -66,7 +66,7 @@ def _lines(facts):
             support = op[device]
             yield f"  {device:<14}{'yes' if support['available'] else 'no'} ({support['reason']})"
         if op["precisions"]:
-            yield f"  error of states and gradients, {op['precisions_measured_on']}:"
+            yield f"  error of states and gradients, {op['precisions_measured_with']}:"
         for p in op["precisions"]:
             yield f"    {p['name']:<12}{p['state_error']:.1e}  {p['gradient_error']:.1e}  {p['product']}"
 

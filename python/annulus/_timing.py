@@ -1,6 +1,6 @@
 """Times several implementations of one thing in turn, so that drift hits them alike.
 
-Each turn begins with another one (A, B, C, B, C, A, ...): on CUDA, what comes after a slow kernel has its launches
+Who begins changes from round to round (A, B, C, B, C, A, ...): on CUDA, what comes after a slow kernel has its launches
 enqueued while that kernel runs, and its time on the host does not show; that must be nobody's privilege.
 
 Caches are cold: before every repetition, outside the timed region, a buffer larger than the last-level cache is written.
@@ -74,7 +74,7 @@ class Clock:
 
 
 def turn(names, i):
-    """The order of round i: each name begins as often as any other, and follows now one neighbour, now the other."""
+    """The order of round i: all names begin by turns, and a name follows now one neighbour, now the other."""
     order = names[::-1] if i // len(names) % 2 else names
     first = i % len(names)
     return order[first:] + order[:first]

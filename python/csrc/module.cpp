@@ -1,6 +1,6 @@
 // The op namespace "annulus" and what the build says about itself. Operators add themselves to the
 // namespace in their own <op>_torch.cpp.
-#include <cstdio>
+#include <charconv>
 #include <string>
 
 #include "annulus/core/backend.h"
@@ -45,11 +45,18 @@ std::string list_json(const List& list, F&& item) {
   return out + "]";
 }
 
+// Not by printf, whose decimal point is the process's.
+std::string number_json(double v) {
+  char digits[32];
+  const auto end =
+      std::to_chars(digits, digits + sizeof digits, v, std::chars_format::scientific, 1);
+  return {digits, end.ptr};
+}
+
 std::string precision_json(const annulus::PrecisionInfo& p) {
-  char errors[80];
-  std::snprintf(errors, sizeof errors, ",\"state_error\":%.3g,\"gradient_error\":%.3g}",
-                p.state_error, p.gradient_error);
-  return "{\"name\":" + quoted(p.name) + ",\"product\":" + quoted(p.product) + errors;
+  return "{\"name\":" + quoted(p.name) + ",\"product\":" + quoted(p.product) +
+         ",\"state_error\":" + number_json(p.state_error) +
+         ",\"gradient_error\":" + number_json(p.gradient_error) + "}";
 }
 
 std::string operator_json(const annulus::OperatorInfo& op) {
@@ -62,7 +69,7 @@ std::string operator_json(const annulus::OperatorInfo& op) {
          list_json(op.gradients, [](const std::string& g) { return quoted(g); }) +
          ",\"deterministic\":" + (op.deterministic ? "true" : "false") +
          ",\"cpu\":" + device(DeviceType::kCPU) + ",\"cuda\":" + device(DeviceType::kCUDA) +
-         ",\"precisions_measured_on\":" + quoted(op.precisions_measured_on) +
+         ",\"precisions_measured_with\":" + quoted(op.precisions_measured_with) +
          ",\"precisions\":" + list_json(op.precisions, precision_json) + "}";
 }
 
