@@ -96,6 +96,21 @@ ANNULUS_API const Tiles<float>* bf16_tiles_amx(Arithmetic arithmetic);
 ANNULUS_API const Tiles<float>* bf16_tiles_x86(Arithmetic arithmetic);
 ANNULUS_API const Tiles<float>* float_tiles_highway(Arithmetic arithmetic);  // everywhere
 
+// Of tiles for one, two and three terms those that an arithmetic of bf16 takes.
+inline const Tiles<float>* of_terms(Arithmetic arithmetic, const Tiles<float>* one,
+                                    const Tiles<float>* two, const Tiles<float>* three) {
+  switch (arithmetic) {
+    case Arithmetic::kBf16:
+      return one;
+    case Arithmetic::kBf16x3:
+      return two;
+    case Arithmetic::kBf16x6:
+      return three;
+    default:
+      return nullptr;
+  }
+}
+
 // The products of operands split into `terms`, least first: the p-th multiplies term left[p] of the
 // one by term right[p] of the other.
 struct Products {

@@ -268,16 +268,8 @@ namespace annulus::cpu {
 const Tiles<float>* detail::bf16_tiles_amx(Arithmetic arithmetic) {
   // In this order: tiles that could not be packed are not asked for.
   if (!has_avx512_bf16() || !has_amx_bf16()) return nullptr;
-  switch (arithmetic) {
-    case Arithmetic::kBf16:
-      return make_tiles<1>("amx");
-    case Arithmetic::kBf16x3:
-      return make_tiles<2>("amx x3");
-    case Arithmetic::kBf16x6:
-      return make_tiles<3>("amx x6");
-    default:
-      return nullptr;
-  }
+  return of_terms(arithmetic, make_tiles<1>("amx"), make_tiles<2>("amx x3"),
+                  make_tiles<3>("amx x6"));
 }
 
 }  // namespace annulus::cpu

@@ -224,16 +224,8 @@ const Tiles<float>* make_tiles(const char* name) {
 
 const Tiles<float>* detail::bf16_tiles_arm(Arithmetic arithmetic) {
   if (!has_arm_bf16()) return nullptr;
-  switch (arithmetic) {
-    case Arithmetic::kBf16:
-      return make_tiles<1>("bfmmla");
-    case Arithmetic::kBf16x3:
-      return make_tiles<2>("bfmmla x3");
-    case Arithmetic::kBf16x6:
-      return make_tiles<3>("bfmmla x6");
-    default:
-      return nullptr;
-  }
+  return of_terms(arithmetic, make_tiles<1>("bfmmla"), make_tiles<2>("bfmmla x3"),
+                  make_tiles<3>("bfmmla x6"));
 }
 
 }  // namespace annulus::cpu

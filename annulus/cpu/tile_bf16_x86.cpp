@@ -158,16 +158,8 @@ namespace annulus::cpu {
 
 const Tiles<float>* detail::bf16_tiles_x86(Arithmetic arithmetic) {
   if (!has_avx512_bf16()) return nullptr;
-  switch (arithmetic) {
-    case Arithmetic::kBf16:
-      return make_tiles<1>("vdpbf16ps");
-    case Arithmetic::kBf16x3:
-      return make_tiles<2>("vdpbf16ps x3");
-    case Arithmetic::kBf16x6:
-      return make_tiles<3>("vdpbf16ps x6");
-    default:
-      return nullptr;
-  }
+  return of_terms(arithmetic, make_tiles<1>("vdpbf16ps"), make_tiles<2>("vdpbf16ps x3"),
+                  make_tiles<3>("vdpbf16ps x6"));
 }
 
 }  // namespace annulus::cpu

@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kTurnThreads, kMinBlocks<T>)
   constexpr bool kThreeIn = kMode == Mode::kGather && kActivated;  // x, too
   // Sequences whose loads are in flight together.
   constexpr int kAhead = kThreeIn ? 1 : kTwoIn || kActivated ? 2 : 4;
-  static_assert(!kThreeIn || kAhead == 1);  // fetch_x()
+  static_assert(!kThreeIn || kAhead == 1);  // x_ahead is of one
   extern __shared__ __align__(16) unsigned char shared[];
   const int width = static_cast<int>(blockDim.x) * V;  // columns a block takes at a time
   StepTable<T> table(shared, width);
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kTurnThreads, kMinBlocks<T>)
 
   Vec<T, V> first[kAhead];
   Vec<T, V> second[kAhead];
-  Vec<T, V> x_ahead[kAhead];
+  [[maybe_unused]] Vec<T, V> x_ahead;
   const std::int64_t source_row = element(in, b_begin, p.head, t, 0);
   const std::int64_t target_row = element(out, b_begin, p.head, t, 0);
   // The next kAhead of `left` sequences.
@@ -84,8 +84,8 @@ __global__ void __launch_bounds__(kTurnThreads, kMinBlocks<T>)
     }
   };
   [[maybe_unused]] auto fetch_x = [&](std::int64_t b, int column) {
-    x_ahead[0] = annulus::cuda::fetch<V>(static_cast<const T*>(side.x.first) +
-                                         element(side.x, b, p.head, t, column));
+    x_ahead = annulus::cuda::fetch<V>(static_cast<const T*>(side.x.first) +
+                                      element(side.x, b, p.head, t, column));
   };
 
   std::int64_t s[device::kAxes] = {};
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kTurnThreads, kMinBlocks<T>)
           device::cosine_tile_backward(u, w, phase, r1);
           if constexpr (kActivated) {
             Real x[V];
-            annulus::cuda::unpack(x_ahead[j], x);
+            annulus::cuda::unpack(x_ahead, x);
             activate_tile_backward<T>(a, x, stat_row, stat_column, r1);
           }
         }

@@ -167,8 +167,8 @@ __device__ __forceinline__ Real exp_of(Real x) {
   }
 }
 
-// 1 / (1 + e^-x). Where a 16-bit T takes the result, by the special-function unit: right to 2^-17 where
-// f16 keeps 2^-11; 1 minus it, in the backward, to 2^-23 of 1. (e^-x alone and a division took longer than memory does.)
+// 1 / (1 + e^-x). Where a 16-bit T takes the result, by the special-function unit: right to 2^-17
+// where f16 keeps 2^-11; 1 minus it, in the backward, to 2^-23 of 1.
 template <class T, class Real>
 __device__ __forceinline__ Real sigmoid(Real x) {
   if constexpr (sizeof(T) == 2) {

@@ -257,14 +257,16 @@ struct BackwardScratch {
 
 // Into how many parts the sum over B T rows is cut so that its tiles fill the GPU: the count with the
 // shortest time, which is that of the busiest multiprocessor and of writing and reading the parts (by
-// an H200's rates, on every GPU). Parts beyond what an idle multiprocessor asks for take memory, a copy
+// about an H200's rates, on every GPU). Parts beyond what an idle multiprocessor asks for take memory, a copy
 // of dWa and dWo each: for 5 % at least. K has no say here either.
 int depth_splits_for(const Plan& plan, const Shape& s) {
-  constexpr double kRate = 4e12,
-                   kBytesPerSecond = 3.5e12;  // of a multiprocessor's products; of memory
+  if (plan.N >= 65536) return 1;              // gather counts N^2 in 32 bits
+  constexpr double kRate = 4e12;              // flops of a multiprocessor
+  constexpr double kBytesPerSecond = 3.5e12;  // of memory
   const std::int64_t sides = ceil_div(plan.N, kSide);
-  const std::int64_t groups = s.hopper ? hopper_dweights_groups(s.terms, kUsualChannels) : 1;
-  const std::int64_t tiles = s.hopper ? s.tiles * sides * groups : sides * sides * kUsualChannels;
+  const std::int64_t tiles = s.hopper
+                                 ? s.tiles * sides * hopper_dweights_groups(s.terms, kUsualChannels)
+                                 : sides * sides * kUsualChannels;
   const std::int64_t room =
       static_cast<std::int64_t>(attribute(cudaDevAttrMultiProcessorCount, plan)) *
       (s.terms == 1 && !s.hopper ? 2 : 1);
@@ -275,7 +277,6 @@ int depth_splits_for(const Plan& plan, const Shape& s) {
   const double part_time = 8 * area / kBytesPerSecond;
   const std::int64_t most =
       std::clamp<std::int64_t>(deep / 8, 1, std::max<std::int64_t>(room / tiles, 4));
-  if (plan.N >= 65536) return 1;  // gather counts N^2 in 32 bits
   const auto time_of = [&](std::int64_t splits) {
     const double waves = static_cast<double>(ceil_div(tiles * splits, room));
     return waves * tile_time / static_cast<double>(splits) +
