@@ -14,7 +14,10 @@
 #endif
 
 #include <algorithm>
+#include <atomic>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 
 #include "annulus/core/dispatch.h"
 #include "annulus/cpu/parallel.h"
@@ -74,8 +77,9 @@ class Worker {
   void forward(const Place& place) {
     const Side& side = plan_.side[place.side];
     phase_.start_head(place.head / side.heads_per_row);
-    [[maybe_unused]] const bool direct =
-        plan_.activation == LrpeActivation::kNone && side.x.stride[3] == 1 && side.y.stride[3] == 1;
+    [[maybe_unused]] const bool direct = plan_.activation == LrpeActivation::kNone &&
+                                         side.x.stride[3] == 1 && side.y.stride[3] == 1 &&
+                                         has_direct_path(scratch_.segments);
     if constexpr (kHasDirectPath) {
       if (direct) return turn_tiles(place, side.x, side.y, Direction::kForward);
     }
@@ -95,8 +99,9 @@ class Worker {
   void backward(const Place& place, std::int64_t task) {
     const Side& side = plan_.side[place.side];
     phase_.start_head(place.head / side.heads_per_row);
-    [[maybe_unused]] const bool direct =
-        !scratch_.buffered && side.dx.defined() && side.dy.stride[3] == 1 && side.dx.stride[3] == 1;
+    [[maybe_unused]] const bool direct = !scratch_.buffered && side.dx.defined() &&
+                                         side.dy.stride[3] == 1 && side.dx.stride[3] == 1 &&
+                                         has_direct_path(scratch_.segments);
     if constexpr (kHasDirectPath) {
       if (direct) return turn_tiles(place, side.dy, side.dx, Direction::kBackward);
     }
@@ -183,7 +188,7 @@ class Worker {
     }
   }
 
-  // f(first, last, t0, tokens) for every tile of [begin, end), with the tile's phases made: for
+  // f(first, last, t0) for every tile of [begin, end), with the tile's phases made: for
   // sequences [b0, b1) at once, or for each where each has its own offset.
   template <class F>
   void for_tiles(std::int64_t begin, std::int64_t end, std::int64_t b0, std::int64_t b1, F&& f) {
@@ -194,7 +199,7 @@ class Worker {
         const int tokens =
             make_phases(t0, static_cast<int>(std::min<std::int64_t>(kTile, end - t0)), b,
                         t0 == begin, position);
-        f(b, b + group, t0, tokens);
+        f(b, b + group, t0);
         t0 += tokens;
       }
     }
@@ -205,7 +210,7 @@ class Worker {
   int make_phases(std::int64_t t0, int most, std::int64_t b, bool unknown, std::int64_t* position) {
     phase_.start_tile();
     const auto prefix = static_cast<int>(std::clamp<std::int64_t>(plan_.prefix - t0, 0, most));
-    phase_.set_zero_phase(0, prefix);
+    phase_.set_zero_phase(prefix);
     int tokens = prefix;
     if (tokens < most && (unknown || tokens > 0 || t0 == plan_.prefix)) {
       find_position(t0 + tokens, b, position);
@@ -214,7 +219,7 @@ class Worker {
     while (tokens < most) {
       const std::int64_t line = last > 0 ? plan_.extent[last] - position[last] : most;
       const int n = phase_.set_positions(
-          tokens, static_cast<int>(std::min<std::int64_t>(line, most - tokens)), position);
+          static_cast<int>(std::min<std::int64_t>(line, most - tokens)), position);
       if (n == 0) break;
       if (plan_.need_dtheta) remember(tokens, n, position);
       advance_position(n, position);
@@ -228,18 +233,17 @@ class Worker {
     // Two sequences at once share the making of the phases; not in place, and only where a block of columns
     // is whole lines (lrpe_cosine_direct-inl.h).
     const bool two_at_once = whole_lines(out) && in.first != out.first;
-    for_tiles(place.begin, place.end, 0, plan_.B,
-              [&](std::int64_t first, std::int64_t last, std::int64_t t0, int tokens) {
-                std::int64_t b = first;
-                for (; two_at_once && b + 2 <= last; b += 2) {
-                  apply_tile<2>(scratch_.segments, phase_, rows(in, out, b, place.head, t0), tokens,
-                                direction);
-                }
-                for (; b < last; ++b) {
-                  apply_tile<1>(scratch_.segments, phase_, rows(in, out, b, place.head, t0), tokens,
-                                direction);
-                }
-              });
+    for_tiles(
+        place.begin, place.end, 0, plan_.B,
+        [&](std::int64_t first, std::int64_t last, std::int64_t t0) {
+          std::int64_t b = first;
+          for (; two_at_once && b + 2 <= last; b += 2) {
+            apply_tile<2>(scratch_.segments, phase_, rows(in, out, b, place.head, t0), direction);
+          }
+          for (; b < last; ++b) {
+            apply_tile<1>(scratch_.segments, phase_, rows(in, out, b, place.head, t0), direction);
+          }
+        });
   }
 
   TokenRows<T> rows(const Operand& in, const Operand& out, std::int64_t b, std::int64_t h,
@@ -265,13 +269,11 @@ class Worker {
   // f(b, t, token) for every token of every sequence, with its row of sines and cosines made.
   template <class F>
   void for_tokens(std::int64_t begin, std::int64_t end, std::int64_t b0, std::int64_t b1, F&& f) {
-    for_tiles(begin, end, b0, b1,
-              [&](std::int64_t first, std::int64_t last, std::int64_t t0, int tokens) {
-                for (int i = 0; i < tokens; ++i) {
-                  phase_.make_row(i, row_.cos, row_.sin);
-                  for (std::int64_t b = first; b < last; ++b) f(b, t0 + i, i);
-                }
-              });
+    for_tiles(begin, end, b0, b1, [&](std::int64_t first, std::int64_t last, std::int64_t t0) {
+      phase_.for_rows(row_.cos, row_.sin, [&](int i) {
+        for (std::int64_t b = first; b < last; ++b) f(b, t0 + i, i);
+      });
+    });
   }
 
   // x1 (and x2) = f(x), as row buffers.
@@ -354,14 +356,36 @@ class Worker {
   double position_[LrpeGrid::kMaxAxes][kTile] = {};
 };
 
+// Which of the kWorkers pieces of scratch are free. The lowest goes first, so that few threads use few of them,
+// over and over, and find them in their caches.
+class FreeScratch {
+ public:
+  std::int64_t take() {
+    std::uint64_t free = free_.load(std::memory_order_relaxed);
+    while (!free_.compare_exchange_weak(free, free & (free - 1), std::memory_order_acquire)) {
+    }
+    return std::countr_zero(free);
+  }
+  void give_back(std::int64_t index) {
+    free_.fetch_or(std::uint64_t{1} << index, std::memory_order_release);
+  }
+
+ private:
+  static_assert(kWorkers == 64);  // no more run at once, so there is one for each
+  std::atomic<std::uint64_t> free_{~std::uint64_t{0}};
+};
+
 // Runs body(worker, task) over all tasks: worker w takes a fixed share of them.
 template <class T, class F>
 void for_tasks(const Plan& plan, const Scratch<T>& scratch, std::int64_t tasks, int threads,
                F&& body) {
   const std::int64_t workers = std::min(kWorkers, tasks);
+  FreeScratch free;
   annulus::cpu::parallel_for(workers, threads, [&](std::int64_t w) {
-    Worker<T> worker(plan, scratch, w);
+    const std::int64_t index = free.take();
+    Worker<T> worker(plan, scratch, index);
     for (std::int64_t i = w * tasks / workers; i < (w + 1) * tasks / workers; ++i) body(worker, i);
+    free.give_back(index);  // bodies throw nothing
   });
 }
 

@@ -16,6 +16,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <span>
 
 #include "annulus/core/checked.h"
 #include "annulus/cpu/simd-inl.h"
@@ -23,16 +24,6 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace annulus::lrpe::HWY_NAMESPACE {
-
-// Below this |value| the product's error e may cost more than is left of the one ulp that is promised: 0.307 of
-// bfloat16's (lrpe_cosine_stored-inl.h uses the rest), e = 2.5e-7 / (0.307 2^-8); half of float16's,
-// e = 2.1e-7 / (0.5 2^-11) and a little.
-template <class T>
-inline constexpr float kNearZero = 0.0f;
-template <>
-inline constexpr float kNearZero<bfloat16> = 2.1e-4f;
-template <>
-inline constexpr float kNearZero<float16> = 9.0e-4f;
 
 // The same question in whole numbers, asked of all phases of a row: the place of a phase in its quarter
 // turn, in 2^-16 of one, is the sum of those of its anchor and its fine part; either is cut off, so
@@ -72,32 +63,42 @@ inline bool any_near(const std::uint16_t* a, const std::uint16_t* b, std::int64_
 #endif
 }
 
-// Where the phases of one segment of one token come from: the product of two rows of cosines, each with its
-// sines `sines` further on. Where it is `alone`, the first row is the phase itself and the second is phase
-// zero, (1, 0), which changes no bit of it (there is no -0 in it).
-struct TokenPhase {
-  const float *anchor, *fine;
+// Where the phases of some columns come from, for the tokens of a run: a row of cosines, the next token's `step`
+// further on, times an anchor's row, which is the same for all. The sines of either are one row further on. Where
+// the first row stands alone the anchor is phase zero, (1, 0), which changes no bit of it (there is no -0 in it).
+struct Source {
+  const float *fine, *anchor;
+  std::int64_t step;
+
+  Source from(std::int64_t column) const { return {fine + column, anchor + column, step}; }
 };
 
-// (anchor) * (fine), for a vector of columns and for one of them, rounded alike.
-HWY_INLINE void compose_vector(const float* anchor, const float* fine, std::int64_t sines,
-                               simd_t& s, simd_t& c) {
+// Tokens that follow each other along the last axis, with one anchor.
+struct Run {
+  int tokens = 0;
+  bool alone = true;  // all of its rows stand alone
+  Source at[LrpeGrid::kMaxAxes] = {};
+};
+
+// anchor * fine, for a vector of columns and for one of them, rounded alike.
+HWY_INLINE void compose_vector(const float* anchor, const float* anchor_sin, const float* fine,
+                               const float* fine_sin, simd_t& s, simd_t& c) {
   const auto ac = simd::load(anchor);
-  const auto as = simd::load(anchor + sines);
+  const auto as = simd::load(anchor_sin);
   const auto fc = simd::load(fine);
-  const auto fs = simd::load(fine + sines);
+  const auto fs = simd::load(fine_sin);
   c = ops::neg_mul_add(as, fs, ops::mul(ac, fc));
   s = ops::mul_add(ac, fs, ops::mul(as, fc));
 }
-inline void compose(const float* anchor, const float* fine, std::int64_t sines, float& s,
-                    float& c) {
-  c = ops::one_mul_add(-anchor[sines], fine[sines], anchor[0] * fine[0]);
-  s = ops::one_mul_add(anchor[0], fine[sines], anchor[sines] * fine[0]);
+inline void compose(float ac, float as, float fc, float fs, float& s, float& c) {
+  c = ops::one_mul_add(-as, fs, ac * fc);
+  s = ops::one_mul_add(ac, fs, as * fc);
 }
 
-// Up to kTile consecutive tokens. The anchors last used on an axis are kept: a run of 64 tokens meets at most
-// 4 of them (an extent of 33 alternates between two), so that the one used longest ago is not of this tile.
-inline constexpr int kTile = 64;
+// Up to kTile consecutive tokens. (With 64 of them a forward of 16 x 16 x 16 tokens in bf16 took 1.41 ms instead of
+// 1.37 on two Neoverse-V1 cores; with 256 a backward 1.81 instead of 1.67.) The anchors last used on an axis are
+// kept: a tile meets at most 5 of them (in 1-D), so that the one used longest ago is not of this tile.
+inline constexpr int kTile = 128;
 inline constexpr int kAnchors = 8;
 
 template <class T, class Real = compute_t<T>>
@@ -132,7 +133,6 @@ class Phases<T, float> {
 
   void start_head(std::int64_t theta_row) {
     head_ = theta_row;
-    fine_ = tables_.fine_cos(head_, 0);
     for (Axis& a : axis_) a = {};
     // The padding of a row starts an eighth of a turn from every zero, so that it seldom looks near one.
     for (int i = 0; i < segments_.count; ++i) {
@@ -141,97 +141,92 @@ class Phases<T, float> {
     }
   }
 
-  void start_tile() {
-    mended_rows_ = 0;
-    all_alone_ = true;
-  }
+  void start_tile() { runs_ = mended_rows_ = 0; }
 
-  // The tokens from `token` on have phase zero, ...
-  void set_zero_phase(int token, int tokens) {
-    for (int i = 0; i < segments_.count; ++i)
-      set(i, token, tokens, {row(kZeroPhase), row(kUnit)}, true);
+  // The next tokens have phase zero, ...
+  void set_zero_phase(int tokens) {
+    if (tokens == 0) return;
+    Run run{tokens};
+    std::fill_n(run.at, segments_.count, alone(row(kZeroPhase), 0));
+    add(run);
   }
 
   // ... or positions that start at `position` and go up along the last axis. Returns for how many of `tokens`:
   // up to the anchor's last, and to the last for which there is a row where one is to be mended.
-  int set_positions(int token, int tokens, const std::int64_t* position) {
+  int set_positions(int tokens, const std::int64_t* position) {
     if (mended_rows_ + segments_.count > kMended && kExactNearZero) return 0;
+    Run run{tokens};
     const int still = std::min(segments_.count, axes_ - 1);
-    TokenPhase phase[kMaxSegments];
-    bool alone[kMaxSegments];
     for (int i = 0; i < still; ++i) {
       const std::int64_t fine = move_to(i, position[i]);
-      const Anchor& anchor = axis_[i].now;
-      phase[i] = phase_of(anchor, fine);
-      alone[i] = anchor.position == 0;
-      if (kExactNearZero && anchor.near >> fine & 1u) {
-        phase[i] = mended(i, phase[i], position[i]);
-        alone[i] = true;
-      }
+      run.at[i] = source(i, fine, 0);
+      if (axis_[i].now.near >> fine & 1u) run.at[i] = mended(i, run.at[i], position[i]);
     }
-    if (still < segments_.count) tokens = set_last_axis(token, tokens, position[still]);
-    for (int i = 0; i < still; ++i) set(i, token, tokens, phase[i], alone[i]);
+    if (still < segments_.count) return add_last_axis(run, position[still]);
+    add(run);
     return tokens;
   }
 
-  const TokenPhase& at(int i, int token) const { return at_[i][token]; }
+  std::span<const Run> runs() const { return {run_, static_cast<std::size_t>(runs_)}; }
   std::int64_t sines() const { return tables_.width; }
-  bool alone(int i, int token) const { return alone_[i][token]; }
-  bool all_alone() const { return all_alone_; }  // all segments of all tokens
 
-  // The whole row of a token.
-  void make_row(int token, float* c, float* s) const {
-    for (int i = 0; i < segments_.count; ++i) {
-      const Segment& g = segments_.at[i];
-      compose_row(at_[i][token], g.length, c + g.slot, s + g.slot);
+  // f(token) for the tile's tokens, with the row of each made.
+  template <class F>
+  void for_rows(float* c, float* s, F&& f) const {
+    int token = 0;
+    for (const Run& run : runs()) {
+      for (int t = 0; t < run.tokens; ++t) {
+        for (int i = 0; i < segments_.count; ++i) {
+          const Segment& g = segments_.at[i];
+          compose_row(run.at[i], t, g.length, c + g.slot, s + g.slot);
+        }
+        f(token++);
+      }
     }
   }
 
  private:
+  const float* unit() const { return row(kUnit); }
   static constexpr int kMaxSegments = LrpeGrid::kMaxAxes;
   // Rows of cosines and their sines: two that never change, mended ones, and each segment's anchors.
   enum Fixed { kUnit, kZeroPhase, kFixed };
   float* row(std::int64_t r) const { return rows_ + 2 * r * sines(); }
   float* anchor_row(int i, int slot) const { return row(kFixed + kMended + kAnchors * i + slot); }
-  std::uint64_t* turn(int i) const { return turn_ + i * sines(); }
+  std::uint64_t* turn(int i) const { return turn_ + i * tables_.width; }
 
-  void set(int i, int token, int tokens, TokenPhase phase, bool alone) {
-    std::fill_n(at_[i] + token, tokens, phase);
-    std::fill_n(alone_[i] + token, tokens, alone);
-    all_alone_ &= alone;
+  void add(const Run& run) {
+    Run& added = run_[runs_++] = run;
+    added.alone = true;
+    for (int i = 0; i < segments_.count; ++i) added.alone &= run.at[i].anchor == unit();
   }
 
-  int set_last_axis(int token, int tokens, std::int64_t position) {
+  // The tokens of `run` from a position of the last axis on, as far as its anchor goes: in one run, or in several
+  // where rows in between are mended.
+  int add_last_axis(Run run, std::int64_t position) {
     const int i = axes_ - 1;
     const std::int64_t fine = move_to(i, position);
-    const Anchor& anchor = axis_[i].now;
-    tokens = static_cast<int>(std::min<std::int64_t>(tokens, kFine - fine));
-    const TokenPhase first = phase_of(anchor, fine);
-    const bool alone = anchor.position == 0;
-    // The fine row, which stands first where it stands alone, is the one that goes on.
-    const std::int64_t next = 2 * sines();
-    for (int t = 0; t < tokens; ++t) {
-      at_[i][token + t] = {first.anchor + (alone ? t * next : 0),
-                           first.fine + (alone ? 0 : t * next)};
-    }
-    std::fill_n(alone_[i] + token, tokens, alone);
-    all_alone_ &= alone;
-    if constexpr (kExactNearZero) {
-      for (unsigned near = anchor.near >> fine; near != 0; near &= near - 1) {
-        const int t = std::countr_zero(near);
-        if (t >= tokens) break;
+    const int tokens =
+        static_cast<int>(std::min<std::int64_t>(run.tokens, tables_.fine_count() - fine));
+    const std::uint64_t near = axis_[i].now.near >> fine;
+    for (int t = 0; t < tokens; t += run.tokens) {
+      const Source here = source(i, fine + t, 2 * sines());
+      if (near >> t & 1u) {
         if (mended_rows_ == kMended) return t;
-        at_[i][token + t] = mended(i, at_[i][token + t], wrapping_add(position, t));
-        alone_[i][token + t] = true;
+        run.tokens = 1;
+        run.at[i] = mended(i, here, wrapping_add(position, t));
+      } else {
+        run.tokens = std::min(tokens - t, near >> t == 0 ? tokens : std::countr_zero(near >> t));
+        run.at[i] = here;
       }
+      add(run);
     }
     return tokens;
   }
 
   struct Anchor {
-    std::int64_t position = 1;  // none: not a multiple of kFine
+    std::int64_t position = 1;  // none: not a multiple of any number of fine rows
     const float* row = nullptr;
-    unsigned near = 0;  // bit f: with fine position f, an element is near zero
+    std::uint64_t near = 0;  // bit f: with fine position f, an element is near zero
   };
   struct Axis {
     Anchor now, kept[kAnchors];
@@ -239,11 +234,12 @@ class Phases<T, float> {
     std::int64_t turned = 1;                     // the position that turn() is of
   };
 
-  void compose_row(const TokenPhase& p, std::int64_t n, float* c, float* s) const {
+  void compose_row(const Source& p, int t, std::int64_t n, float* c, float* s) const {
     const auto lanes = static_cast<std::int64_t>(simd::lanes());
+    const float* fine = p.fine + t * p.step;
     for (std::int64_t k = 0; k < n; k += lanes) {
       simd_t vc, vs;
-      compose_vector(p.anchor + k, p.fine + k, sines(), vs, vc);
+      compose_vector(p.anchor + k, p.anchor + sines() + k, fine + k, fine + sines() + k, vs, vc);
       simd::store(vc, c + k);
       simd::store(vs, s + k);
     }
@@ -251,16 +247,18 @@ class Phases<T, float> {
 
   // Moves to the anchor of a position and returns what is left over.
   HWY_INLINE std::int64_t move_to(int i, std::int64_t position) {
-    const std::int64_t fine = position & (kFine - 1);
+    const std::int64_t fine = position & (tables_.fine_count() - 1);
     if (axis_[i].now.position != position - fine) move_anchor(i, position - fine);
     return fine;
   }
 
+  Source alone(const float* row, std::int64_t step) const { return {row, unit(), step}; }
+
   // Where the anchor is 0, as on most axes of a grid, which are short, the fine row is the phase.
-  TokenPhase phase_of(const Anchor& anchor, std::int64_t fine) const {
-    const float* fine_row = fine_ + 2 * fine * sines();
-    if (anchor.position == 0) return {fine_row, row(kUnit)};
-    return {anchor.row, fine_row};
+  Source source(int i, std::int64_t fine, std::int64_t step) const {
+    Source s = alone(tables_.fine_cos(head_, fine), step);
+    if (axis_[i].now.position != 0) s.anchor = axis_[i].now.row;
+    return s;
   }
 
   HWY_NOINLINE void move_anchor(int i, std::int64_t position) {
@@ -279,59 +277,47 @@ class Phases<T, float> {
   }
 
   Anchor make_anchor(int i, std::int64_t position, int slot) {
+    if (position == 0) return {0, nullptr, 0};  // fine rows stand alone, and are exact
     const std::int64_t length = segments_.at[i].length;
     const std::uint64_t* step = tables_.step + head_ * tables_.width;
     Axis& a = axis_[i];
-    if (a.turned != 1 && position == wrapping_add(a.turned, kFine)) {
-      advance_turns<kFineBits>(step, length, turn(i));
+    if (a.turned != 1 && position == wrapping_add(a.turned, tables_.fine_count())) {
+      advance_turns(step, tables_.fine_bits, length, turn(i));
     } else {
       for (std::int64_t k = 0; k < length; ++k) turn(i)[k] = turn_at(step[k], position);
     }
     a.turned = position;
     float* c = anchor_row(i, slot);
     sincos_row(turn(i), length, c + sines(), c);
-    return {position, c, near_rows(i, position)};
+    return {position, c, near_rows(i)};
   }
 
   // Asked of all fine rows at once: their table is read in one go, not in between other rows.
-  unsigned near_rows([[maybe_unused]] int i, [[maybe_unused]] std::int64_t position) {
-    unsigned near = 0;
+  std::uint64_t near_rows([[maybe_unused]] int i) {
+    std::uint64_t near = 0;
     if constexpr (kExactNearZero) {
       const std::int64_t length = segments_.at[i].length;
       for (std::int64_t k = 0; k < round_up(length, kRowPad); ++k) {
         place_[k] = static_cast<std::uint16_t>(place_in_quarter(turn(i)[k]) + kNearHalf<T>);
       }
-      for (int f = 0; f < kFine; ++f) {
+      for (int f = 0; f < tables_.fine_count(); ++f) {
         if (!(tables_.fine_rows >> f & 1u)) continue;
         const bool here = any_near(place_, tables_.fine_near(head_, f), length, kNearWindow<T>);
-        near |= static_cast<unsigned>(here) << f;
+        near |= static_cast<std::uint64_t>(here) << f;
       }
-      if (position == 0) near &= ~1u;  // at position 0 the product is exact
     }
     return near;
   }
 
   // A phase of segment i as a row of its own, exact where the product is too coarse.
-  HWY_NOINLINE TokenPhase mended(int i, const TokenPhase& phase, std::int64_t position) {
+  HWY_NOINLINE Source mended(int i, const Source& phase, std::int64_t position) {
     const std::int64_t length = segments_.at[i].length;
     float* c = row(kFixed + mended_rows_++);
     float* s = c + sines();
-    compose_row(phase, length, c, s);
-    const std::uint64_t* step = tables_.step + head_ * tables_.width;
-    const auto lanes = static_cast<std::int64_t>(simd::lanes());
-    for (std::int64_t k0 = 0; k0 < length; k0 += lanes) {
-      const auto product = ops::mul(simd::load(c + k0), simd::load(s + k0));
-      if (!ops::some_below(product, kNearZero<T>)) continue;
-      for (std::int64_t k = k0; k < std::min(k0 + lanes, length); ++k) {
-        if (std::abs(c[k] * s[k]) < kNearZero<T>) {
-          sincos_turn(turn_at(step[k], position), s[k], c[k]);
-          // Never -0, which the product of two rows would not be.
-          s[k] = s[k] * kPhaseScale<T> + 0.0f;
-          c[k] = c[k] * kPhaseScale<T> + 0.0f;
-        }
-      }
-    }
-    return {c, row(kUnit)};
+    compose_row(phase, 0, length, c, s);
+    mend_row(tables_.step + head_ * tables_.width, position, length, kNearZero<T>, kPhaseScale<T>,
+             s, c);
+    return alone(c, 0);
   }
 
   int axes_;
@@ -341,11 +327,9 @@ class Phases<T, float> {
   std::uint64_t* turn_;
   std::uint16_t* place_;
   int mended_rows_ = 0;
-  TokenPhase at_[kMaxSegments][kTile] = {};
-  bool alone_[kMaxSegments][kTile] = {};
-  bool all_alone_ = true;
+  int runs_ = 0;
+  Run run_[kTile];
   std::int64_t head_ = 0;
-  const float* fine_ = nullptr;  // the head's first fine row
   Axis axis_[kMaxSegments];
 };
 
@@ -361,17 +345,29 @@ class Phases<double, double> {
       : axes_(axes), segments_(segments), tables_(tables) {}
 
   void start_head(std::int64_t theta_row) { head_ = theta_row; }
-  void start_tile() {}
-  void set_zero_phase(int token, int tokens) { std::fill_n(placed_ + token, tokens, false); }
-  int set_positions(int token, int tokens, const std::int64_t* position) {
+  void start_tile() { tokens_ = 0; }
+  void set_zero_phase(int tokens) {
+    std::fill_n(placed_ + tokens_, tokens, false);
+    tokens_ += tokens;
+  }
+  int set_positions(int tokens, const std::int64_t* position) {
     for (int t = 0; t < tokens; ++t) {
-      std::copy_n(position, axes_, position_[token + t]);
-      position_[token + t][axes_ - 1] = wrapping_add(position[axes_ - 1], t);
+      std::copy_n(position, axes_, position_[tokens_ + t]);
+      position_[tokens_ + t][axes_ - 1] = wrapping_add(position[axes_ - 1], t);
     }
-    std::fill_n(placed_ + token, tokens, true);
+    std::fill_n(placed_ + tokens_, tokens, true);
+    tokens_ += tokens;
     return tokens;
   }
+  template <class F>
+  void for_rows(double* c, double* s, F&& f) const {
+    for (int token = 0; token < tokens_; ++token) {
+      make_row(token, c, s);
+      f(token);
+    }
+  }
 
+ private:
   void make_row(int token, double* c, double* s) const {
     for (int i = 0; i < segments_.count; ++i) {
       const Segment& g = segments_.at[i];
@@ -387,11 +383,11 @@ class Phases<double, double> {
     }
   }
 
- private:
   int axes_;
   const Segments& segments_;
   const ThetaTables<double>& tables_;
   std::int64_t head_ = 0;
+  int tokens_ = 0;
   std::int64_t position_[kTile][LrpeGrid::kMaxAxes] = {};
   bool placed_[kTile] = {};
 };

@@ -5,7 +5,9 @@
 // (lrpe_cosine_phases-inl.h), both to full fp32 accuracy from the exact phase; an element's sine and
 // cosine are then one complex product, 4 operations instead of about 25:
 //     cos(a + f) = cos a cos f - sin a sin f,    sin(a + f) = sin a cos f + cos a sin f
-// Positions, not places in the call, decide the split, so prefill and decode give the same bits.
+// Positions, not places in the call, decide the split, so prefill and decode give the same bits. Where the
+// coarse position is 0 the fine row is the phase. To have more of that, a grid with an axis of more than 32 (its
+// calls are never split) has 64 fine rows.
 //
 // fp64: every element from 128 bits of phase, by the reference's own function.
 #if defined(ANNULUS_LRPE_COSINE_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -31,7 +33,11 @@ HWY_BEFORE_NAMESPACE();
 namespace annulus::lrpe::HWY_NAMESPACE {
 
 inline constexpr int kFineBits = 5;
-inline constexpr std::int64_t kFine = std::int64_t{1} << kFineBits;
+inline constexpr int kGridFineBits = 6;
+inline int fine_bits_of(const Plan& plan) {
+  const std::int64_t longest = *std::max_element(plan.extent, plan.extent + plan.axes);
+  return plan.axes > 1 && longest > std::int64_t{1} << kFineBits ? kGridFineBits : kFineBits;
+}
 // Rows are padded so that whole vectors (two of up to 16 lanes) may be read and written past their
 // end.
 inline constexpr std::int64_t kRowPad = 32;
@@ -139,22 +145,24 @@ template <>
 struct ThetaTables<float> {
   std::int64_t columns = 0, width = 0;
   std::uint64_t* step = nullptr;  // [rows][width]
-  // [rows][kFine][2][width], cosines then sines. One head's 32 rows lie together (32 KiB at E =
+  int fine_bits = kFineBits;
+  std::int64_t fine_count() const { return std::int64_t{1} << fine_bits; }
+  // [rows][fine_count][2][width], cosines then sines. One head's 32 rows lie together (32 KiB at E =
   // 128): as two tables a power of two apart they fight for the same sets of a 4-way first-level
   // cache. kRowPad entries before and after them may be read.
   float* fine = nullptr;
-  // Which of the kFine any token of the call will use: one decoded token needs one.
-  unsigned fine_rows = 0;
+  // Which of them any token of the call will use: one decoded token needs one.
+  std::uint64_t fine_rows = 0;
 
   float* fine_cos(std::int64_t row, std::int64_t f) const {
-    return fine + 2 * (row * kFine + f) * width;
+    return fine + 2 * ((row << fine_bits) + f) * width;
   }
   float* fine_sin(std::int64_t row, std::int64_t f) const { return fine_cos(row, f) + width; }
 
-  // [rows][kFine][width]: the place of each phase in its quarter turn, for types that look for zeros.
+  // [rows][fine_count][width]: the place of each phase in its quarter turn, for types that look for zeros.
   std::uint16_t* near = nullptr;
   std::uint16_t* fine_near(std::int64_t row, std::int64_t f) const {
-    return near + (row * kFine + f) * width;
+    return near + ((row << fine_bits) + f) * width;
   }
 };
 template <>
@@ -165,18 +173,18 @@ struct ThetaTables<double> {
 };
 
 // turn += step << bits, for n of them; arrays are padded to kRowPad.
-template <int kBits>
-inline void advance_turns(const std::uint64_t* step, std::int64_t n, std::uint64_t* turn) {
+inline void advance_turns(const std::uint64_t* step, int bits, std::int64_t n,
+                          std::uint64_t* turn) {
 #if ANNULUS_HAVE_HWY
   namespace hn = hwy::HWY_NAMESPACE;
   const hn::ScalableTag<std::uint64_t> d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   for (std::int64_t k = 0; k < n; k += lanes) {
-    hn::StoreU(hn::Add(hn::LoadU(d, turn + k), hn::ShiftLeft<kBits>(hn::LoadU(d, step + k))), d,
+    hn::StoreU(hn::Add(hn::LoadU(d, turn + k), hn::ShiftLeftSame(hn::LoadU(d, step + k), bits)), d,
                turn + k);
   }
 #else
-  for (std::int64_t k = 0; k < n; ++k) turn[k] += step[k] << kBits;
+  for (std::int64_t k = 0; k < n; ++k) turn[k] += step[k] << bits;
 #endif
 }
 
@@ -245,32 +253,55 @@ inline void scale_row(float* v, std::int64_t n, float by) {
   }
 }
 
-// Fills the tables of one row of theta, given as doubles. The fine rows carry `scale`.
-inline void fill_tables(const ThetaTables<float>& t, std::int64_t row, const double* theta,
-                        float scale, std::uint64_t* turn) {
-  std::uint64_t* step = t.step + row * t.width;
-  for (std::int64_t k = 0; k < t.width; ++k) {
-    step[k] = k < t.columns && std::isfinite(theta[k]) ? turn_step64(theta[k]) : 0;
+// Elements too close to a zero for 32 bits of phase, from all 64 of them.
+HWY_NOINLINE void mend_row(const std::uint64_t* step, std::int64_t position, std::int64_t n,
+                           float near_zero, float scale, float* s, float* c) {
+  const auto lanes = static_cast<std::int64_t>(simd::lanes());
+  for (std::int64_t k0 = 0; k0 < n; k0 += lanes) {
+    if (!ops::some_below(ops::mul(simd::load(c + k0), simd::load(s + k0)), near_zero)) continue;
+    for (std::int64_t k = k0; k < std::min(k0 + lanes, n); ++k) {
+      if (std::abs(c[k] * s[k]) < near_zero) {
+        sincos_turn(turn_at(step[k], position), s[k], c[k]);
+        // Never -0, which the product of two rows would not be.
+        s[k] = s[k] * scale + 0.0f;
+        c[k] = c[k] * scale + 0.0f;
+      }
+    }
   }
-  for (std::int64_t f = 0; f < kFine; ++f) {
+}
+
+// Fills the tables of one row of theta, given as doubles. The fine rows carry `scale`, and are exact below
+// `near_zero`.
+inline void fill_tables(const ThetaTables<float>& t, std::int64_t row, const double* theta,
+                        float scale, float near_zero, std::uint64_t* turn) {
+  std::uint64_t* step = t.step + row * t.width;
+  bool finite = true;
+  for (std::int64_t k = 0; k < t.width; ++k) {
+    const bool there = k < t.columns && std::isfinite(theta[k]);
+    finite &= there || k >= t.columns;
+    step[k] = there ? turn_step64(theta[k]) : 0;
+  }
+  std::fill_n(turn, t.width, 0);
+  for (std::int64_t f = 0; f < t.fine_count(); ++f) {
+    if (f > 0) advance_turns(step, 0, t.width, turn);
+    if (!(t.fine_rows >> f & 1u)) continue;
     float* c = t.fine_cos(row, f);
     float* s = t.fine_sin(row, f);
-    if (!(t.fine_rows >> f & 1u)) continue;
-    for (std::int64_t k = 0; k < t.width; ++k) turn[k] = turn_at(step[k], f);
     sincos_row(turn, t.width, s, c);
     if (t.near != nullptr) {
       for (std::int64_t k = 0; k < t.width; ++k) t.fine_near(row, f)[k] = place_in_quarter(turn[k]);
     }
     scale_row(c, t.width, scale);
     scale_row(s, t.width, scale);
-    for (std::int64_t k = 0; k < t.columns; ++k) {
+    if (near_zero > 0) mend_row(step, f, t.columns, near_zero, scale, s, c);
+    for (std::int64_t k = 0; k < t.columns && !finite; ++k) {
       if (!std::isfinite(theta[k])) c[k] = s[k] = std::numeric_limits<float>::quiet_NaN();
     }
   }
 }
 
 inline void fill_tables(const ThetaTables<double>& t, std::int64_t row, const double* theta, float,
-                        std::uint64_t*) {
+                        float, std::uint64_t*) {
   for (std::int64_t k = 0; k < t.columns; ++k) {
     const bool finite = std::isfinite(theta[k]);
     t.step[row * t.width + k] = finite ? turn_step(theta[k]) : Turn{};

@@ -50,22 +50,22 @@ inline std::int64_t batch_offset(const Plan& plan, std::int64_t b) {
 }
 
 // Which of the fine rows some token will use.
-inline unsigned fine_rows_of(const Plan& plan) {
-  constexpr unsigned kAll = static_cast<unsigned>((1ull << kFine) - 1);
+inline std::uint64_t fine_rows_of(const Plan& plan, std::int64_t fine_count) {
+  const std::uint64_t all = ~std::uint64_t{0} >> (64 - fine_count);
   const std::int64_t tokens = plan.L - plan.prefix;
-  if (plan.axes == 1 && tokens < kFine) {
-    unsigned mask = 0;
+  if (plan.axes == 1 && tokens < fine_count) {
+    std::uint64_t mask = 0;
     const std::int64_t sequences = plan.offsets.defined() ? plan.B : 1;
-    for (std::int64_t b = 0; b < sequences && mask != kAll; ++b) {
+    for (std::int64_t b = 0; b < sequences && mask != all; ++b) {
       for (std::int64_t t = 0; t < tokens; ++t) {
-        mask |= 1u << (wrapping_add(batch_offset(plan, b), t) & (kFine - 1));
+        mask |= std::uint64_t{1} << (wrapping_add(batch_offset(plan, b), t) & (fine_count - 1));
       }
     }
     return mask;
   }
-  if (plan.axes == 1) return kAll;
+  if (plan.axes == 1) return all;
   const std::int64_t longest = *std::max_element(plan.extent, plan.extent + plan.axes);
-  return longest >= kFine ? kAll : (1u << longest) - 1;
+  return longest >= fine_count ? all : (std::uint64_t{1} << longest) - 1;
 }
 
 // Byte counts of one call's scratch, and its pieces once there is memory.
@@ -78,6 +78,10 @@ struct Scratch {
       : segments(make_segments(plan)), tasks(make_tasks(plan)), width(segments.width) {
     tables.columns = std::min(plan.E, plan.C);  // of theta, the ones that are used
     tables.width = round_up(tables.columns, kRowPad);
+    if constexpr (std::is_same_v<Real, float>) {
+      tables.fine_bits = fine_bits_of(plan);
+      fine_count = tables.fine_count();
+    }
     phase_reals = Phases<T>::reals(segments.count, tables.width);
     phase_turns = Phases<T>::turns(segments.count, tables.width);
     phase_places = Phases<T>::places(tables.width);
@@ -95,7 +99,7 @@ struct Scratch {
   void pieces(P&& p) {
     const std::int64_t step_bytes = std::is_same_v<Real, double> ? 2 : 1;
     p(steps, rows * tables.width * step_bytes);
-    p(tables_real, rows * tables.width * (std::is_same_v<Real, double> ? 1 : 2 * kFine) +
+    p(tables_real, rows * tables.width * (std::is_same_v<Real, double> ? 1 : 2 * fine_count) +
                        (std::is_same_v<Real, double> ? 0 : 2 * kRowPad));
     p(theta, rows * theta_width);
     p(table_turns, rows * tables.width);
@@ -103,7 +107,7 @@ struct Scratch {
     p(worker_reals, kWorkers * (phase_reals + kRows * width));
     p(worker_turns, kWorkers * phase_turns);
     p(worker_places, kWorkers * phase_places);
-    p(table_places, phase_places > 0 ? rows * tables.width * kFine : 0);
+    p(table_places, phase_places > 0 ? rows * tables.width * fine_count : 0);
     p(worker_sums, partials > 0 || columns > 0 ? kWorkers * width : 0);
     p(column_max, columns);
     p(column_scale, columns);
@@ -127,7 +131,7 @@ struct Scratch {
     } else {
       tables.step = steps;
       tables.fine = tables_real + kRowPad;
-      tables.fine_rows = fine_rows_of(plan);
+      tables.fine_rows = fine_rows_of(plan, fine_count);
       if (phase_places > 0) tables.near = table_places;
     }
   }
@@ -136,6 +140,7 @@ struct Scratch {
   Tasks tasks;
   std::int64_t width;
   std::int64_t phase_reals = 0, phase_turns = 0, phase_places = 0;  // a worker
+  std::int64_t fine_count = 0;
   bool buffered = false;
   std::int64_t columns = 0, dot_columns = 0, partials = 0, rows = 0, theta_width = 0;
   ThetaTables<Real> tables;
@@ -164,7 +169,7 @@ void make_tables(const Plan& plan, const Scratch<T>& scratch, int threads) {
         theta[k] = static_cast<double>(static_cast<compute_t<U>>(view(row, k)));
       }
     });
-    fill_tables(scratch.tables, row, theta, kPhaseScale<T>,
+    fill_tables(scratch.tables, row, theta, kPhaseScale<T>, kNearZero<T>,
                 scratch.table_turns + row * scratch.tables.width);
   });
 }

@@ -34,6 +34,16 @@ inline constexpr float kPhaseScale = 1.0f;
 template <>
 inline constexpr float kPhaseScale<bfloat16> = 1.0f + 0.69314718f / 256;
 
+// Below this |value| the product's error e may cost more than is left of the one ulp that is promised: 0.307 of
+// bfloat16's (the cut above uses the rest), e = 2.5e-7 / (0.307 2^-8); half of float16's,
+// e = 2.1e-7 / (0.5 2^-11) and a little.
+template <class T>
+inline constexpr float kNearZero = 0.0f;
+template <>
+inline constexpr float kNearZero<bfloat16> = 2.1e-4f;
+template <>
+inline constexpr float kNearZero<float16> = 9.0e-4f;
+
 // One value; its phase has the scale above.
 template <class T, class Real>
 HWY_INLINE T stored(Real v) {
