@@ -75,9 +75,9 @@ struct Source {
 
 // Tokens that follow each other along the last axis, with one anchor.
 struct Run {
-  int tokens = 0;
-  bool alone = true;  // all of its rows stand alone
-  Source at[LrpeGrid::kMaxAxes] = {};
+  int tokens;
+  bool alone;  // all of its rows stand alone
+  Source at[LrpeGrid::kMaxAxes];
 };
 
 // anchor * fine, for a vector of columns and for one of them, rounded alike.
@@ -146,7 +146,8 @@ class Phases<T, float> {
   // The next tokens have phase zero, ...
   void set_zero_phase(int tokens) {
     if (tokens == 0) return;
-    Run run{tokens};
+    Run run;
+    run.tokens = tokens;
     std::fill_n(run.at, segments_.count, alone(row(kZeroPhase), 0));
     add(run);
   }
@@ -155,7 +156,8 @@ class Phases<T, float> {
   // up to the anchor's last, and to the last for which there is a row where one is to be mended.
   int set_positions(int tokens, const std::int64_t* position) {
     if (mended_rows_ + segments_.count > kMended && kExactNearZero) return 0;
-    Run run{tokens};
+    Run run;
+    run.tokens = tokens;
     const int still = std::min(segments_.count, axes_ - 1);
     for (int i = 0; i < still; ++i) {
       const std::int64_t fine = move_to(i, position[i]);
@@ -288,7 +290,7 @@ class Phases<T, float> {
     }
     a.turned = position;
     float* c = anchor_row(i, slot);
-    sincos_row(turn(i), length, c + sines(), c);
+    sincos_row(turn(i), length, 1.0f, c + sines(), c);
     return {position, c, near_rows(i)};
   }
 

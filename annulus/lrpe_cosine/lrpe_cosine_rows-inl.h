@@ -188,9 +188,10 @@ inline void advance_turns(const std::uint64_t* step, int bits, std::int64_t n,
 #endif
 }
 
-// sin and cos of n turns to fp32 accuracy; arrays are padded to kRowPad. Not inlined, so that its constants
-// find registers.
-HWY_NOINLINE void sincos_row(const std::uint64_t* turn, std::int64_t n, float* s, float* c) {
+// sin and cos of n turns to fp32 accuracy, times `scale`; a zero is +0, as in a product of two rows. Arrays are padded
+// to kRowPad. Not inlined, so that its constants find registers.
+HWY_NOINLINE void sincos_row(const std::uint64_t* turn, std::int64_t n, float scale, float* s,
+                             float* c) {
 #if ANNULUS_HAVE_HWY
   namespace hn = hwy::HWY_NAMESPACE;
   using P = SinCosF32;
@@ -225,32 +226,23 @@ HWY_NOINLINE void sincos_row(const std::uint64_t* turn, std::int64_t n, float* s
         hn::BitCast(d, hn::BroadcastSignBit(hn::BitCast(di, hn::ShiftLeft<1>(quadrant)))));
     const auto sin_sign = hn::And(quadrant, sign);
     const auto cos_sign = hn::And(hn::Add(quadrant, hn::Set(du, 1u << 30)), sign);
-    hn::StoreU(hn::Xor(hn::IfThenElse(odd, pc, ps), hn::BitCast(d, sin_sign)), d, s + i);
-    hn::StoreU(hn::Xor(hn::IfThenElse(odd, ps, pc), hn::BitCast(d, cos_sign)), d, c + i);
+    const auto sine = hn::Xor(hn::IfThenElse(odd, pc, ps), hn::BitCast(d, sin_sign));
+    const auto cosine = hn::Xor(hn::IfThenElse(odd, ps, pc), hn::BitCast(d, cos_sign));
+    hn::StoreU(ops::mul_add(sine, hn::Set(d, scale), hn::Zero(d)), d, s + i);
+    hn::StoreU(ops::mul_add(cosine, hn::Set(d, scale), hn::Zero(d)), d, c + i);
   }
 #else
-  for (std::int64_t i = 0; i < n; ++i) sincos_turn(turn[i], s[i], c[i]);
+  for (std::int64_t i = 0; i < n; ++i) {
+    sincos_turn(turn[i], s[i], c[i]);
+    s[i] = ops::mul_add(s[i], scale, 0.0f);
+    c[i] = ops::mul_add(c[i], scale, 0.0f);
+  }
 #endif
 }
 
 // The place of a phase in its quarter turn, in 2^-16 of one.
 inline std::uint16_t place_in_quarter(std::uint64_t turn) {
   return static_cast<std::uint16_t>(turn << 2 >> 48);
-}
-
-// v = v by + 0, for n of them: a zero becomes +0, as in a product of two rows. The array is padded to kRowPad.
-inline void scale_row(float* v, std::int64_t n, float by) {
-#if ANNULUS_HAVE_HWY
-  const auto factor = hwy::HWY_NAMESPACE::Set(simd::F32(), by);
-  const auto zero = hwy::HWY_NAMESPACE::Zero(simd::F32());
-#else
-  const float factor = by;
-  const float zero = 0;
-#endif
-  const auto lanes = static_cast<std::int64_t>(simd::lanes());
-  for (std::int64_t k = 0; k < n; k += lanes) {
-    simd::store(ops::mul_add(simd::load(v + k), factor, zero), v + k);
-  }
 }
 
 // Elements too close to a zero for 32 bits of phase, from all 64 of them.
@@ -287,12 +279,10 @@ inline void fill_tables(const ThetaTables<float>& t, std::int64_t row, const dou
     if (!(t.fine_rows >> f & 1u)) continue;
     float* c = t.fine_cos(row, f);
     float* s = t.fine_sin(row, f);
-    sincos_row(turn, t.width, s, c);
+    sincos_row(turn, t.width, scale, s, c);
     if (t.near != nullptr) {
       for (std::int64_t k = 0; k < t.width; ++k) t.fine_near(row, f)[k] = place_in_quarter(turn[k]);
     }
-    scale_row(c, t.width, scale);
-    scale_row(s, t.width, scale);
     if (near_zero > 0) mend_row(step, f, t.columns, near_zero, scale, s, c);
     for (std::int64_t k = 0; k < t.columns && !finite; ++k) {
       if (!std::isfinite(theta[k])) c[k] = s[k] = std::numeric_limits<float>::quiet_NaN();

@@ -49,6 +49,11 @@ inline std::int64_t batch_offset(const Plan& plan, std::int64_t b) {
   return wrapping_add(plan.offset, own);
 }
 
+// Whether a coarse position other than 0 can occur.
+inline bool has_anchors(const Plan& plan, std::int64_t fine_count) {
+  return plan.axes == 1 || *std::max_element(plan.extent, plan.extent + plan.axes) > fine_count;
+}
+
 // Which of the fine rows some token will use.
 inline std::uint64_t fine_rows_of(const Plan& plan, std::int64_t fine_count) {
   const std::uint64_t all = ~std::uint64_t{0} >> (64 - fine_count);
@@ -84,7 +89,7 @@ struct Scratch {
     }
     phase_reals = Phases<T>::reals(segments.count, tables.width);
     phase_turns = Phases<T>::turns(segments.count, tables.width);
-    phase_places = Phases<T>::places(tables.width);
+    phase_places = has_anchors(plan, fine_count) ? Phases<T>::places(tables.width) : 0;
     buffered = backward ? plan.need_dtheta || plan.activation != LrpeActivation::kNone
                         : plan.activation != LrpeActivation::kNone;
     columns = plan.activation == LrpeActivation::kSoftmaxTokens ? plan.B * tasks.heads * plan.C : 0;
