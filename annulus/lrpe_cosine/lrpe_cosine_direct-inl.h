@@ -219,7 +219,9 @@ struct BlockRows {
   }
 };
 
-// The same with an edge in the block.
+// The same with an edge in the block. (Made beforehand, the pairs on two segments and with addresses chosen instead of
+// paths, a forward of 16 x 16 x 16 tokens in bf16, E = 43, took 1.45 ms instead of 1.42 and a backward 1.79 instead of 1.60:
+// too many addresses for the registers.)
 template <bool kAlone>
 struct SeamRows {
   BlockRows<kAlone> first, second;
