@@ -115,11 +115,13 @@ SuiteRow run_bad_calls(const OperatorCases& op, const SuiteOptions& options) {
   return row;
 }
 
-const OperatorCases* find_cases(const std::string& op) {
+const OperatorCases& find_cases(const std::string& op) {
+  std::string there;
   for (const OperatorCases& cases : all_cases()) {
-    if (cases.op == op) return &cases;
+    if (cases.op == op) return cases;
+    there += (there.empty() ? "" : ", ") + cases.op;
   }
-  return nullptr;
+  throw std::invalid_argument("no operator is called '" + op + "'; there are " + there);
 }
 
 Repro parse_repro(const std::string& text) {
@@ -131,8 +133,7 @@ Repro parse_repro(const std::string& text) {
     const std::string key = word.substr(0, equals);
     const std::string value = equals == std::string::npos ? "" : word.substr(equals + 1);
     if (equals == std::string::npos && r.op == nullptr) {
-      r.op = find_cases(word);
-      if (r.op == nullptr) throw std::invalid_argument("no operator is called '" + word + "'");
+      r.op = &find_cases(word);
     } else if (key == "device" && (value == "cpu" || value == "cuda")) {
       r.device = value == "cpu" ? kCPU : cuda_device(0);
     } else if (key == "seed" || key == "case" || key == "bad") {

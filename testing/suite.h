@@ -39,8 +39,8 @@ SuiteRow run_fuzz(const OperatorCases& op, std::uint64_t first_seed, std::int64_
                   const SuiteOptions& options);
 SuiteRow run_bad_calls(const OperatorCases& op, const SuiteOptions& options);
 
-// The operator of that name, or nullptr.
-const OperatorCases* find_cases(const std::string& op);
+// The operator of that name; throws std::invalid_argument, which says those there are.
+const OperatorCases& find_cases(const std::string& op);
 
 // "lrpe_cosine seed=17 device=cpu", "lrpe_cosine case=3", "lrpe_cosine bad=5": runs that one case
 // again, with every oracle that it had. Throws std::invalid_argument when the text names none.
