@@ -144,7 +144,8 @@ inline void exp_minus(double* v, const double* high, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) v[i] = std::exp(v[i] - high[i]);
 }
 
-// v = 1 / (1 + exp(-v)) in place; the row is padded, so whole vectors may be touched.
+// v = 1 / (1 + exp(-v)) in place, of whichever sign without an overflow: with e = exp(-|v|) it is 1 / (1 + e), or
+// e / (1 + e) below zero. The row is padded, so whole vectors may be touched.
 inline void sigmoid_row(float* v, std::int64_t n) {
 #if ANNULUS_HAVE_HWY
   namespace hn = hwy::HWY_NAMESPACE;
@@ -152,10 +153,15 @@ inline void sigmoid_row(float* v, std::int64_t n) {
   const auto one = hn::Set(d, 1.0f);
   const auto lanes = static_cast<std::int64_t>(simd::lanes());
   for (std::int64_t i = 0; i < n; i += lanes) {
-    simd::store(hn::Div(one, hn::Add(one, simd::exp(hn::Neg(simd::load(v + i))))), v + i);
+    const auto x = simd::load(v + i);
+    const auto e = simd::exp(hn::Neg(hn::Abs(x)));
+    simd::store(hn::Div(hn::IfThenElse(hn::Lt(x, hn::Zero(d)), e, one), hn::Add(one, e)), v + i);
   }
 #else
-  for (std::int64_t i = 0; i < n; ++i) v[i] = 1.0f / (1.0f + std::exp(-v[i]));
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float e = std::exp(-std::abs(v[i]));
+    v[i] = (v[i] < 0 ? e : 1.0f) / (1.0f + e);
+  }
 #endif
 }
 inline void sigmoid_row(double* v, std::int64_t n) {

@@ -40,17 +40,48 @@ __device__ __forceinline__ const Operand& target(const SideArgs& s, bool backwar
   return kMode == Mode::kGather || backward ? s.dx : s.y;
 }
 
+// Softmax over tokens: where the statistics begin in shared memory, behind the table of steps.
+__host__ __device__ constexpr std::size_t stats_offset(std::size_t table) {
+  return (table + 15) / 16 * 16;
+}
+
+// Copies the statistics of the columns a block works on at a time, of all its sequences. Read where
+// they are, each loop waited for the cache: 0.131 / 0.163 ms at n = 4096 instead of 0.125 / 0.155.
+template <class Real>
+__device__ __forceinline__ SoftmaxStats copy_stats(const Args& a, const Place& p,
+                                                   std::int64_t b_begin, int sequences,
+                                                   int first_column, int width, Real* shared) {
+  const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
+  const int threads = static_cast<int>(blockDim.x * blockDim.y);
+  const int piece = a.batch_per_thread * width;
+  const auto* high = static_cast<const Real*>(a.stats.high);
+  const auto* scale = static_cast<const Real*>(a.stats.scale);
+  const auto* dot = static_cast<const Real*>(a.stats.dot);
+  for (int i = thread; i < width && first_column + i < a.C; i += threads) {
+    std::int64_t from = (b_begin * a.heads + p.flat_head) * a.C + first_column + i;
+#pragma unroll 6
+    for (int j = 0; j < sequences; ++j) {
+      shared[j * width + i] = high[from];
+      shared[piece + j * width + i] = scale[from];
+      if (dot != nullptr) shared[2 * piece + j * width + i] = dot[from];
+      from += static_cast<std::int64_t>(a.heads) * a.C;
+    }
+  }
+  return {shared, shared + piece, shared + 2 * piece};
+}
+
 // Thread (x, y) of a block owns V columns from V (x + i blockDim.x) on, of token tile * blockDim.y
 // + y, of batch_per_thread sequences.
-template <class T, int V, Mode kMode, bool kActivated>
+template <class T, int V, Mode kMode, Act kAct>
 __global__ void __launch_bounds__(kTurnThreads, kMinBlocks<T>)
     turn_kernel(const __grid_constant__ Args a) {
   using Real = compute_t<T>;
+  constexpr bool kActivated = kAct != Act::kNone;
   constexpr bool kTwoIn = kMode != Mode::kSpread;
   constexpr bool kThreeIn = kMode == Mode::kGather && kActivated;  // x, too
   // Sequences whose loads are in flight together.
   constexpr int kAhead = kThreeIn ? 1 : kTwoIn || kActivated ? 2 : 4;
-  static_assert(!kThreeIn || kAhead == 1);  // x_ahead is of one
+  static_assert(!kThreeIn || kAhead == 1);  // Loaded::x is of one
   extern __shared__ __align__(16) unsigned char shared[];
   const int width = static_cast<int>(blockDim.x) * V;  // columns a block takes at a time
   StepTable<T> table(shared, width);
@@ -66,9 +97,9 @@ __global__ void __launch_bounds__(kTurnThreads, kMinBlocks<T>)
   const bool live = t < a.L;
   if (out.first == nullptr) return;  // of q and k, only one gradient was asked for
 
-  Vec<T, V> first[kAhead];
-  Vec<T, V> second[kAhead];
-  [[maybe_unused]] Vec<T, V> x_ahead;
+  struct Loaded {
+    Vec<T, V> first[kAhead], second[kAhead], x;
+  } next;
   const std::int64_t source_row = element(in, b_begin, p.head, t, 0);
   const std::int64_t target_row = element(out, b_begin, p.head, t, 0);
   // The next kAhead of `left` sequences.
@@ -77,15 +108,16 @@ __global__ void __launch_bounds__(kTurnThreads, kMinBlocks<T>)
     for (int j = 0; j < kAhead; ++j) {
       if (j >= left) break;
       const std::int64_t i = at + j * in.stride[0];
-      first[j] = annulus::cuda::fetch<V>(static_cast<const T*>(in.first) + i);
+      next.first[j] = annulus::cuda::fetch<V>(static_cast<const T*>(in.first) + i);
       if constexpr (kTwoIn) {
-        second[j] = annulus::cuda::fetch<V>(static_cast<const T*>(in.second) + i);
+        next.second[j] = annulus::cuda::fetch<V>(static_cast<const T*>(in.second) + i);
       }
     }
   };
-  [[maybe_unused]] auto fetch_x = [&](std::int64_t b, int column) {
-    x_ahead = annulus::cuda::fetch<V>(static_cast<const T*>(side.x.first) +
-                                      element(side.x, b, p.head, t, column));
+  [[maybe_unused]] const T* x_from = nullptr;
+  [[maybe_unused]] auto fetch_x = [&] {
+    next.x = annulus::cuda::fetch<V>(x_from);
+    x_from += side.x.stride[0];
   };
 
   std::int64_t s[device::kAxes] = {};
@@ -102,7 +134,8 @@ __global__ void __launch_bounds__(kTurnThreads, kMinBlocks<T>)
     if (mine) {  // in flight while the table is made
       fetch(from, sequences);
       if constexpr (kThreeIn) {
-        if (sequences > 0) fetch_x(b_begin, column);
+        x_from = static_cast<const T*>(side.x.first) + element(side.x, b_begin, p.head, t, column);
+        if (sequences > 0) fetch_x();
       }
     }
     if (first_column == 0 && placed) {
@@ -110,6 +143,12 @@ __global__ void __launch_bounds__(kTurnThreads, kMinBlocks<T>)
       s[0] += load_offset(a, b_begin);
     }
     if (first_column > 0) __syncthreads();  // all have read the table before it is made anew
+    SoftmaxStats stats = a.stats;
+    if constexpr (kAct == Act::kColumns) {
+      stats =
+          copy_stats(a, p, b_begin, sequences, first_column, width,
+                     reinterpret_cast<Real*>(shared + stats_offset(StepTable<T>::bytes(width))));
+    }
     const bool suspect = table.fill(a, p.theta_row, first_column, width);
     if (!mine) continue;
     device::SinCos<Real, V> phase;
@@ -118,12 +157,19 @@ __global__ void __launch_bounds__(kTurnThreads, kMinBlocks<T>)
     } else {
       phase.set_zero_phase();
     }
+    // Of the statistics.
+    [[maybe_unused]] std::int64_t stat_row = (b_begin * a.heads + p.flat_head) * a.L + t;
+    [[maybe_unused]] int stat_column = slot;
     for (int done = 0; done < sequences; done += kAhead) {
-      if (done > 0) {
+      auto fetch_from = [&](int sequence) {
         from += kAhead * in.stride[0];
-        fetch(from, sequences - done);
-        if constexpr (kThreeIn) fetch_x(b_begin + done, column);
-      }
+        fetch(from, sequences - sequence);
+        if constexpr (kThreeIn) fetch_x();
+      };
+      if (!kActivated && done > 0) fetch_from(done);
+      const Loaded now = next;
+      // An activation takes long enough to have the next loads in flight meanwhile.
+      if (kActivated && done + kAhead < sequences) fetch_from(done + kAhead);
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) {
         if (done + j >= sequences) break;
@@ -131,27 +177,27 @@ __global__ void __launch_bounds__(kTurnThreads, kMinBlocks<T>)
         Real w[V];
         Real r1[V];
         Real r2[V];
-        annulus::cuda::unpack(first[j], u);
-        if constexpr (kTwoIn) annulus::cuda::unpack(second[j], w);
-        [[maybe_unused]] const std::int64_t sequence = (b_begin + done + j) * a.heads + p.flat_head;
-        [[maybe_unused]] const std::int64_t stat_row = sequence * a.L + t;
-        [[maybe_unused]] const std::int64_t stat_column = sequence * a.C + column;
+        annulus::cuda::unpack(now.first[j], u);
+        if constexpr (kTwoIn) annulus::cuda::unpack(now.second[j], w);
         if constexpr (kMode == Mode::kRotate) {
           device::rotate_tile(u, w, phase, sign, r1, r2);
         } else if constexpr (kMode == Mode::kSpread) {
-          if constexpr (kActivated) activate_tile<T>(a, u, stat_row, stat_column, u);
+          if constexpr (kActivated)
+            activate_tile<T, kAct>(a.activation, stats, u, stat_row, stat_column, u);
           device::cosine_tile(u, phase, r1, r2);
         } else {
           device::cosine_tile_backward(u, w, phase, r1);
           if constexpr (kActivated) {
             Real x[V];
-            annulus::cuda::unpack(x_ahead, x);
-            activate_tile_backward<T>(a, x, stat_row, stat_column, r1);
+            annulus::cuda::unpack(now.x, x);
+            activate_tile_backward<T, kAct>(a.activation, stats, x, stat_row, stat_column, r1);
           }
         }
         store_columns<V, T>(r1, out.first, to);
         if constexpr (kMode != Mode::kGather) store_columns<V, T>(r2, out.second, to);
         to += out.stride[0];
+        stat_row += a.heads * a.L;
+        stat_column += width;
       }
     }
   }
@@ -182,18 +228,6 @@ bool use_vectors(const Plan& plan) {
     }
   }
   return true;
-}
-
-// Sequences per thread. More of them spread the cost of the sines, fewer of them fill the machine.
-// Measured on an H200 (B = 12, in multiples of the moving kernel): 6 is best from n = 256 up (n =
-// 4096: 3 1.07 / 1.14, 6 1.05 / 1.04, 12 1.06 / 1.06), 3 at n = 64 (1.33; 6 1.44), where 6 would
-// leave 25 000 threads.
-int batch_per_thread(std::int64_t vectors, std::int64_t B) {
-  constexpr std::int64_t kMost = 6;
-  constexpr std::int64_t kEnoughThreads = 48 * 1024;
-  const std::int64_t most = std::clamp<std::int64_t>(vectors / kEnoughThreads, 1, kMost);
-  const std::int64_t groups = (B + most - 1) / most;
-  return static_cast<int>((B + groups - 1) / groups);  // even shares
 }
 
 Args make_args(const Plan& plan, bool backward) {
@@ -231,10 +265,10 @@ bool empty(const Plan& plan) {
   return plan.B == 0 || plan.L == 0 || plan.C == 0 || plan.heads() == 0;
 }
 
-template <class T, int V, Mode kMode, bool kActivated>
+template <class T, int V, Mode kMode, Act kAct>
 void launch_turn(const Plan& plan, Args a, cudaStream_t stream) {
   const std::int64_t lanes = plan.C / V;
-  if constexpr (V > 1 && !kActivated) {
+  if constexpr (V > 1 && kAct == Act::kNone) {
     ShortArgs s;
     if (plan.B * plan.heads() * plan.L * lanes <= kShortVectors &&
         make_short_args(plan, a.backward, s)) {
@@ -242,7 +276,9 @@ void launch_turn(const Plan& plan, Args a, cudaStream_t stream) {
       return annulus::cuda::check_launch(plan.op, "short_kernel");
     }
   }
-  const auto lanes_x = static_cast<int>(std::min<std::int64_t>(lanes, kTurnThreads));
+  // Statistics in shared memory: 128 columns of 16-bit tensors, or less, at a time.
+  constexpr int kMostLanes = kAct == Act::kColumns && V > 1 ? 16 : kTurnThreads;
+  const auto lanes_x = static_cast<int>(std::min<std::int64_t>(lanes, kMostLanes));
   const dim3 shape(static_cast<unsigned>(lanes_x), static_cast<unsigned>(kTurnThreads / lanes_x));
   const std::int64_t tiles = (plan.L + shape.y - 1) / shape.y;
   a.batch_per_thread =
@@ -254,24 +290,32 @@ void launch_turn(const Plan& plan, Args a, cudaStream_t stream) {
   }
   a.tiles = FastDiv(static_cast<std::uint32_t>(tiles));
   a.heads_div = FastDiv(static_cast<std::uint32_t>(plan.heads()));
-  const std::size_t shared = StepTable<T>::bytes(lanes_x * V);
-  turn_kernel<T, V, kMode, kActivated><<<static_cast<unsigned>(blocks), shape, shared, stream>>>(a);
+  std::size_t shared = StepTable<T>::bytes(lanes_x * V);
+  if constexpr (kAct == Act::kColumns) {
+    shared = stats_offset(shared) +
+             3 * sizeof(compute_t<T>) * static_cast<std::size_t>(a.batch_per_thread * lanes_x * V);
+  }
+  turn_kernel<T, V, kMode, kAct><<<static_cast<unsigned>(blocks), shape, shared, stream>>>(a);
   annulus::cuda::check_launch(plan.op, "turn_kernel");
 }
 
 template <class T, int V>
 void turn(const Plan& plan, const Args& a, cudaStream_t stream) {
-  if (plan.rotate) return launch_turn<T, V, Mode::kRotate, false>(plan, a, stream);
-  visit_bool(plan.activation != LrpeActivation::kNone, [&]<bool kActivated>() {
+  if (plan.rotate) return launch_turn<T, V, Mode::kRotate, Act::kNone>(plan, a, stream);
+  visit_activation(plan.activation, [&]<Act kAct>() {
     if (a.backward) {
-      launch_turn<T, V, Mode::kGather, kActivated>(plan, a, stream);
+      launch_turn<T, V, Mode::kGather, kAct>(plan, a, stream);
     } else {
-      launch_turn<T, V, Mode::kSpread, kActivated>(plan, a, stream);
+      launch_turn<T, V, Mode::kSpread, kAct>(plan, a, stream);
     }
   });
 }
 
 void turn(const Plan& plan, const Args& a, bool vectors, cudaStream_t stream) {
+  if (row_fits_warp(plan)) {
+    return launch_rows(plan, a, vectors, a.backward ? RowTask::kBackward : RowTask::kForward,
+                       stream);
+  }
   visit_floating(plan.dtype, [&]<class T>() {
     if constexpr (!std::is_same_v<T, double>) {
       if (vectors) return turn<T, kVectorWidth<T>>(plan, a, stream);
@@ -280,42 +324,67 @@ void turn(const Plan& plan, const Args& a, bool vectors, cudaStream_t stream) {
   });
 }
 
+// Softmax over features in one pass has no statistics in memory, except for the gradient of theta.
+bool needs_stats(const Plan& plan) {
+  return plan.softmax() && (!row_fits_warp(plan) || plan.need_dtheta);
+}
+
+bool over_tokens(const Plan& plan) { return plan.activation == LrpeActivation::kSoftmaxTokens; }
+
 // Pieces of the softmax statistics: high, scale, dot; one Real per row or column.
-std::int64_t stats_count(const Plan& plan) {
-  if (!plan.softmax()) return 0;
-  return plan.B * plan.heads() *
-         (plan.activation == LrpeActivation::kSoftmaxFeatures ? plan.L : plan.C);
-}
-
 std::size_t stats_piece(const Plan& plan) {
-  const std::size_t real = plan.dtype == DType::kF64 ? 8 : 4;
-  return Workspace::piece(static_cast<std::size_t>(stats_count(plan)) * real);
+  const std::int64_t count = plan.B * plan.heads() * (over_tokens(plan) ? plan.C : plan.L);
+  return Workspace::piece(static_cast<std::size_t>(count * (plan.dtype == DType::kF64 ? 8 : 4)));
 }
 
-void add_stats(const Plan& plan, Args& a, Workspace& workspace, bool with_dot,
+std::size_t stats_scratch(const Plan& plan, bool with_dot) {
+  return over_tokens(plan) ? column_scratch_bytes(plan, with_dot) : 0;
+}
+
+std::size_t stats_bytes(const Plan& plan, bool with_dot) {
+  if (!needs_stats(plan)) return 0;
+  return (with_dot ? 3 : 2) * stats_piece(plan) + Workspace::piece(stats_scratch(plan, with_dot));
+}
+
+void add_stats(const Plan& plan, Args& a, Workspace& workspace, bool vectors, bool with_dot,
                cudaStream_t stream) {
-  if (!plan.softmax()) return;
+  if (!needs_stats(plan)) return;
   const auto piece = static_cast<std::int64_t>(stats_piece(plan));
   a.stats.high = workspace.take<std::byte>(piece);
   a.stats.scale = workspace.take<std::byte>(piece);
   if (with_dot) a.stats.dot = workspace.take<std::byte>(piece);
-  void* scratch = workspace.take<std::byte>(static_cast<std::int64_t>(softmax_scratch_bytes(plan)));
-  launch_softmax_stats(plan, a, with_dot, scratch, stream);
+  if (over_tokens(plan)) {
+    const auto scratch = static_cast<std::int64_t>(stats_scratch(plan, with_dot));
+    launch_column_stats(plan, a, vectors, with_dot, workspace.take<std::byte>(scratch), stream);
+  } else if (row_fits_warp(plan)) {
+    launch_rows(plan, a, vectors, RowTask::kStatistics, stream);
+  } else {
+    launch_row_stats(plan, a, with_dot, stream);
+  }
 }
 
 }  // namespace
 
+// Sequences per thread. More of them spread the cost of the sines, fewer of them fill the machine.
+// Measured on an H200 (B = 12, in multiples of the moving kernel): 6 is best from n = 256 up (n =
+// 4096: 3 1.07 / 1.14, 6 1.05 / 1.04, 12 1.06 / 1.06), 3 at n = 64 (1.33; 6 1.44), where 6 would
+// leave 25 000 threads.
+int batch_per_thread(std::int64_t vectors, std::int64_t B) {
+  constexpr std::int64_t kMost = 6;
+  constexpr std::int64_t kEnoughThreads = 48 * 1024;
+  const std::int64_t most = std::clamp<std::int64_t>(vectors / kEnoughThreads, 1, kMost);
+  const std::int64_t groups = (B + most - 1) / most;
+  return static_cast<int>((B + groups - 1) / groups);  // even shares
+}
+
 std::size_t forward_workspace(const Plan& plan) {
-  if (empty(plan) || !plan.softmax()) return 0;
-  return 2 * stats_piece(plan) + Workspace::piece(softmax_scratch_bytes(plan));
+  if (empty(plan)) return 0;
+  return stats_bytes(plan, false);
 }
 
 std::size_t backward_workspace(const Plan& plan) {
   if (empty(plan)) return 0;
-  std::size_t bytes = 0;
-  if (plan.softmax()) {
-    bytes += 3 * stats_piece(plan) + Workspace::piece(softmax_scratch_bytes(plan));
-  }
+  std::size_t bytes = stats_bytes(plan, true);
   if (plan.need_dtheta) {
     bytes += Workspace::piece(static_cast<std::size_t>(dtheta_partials(plan)) * sizeof(double));
   }
@@ -329,7 +398,7 @@ void forward(const Plan& plan, Context& context) {
   const bool vectors = use_vectors(plan);
   Args a = make_args(plan, false);
   Workspace workspace(context, plan.op, plan.device, forward_workspace(plan));
-  add_stats(plan, a, workspace, false, stream);
+  add_stats(plan, a, workspace, vectors, false, stream);
   turn(plan, a, vectors, stream);
 }
 
@@ -343,7 +412,7 @@ void backward(const Plan& plan, Context& context) {
   const bool vectors = use_vectors(plan);
   Args a = make_args(plan, true);
   Workspace workspace(context, plan.op, plan.device, backward_workspace(plan));
-  add_stats(plan, a, workspace, true, stream);
+  add_stats(plan, a, workspace, vectors, true, stream);
   if (plan.need_dtheta) {
     auto* partial = workspace.take<double>(dtheta_partials(plan));
     launch_dtheta(plan, a, vectors, partial, stream);
@@ -355,7 +424,7 @@ void backward(const Plan& plan, Context& context) {
 Support support() {
   const std::string why = annulus::cuda::why_unavailable();
   if (!why.empty()) return {false, why};
-  return annulus::cuda::kernel_support(turn_kernel<float, 4, Mode::kSpread, false>,
+  return annulus::cuda::kernel_support(turn_kernel<float, 4, Mode::kSpread, Act::kNone>,
                                        build_info().cuda);
 }
 

@@ -30,7 +30,7 @@ struct SideArgs {
 // Statistics of a softmax, indexed by row (b, head, t) or by column (b, head, c).
 struct SoftmaxStats {
   void* high = nullptr;   // maximum
-  void* scale = nullptr;  // 1 / sum of exp(x - maximum)
+  void* scale = nullptr;  // 1 / sum of power(x - maximum)
   void* dot = nullptr;    // sum of p g, in the backward
 };
 
@@ -167,92 +167,173 @@ __device__ __forceinline__ Real exp_of(Real x) {
   }
 }
 
-// 1 / (1 + e^-x). Where a 16-bit T takes the result, by the special-function unit: right to 2^-17
-// where f16 keeps 2^-11; 1 minus it, in the backward, to 2^-23 of 1.
+// 1 / x; where a 16-bit T takes the result, by the special-function unit.
+template <class T, class Real>
+__device__ __forceinline__ Real inverse(Real x) {
+  if constexpr (sizeof(T) == 2) {
+    Real result;
+    asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+  } else {
+    return Real(1) / x;
+  }
+}
+
+// 1 / (1 + e^-x), of whichever sign without an overflow: with e = e^-|x| it is 1 / (1 + e), or e / (1 + e) below
+// zero. Where a 16-bit T takes the result, by the special-function unit: right to 2^-17 where f16 keeps
+// 2^-11; 1 minus it, in the backward, to 2^-23 of 1.
 template <class T, class Real>
 __device__ __forceinline__ Real sigmoid(Real x) {
   if constexpr (sizeof(T) == 2) {
-    Real inverse;
-    asm("rcp.approx.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + __expf(-x)));
-    return inverse;
+    const float e = __expf(-fabsf(x));
+    return (x < 0 ? e : 1.0f) * inverse<T>(1.0f + e);
   } else {
-    return Real(1) / (Real(1) + exp_of(-x));
+    const Real e = exp_of(x < 0 ? x : -x);
+    return (x < 0 ? e : Real(1)) / (Real(1) + e);
   }
 }
 
-template <class Real>
-__device__ __forceinline__ Real max_with_nan(Real a, Real b) {
-  return b > a || isnan(b) ? b : a;
+// 2^x by the special-function unit, nothing below 2^-126. (With those results the compiler spends
+// four more instructions on each.)
+__device__ __forceinline__ float exp2_approx(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
 }
+inline constexpr float kLog2E = 1.44269504f;
 
-// Statistics of the softmax that element (row, column + i) belongs to.
-struct StatIndex {
-  bool features;
-  std::int64_t row, column;
-
-  __device__ __forceinline__ std::int64_t operator()(int i) const {
-    return features ? row : column + i;
+// What softmax sums: exp(x - maximum), given the difference. Where a 16-bit T takes the result it is
+// 2^30 times as large, in the sum too, so that a quotient of subnormal size is not lost on the way.
+template <class T, class Real>
+__device__ __forceinline__ Real power(Real below) {
+  if constexpr (sizeof(T) == 2) {
+    return exp2_approx(device::mul_add(below, kLog2E, 30.0f));
+  } else {
+    return exp_of(below);
   }
-};
-template <class Real>
-__device__ __forceinline__ Real probability(const Args& a, Real x, std::int64_t k) {
-  return exp_of(x - static_cast<const Real*>(a.stats.high)[k]) *
-         static_cast<const Real*>(a.stats.scale)[k];
+}
+// What such a sum is multiplied by when the maximum rises.
+template <class T, class Real>
+__device__ __forceinline__ Real decay(Real below) {
+  if constexpr (sizeof(T) == 2) {
+    return exp2_approx(below * kLog2E);
+  } else {
+    return exp_of(below);
+  }
 }
 
-// xb = f(x), which may be x itself. `row` and `column` index the statistics.
-template <class T, int V, class Real>
-__device__ __forceinline__ void activate_tile(const Args& a, const Real (&x)[V], std::int64_t row,
-                                              std::int64_t column, Real (&xb)[V]) {
-  const auto each = [&](auto&& f) {
-#pragma unroll
-    for (int i = 0; i < V; ++i) xb[i] = f(x[i], i);
-  };
-  switch (a.activation) {
+// The larger one; a NaN is ignored, since the sum of powers keeps it.
+__device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
+__device__ __forceinline__ double larger(double a, double b) { return fmax(a, b); }
+
+// Which code a kernel holds for f. Softmax over rows (features) and over columns (tokens) needs
+// registers for its statistics, which would slow down the others.
+enum class Act { kNone, kPointwise, kRows, kColumns };
+inline constexpr bool is_softmax(Act act) { return act == Act::kRows || act == Act::kColumns; }
+template <class F>
+decltype(auto) visit_activation(LrpeActivation activation, F&& f) {
+  switch (activation) {
     case LrpeActivation::kNone:
-      return each([](Real v, int) { return v; });
-    case LrpeActivation::kRelu:
-      return each([](Real v, int) { return v <= 0 ? Real(0) : v; });
-    case LrpeActivation::kSigmoid:
-      return each([](Real v, int) { return sigmoid<T>(v); });
-    case LrpeActivation::kSilu:
-      return each([](Real v, int) { return v * sigmoid<T>(v); });
-    default: {
-      const StatIndex k{a.activation == LrpeActivation::kSoftmaxFeatures, row, column};
-      return each([&](Real v, int i) { return probability(a, v, k(i)); });
+      return f.template operator()<Act::kNone>();
+    case LrpeActivation::kSoftmaxFeatures:
+      return f.template operator()<Act::kRows>();
+    case LrpeActivation::kSoftmaxTokens:
+      return f.template operator()<Act::kColumns>();
+    default:
+      return f.template operator()<Act::kPointwise>();
+  }
+}
+
+// Statistics of the softmax that elements (row, column .. column + V) belong to.
+template <Act kAct, class Real, int V>
+__device__ __forceinline__ void load_stat(const void* stat, std::int64_t row, std::int64_t column,
+                                          Real (&out)[V]) {
+  const auto* p = static_cast<const Real*>(stat);
+  if constexpr (kAct == Act::kRows) {
+    const Real one = p[row];
+#pragma unroll
+    for (int i = 0; i < V; ++i) out[i] = one;
+  } else {
+    // Vectors of columns begin at multiples of V, so 16 bytes of statistics are aligned.
+    constexpr int kPiece = V * sizeof(Real) < 16 ? V : static_cast<int>(16 / sizeof(Real));
+#pragma unroll
+    for (int k = 0; k < V; k += kPiece) {
+      const Vec<Real, kPiece> piece = annulus::cuda::fetch<kPiece>(p + column + k);
+#pragma unroll
+      for (int i = 0; i < kPiece; ++i) out[k + i] = piece.word[i];
+    }
+  }
+}
+
+template <class T, Act kAct, int V, class Real>
+__device__ __forceinline__ void probabilities(const SoftmaxStats& stats, const Real (&x)[V],
+                                              std::int64_t row, std::int64_t column, Real (&p)[V]) {
+  Real high[V];
+  Real scale[V];
+  load_stat<kAct>(stats.high, row, column, high);
+  load_stat<kAct>(stats.scale, row, column, scale);
+#pragma unroll
+  for (int i = 0; i < V; ++i) p[i] = power<T>(x[i] - high[i]) * scale[i];
+}
+
+// xb = f(x), which may be x itself. `row` and `column` index `stats`.
+template <class T, Act kAct, int V, class Real>
+__device__ __forceinline__ void activate_tile(LrpeActivation activation, const SoftmaxStats& stats,
+                                              const Real (&x)[V], std::int64_t row,
+                                              std::int64_t column, Real (&xb)[V]) {
+  if constexpr (is_softmax(kAct)) {
+    probabilities<T, kAct>(stats, x, row, column, xb);
+  } else {
+    const auto each = [&](auto&& f) {
+#pragma unroll
+      for (int i = 0; i < V; ++i) xb[i] = f(x[i]);
+    };
+    switch (kAct == Act::kNone ? LrpeActivation::kNone : activation) {
+      case LrpeActivation::kRelu:
+        return each([](Real v) { return v <= 0 ? Real(0) : v; });
+      case LrpeActivation::kSigmoid:
+        return each([](Real v) { return sigmoid<T>(v); });
+      case LrpeActivation::kSilu:
+        return each([](Real v) { return v * sigmoid<T>(v); });
+      default:
+        return each([](Real v) { return v; });
     }
   }
 }
 
 // Replaces g, the gradient of f(x), by dx.
-template <class T, int V, class Real>
-__device__ __forceinline__ void activate_tile_backward(const Args& a, const Real (&x)[V],
-                                                       std::int64_t row, std::int64_t column,
-                                                       Real (&g)[V]) {
-  const auto each = [&](auto&& f) {
+template <class T, Act kAct, int V, class Real>
+__device__ __forceinline__ void activate_tile_backward(LrpeActivation activation,
+                                                       const SoftmaxStats& stats,
+                                                       const Real (&x)[V], std::int64_t row,
+                                                       std::int64_t column, Real (&g)[V]) {
+  if constexpr (is_softmax(kAct)) {
+    Real p[V];
+    Real dot[V];
+    probabilities<T, kAct>(stats, x, row, column, p);
+    load_stat<kAct>(stats.dot, row, column, dot);
 #pragma unroll
-    for (int i = 0; i < V; ++i) g[i] = f(x[i], g[i], i);
-  };
-  switch (a.activation) {
-    case LrpeActivation::kNone:
-      return;
-    case LrpeActivation::kRelu:
-      return each([](Real v, Real d, int) { return v <= 0 ? Real(0) : d; });
-    case LrpeActivation::kSigmoid:
-      return each([](Real v, Real d, int) {
-        const Real s = sigmoid<T>(v);
-        return d * s * (Real(1) - s);
-      });
-    case LrpeActivation::kSilu:
-      return each([](Real v, Real d, int) {
-        const Real s = sigmoid<T>(v);
-        return d * (s + v * s * (Real(1) - s));
-      });
-    default: {
-      const StatIndex k{a.activation == LrpeActivation::kSoftmaxFeatures, row, column};
-      const auto* dots = static_cast<const Real*>(a.stats.dot);
-      return each(
-          [&](Real v, Real d, int i) { return probability(a, v, k(i)) * (d - dots[k(i)]); });
+    for (int i = 0; i < V; ++i) g[i] = p[i] * (g[i] - dot[i]);
+  } else {
+    const auto each = [&](auto&& f) {
+#pragma unroll
+      for (int i = 0; i < V; ++i) g[i] = f(x[i], g[i]);
+    };
+    switch (kAct == Act::kNone ? LrpeActivation::kNone : activation) {
+      case LrpeActivation::kRelu:
+        return each([](Real v, Real d) { return v <= 0 ? Real(0) : d; });
+      case LrpeActivation::kSigmoid:
+        return each([](Real v, Real d) {
+          const Real s = sigmoid<T>(v);
+          return d * s * (Real(1) - s);
+        });
+      case LrpeActivation::kSilu:
+        return each([](Real v, Real d) {
+          const Real s = sigmoid<T>(v);
+          return d * (s + v * s * (Real(1) - s));
+        });
+      default:
+        return;
     }
   }
 }
@@ -272,13 +353,65 @@ __device__ __forceinline__ void store_columns(const Real (&in)[V], void* base, s
   store<V>(in, static_cast<T*>(base) + i);
 }
 
+// The softmax kernels give a thread the same V columns in every layout, so that no layout changes
+// the order of a sum. `left` of them exist; the others are `filler`. With kVectors dense, aligned
+// and complete or missing as a whole; else any.
+template <class T, int V, bool kVectors>
+__device__ __forceinline__ Vec<T, V> fetch_columns(const void* base, std::int64_t i,
+                                                   std::int64_t stride, int left,
+                                                   compute_t<T> filler) {
+  const T* p = static_cast<const T*>(base) + i;
+  if constexpr (kVectors) {
+    if (left > 0) return annulus::cuda::fetch<V>(p);
+  }
+  compute_t<T> value[V];
+#pragma unroll
+  for (int k = 0; k < V; ++k) {
+    value[k] = !kVectors && k < left ? static_cast<compute_t<T>>(p[k * stride]) : filler;
+  }
+  return annulus::cuda::pack<T>(value);
+}
+template <class T, int V, bool kVectors>
+__device__ __forceinline__ void put_columns(const compute_t<T> (&value)[V], void* base,
+                                            std::int64_t i, std::int64_t stride, int left) {
+  T* p = static_cast<T*>(base) + i;
+  if constexpr (kVectors) {
+    if (left > 0) store<V>(value, p);
+  } else {
+#pragma unroll
+    for (int k = 0; k < V; ++k) {
+      if (k < left) p[k * stride] = T(value[k]);
+    }
+  }
+}
+
+// Lanes that share a row of C columns, V each: a power of two, so that shuffles can add them up.
+inline int lanes_of_row(std::int64_t C, int V, int most) {
+  int lanes = 1;
+  while (lanes < most && lanes * V < C) lanes *= 2;
+  return lanes;
+}
+
 // Host side, one per file.
-void launch_softmax_stats(const Plan& plan, const Args& args, bool with_dot, void* scratch,
-                          void* stream);
-std::size_t softmax_scratch_bytes(const Plan& plan);
+inline constexpr int kThreads = 256;
+int batch_per_thread(std::int64_t vectors, std::int64_t B);
+
+// Softmax over features where a row fits the registers of a warp: y, dx, or the statistics for
+// dtheta, in one pass.
+enum class RowTask { kForward, kBackward, kStatistics };
+bool row_fits_warp(const Plan& plan);
+void launch_rows(const Plan& plan, Args args, bool vectors, RowTask task, void* stream);
+
+// Statistics of other rows.
+void launch_row_stats(const Plan& plan, const Args& args, bool with_dot, void* stream);
+
+// Statistics of columns, over tokens.
+void launch_column_stats(const Plan& plan, const Args& args, bool vectors, bool with_dot,
+                         void* scratch, void* stream);
+std::size_t column_scratch_bytes(const Plan& plan, bool with_dot);
+
 void launch_dtheta(const Plan& plan, Args args, bool vectors, double* partial, void* stream);
 std::int64_t dtheta_partials(const Plan& plan);
 void launch_zero_dtheta(const Plan& plan, void* stream);
-inline constexpr int kThreads = 256;
 
 }  // namespace annulus::lrpe::cuda

@@ -1,20 +1,24 @@
-// Softmax statistics on CUDA, ahead of the kernel that turns:
-//   over features: one warp per (b, head, token) row;
-//   over tokens:   each column is cut in runs of 1024 tokens; a block keeps an online (maximum,
-//   sum) per
-//                  column of its run, a second kernel merges the runs in order.
-// The backward also needs sum(p g) over the same axis. Everything is in Real, every order is fixed.
+// Statistics of softmax over tokens on CUDA, ahead of turn_kernel: each column is cut in runs; a
+// block finds the maximum and the sum of powers of each column of its run, in the backward also
+// sum(p g), in one pass; a second kernel adds the runs.
 //
-// Softmax over features could be done by shuffles inside the turning kernel where a row fits the lanes of a
-// warp (0.245 ms in all at n = 4096, B 12, H 12, D 128, bf16, H200). Rows that do not fit, or are not aligned,
-// need these statistics all the same, and both ways must sum in one order or the layout changes the last bit;
-// until a caller needs the time, there is one way.
+// A block is `lanes` x rows threads. A thread owns V columns and takes kSumTokens tokens at a time, a
+// row apart: with 16-bit tensors of 128 columns a block takes 64. For dots it makes their phases in
+// shared memory once and applies them to its sequences one by one, so that the sums of one sequence
+// stay in registers. A token's registers are loaded anew, for the next sequence, as soon as they have
+// been read.
+//
+// Everything is in Real, every order is fixed and the same for every layout.
+//
+// Turning in the same way, statistics in registers and phases from shared memory, was slower than
+// turn_kernel: 0.139 / 0.223 ms at n = 4096 instead of 0.125 / 0.155.
 
 #include <cuda_runtime.h>
 
 #include <algorithm>
 
 #include "annulus/core/dispatch.h"
+#include "annulus/cuda/check.h"
 #include "annulus/cuda/launch.h"
 #include "annulus/lrpe_cosine/lrpe_cosine_cuda.cuh"
 
@@ -22,265 +26,477 @@ namespace annulus::lrpe::cuda {
 
 namespace {
 
-constexpr int kRunTokens = 1024;
-constexpr int kColumns = 32;  // of a block
-constexpr int kRows = 8;
+constexpr int kColumnThreads = 128;
+constexpr int kColumnWarps = kColumnThreads / 32;
+constexpr int kMostLanes = 16;
+constexpr int kSumTokens = 8;  // so that the phases of a block are 64 KiB at most
+constexpr int kPieces = 4;     // of kSumTokens tokens a thread, where there are no phases
+// Five blocks to a multiprocessor, three of those with phases: that is what shared memory holds. On
+// an H200 in bf16 at n = 4096 sums take 0.046 ms, with dots 0.150, of which reading is 0.036 and
+// 0.108. 2 or 8 pieces, 4 or 6 blocks: 0.049 to 0.06; 256 threads of 4 tokens: 0.05 and 0.28.
+template <bool kDots>
+inline constexpr int kMinBlocks = kDots ? 3 : 5;
 
-// The side and head that flat head index h names.
-struct Head {
-  int side, head, theta_row;
-};
-__device__ __forceinline__ Head find_head(const Args& a, std::int64_t flat) {
-  Head h;
-  h.side = flat >= a.heads_first ? 1 : 0;
-  h.head = static_cast<int>(flat) - (h.side ? a.heads_first : 0);
-  h.theta_row =
-      static_cast<int>(a.side[h.side].heads_per_row.divide(static_cast<std::uint32_t>(h.head)));
-  return h;
+// Tokens of a run, for each row.
+__host__ __device__ constexpr int sum_tokens(bool dots) {
+  return dots ? kSumTokens : kSumTokens * kPieces;
 }
 
-// g of one element: its gradient turned back by its phase, which is made on the spot.
-template <class T>
-__device__ __forceinline__ compute_t<T> gradient(const Args& a, const Head& h, std::int64_t b,
-                                                 std::int64_t t, int c) {
-  using Real = compute_t<T>;
-  const Operand& dy = a.side[h.side].dy;
-  const std::int64_t i = element(dy, b, h.head, t, c);
-  const auto d1 = static_cast<Real>(static_cast<const T*>(dy.first)[i]);
-  const auto d2 = static_cast<Real>(static_cast<const T*>(dy.second)[i]);
-  if (t < a.positions.prefix) return device::mul_add(d2, Real(0), d1);
-  std::int64_t s[device::kAxes] = {};
-  a.positions.unravel(t, s);
-  s[0] += load_offset(a, b);
-  const Real theta = load_theta<Real>(a, h.theta_row, c - a.positions.axis_of(c) * a.E);
-  device::SinCos<Real, 1> phase;
-  phase.set(0, a.positions.column_phase(make_step<T>(theta), s, c));
-  if (!isfinite(theta)) phase.c[0] = phase.s[0] = Real(NAN);
-  return device::mul_add(d2, phase.s[0], d1 * phase.c[0]);
-}
-
-template <class Real, class F>
-__device__ __forceinline__ Real warp_reduce(Real v, F&& combine) {
-  for (int step = 16; step > 0; step /= 2) v = combine(v, __shfl_xor_sync(0xffffffffu, v, step));
-  return v;
-}
-
-template <class T>
-__global__ void __launch_bounds__(kThreads)
-    row_stats_kernel(const __grid_constant__ Args a, bool with_dot) {
-  using Real = compute_t<T>;
-  const std::int64_t rows = a.B * a.heads * a.L;
-  const int lane = static_cast<int>(threadIdx.x) & 31;
-  const std::int64_t warps = static_cast<std::int64_t>(gridDim.x) * (kThreads / 32);
-  for (std::int64_t row = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
-       row < rows; row += warps) {
-    const std::int64_t t = row % a.L;
-    const std::int64_t flat = row / a.L % a.heads;
-    const std::int64_t b = row / a.L / a.heads;
-    const Head h = find_head(a, flat);
-    const Operand& x = a.side[h.side].x;
-    const T* p = static_cast<const T*>(x.first) + element(x, b, h.head, t, 0);
-    Real high = -INFINITY;
-    for (int c = lane; c < a.C; c += 32) {
-      high = max_with_nan(high, static_cast<Real>(p[c * x.stride[3]]));
-    }
-    high = warp_reduce(high, [](Real u, Real v) { return max_with_nan(u, v); });
-    Real sum = 0;
-    for (int c = lane; c < a.C; c += 32)
-      sum += exp_of(static_cast<Real>(p[c * x.stride[3]]) - high);
-    sum = warp_reduce(sum, [](Real u, Real v) { return u + v; });
-    const Real scale = Real(1) / sum;
-    Real dot = 0;
-    if (with_dot) {
-      for (int c = lane; c < a.C; c += 32) {
-        const Real prob = exp_of(static_cast<Real>(p[c * x.stride[3]]) - high) * scale;
-        dot += prob * gradient<T>(a, h, b, t, c);
-      }
-      dot = warp_reduce(dot, [](Real u, Real v) { return u + v; });
-    }
-    if (lane == 0) {
-      static_cast<Real*>(a.stats.high)[row] = high;
-      static_cast<Real*>(a.stats.scale)[row] = scale;
-      if (with_dot) static_cast<Real*>(a.stats.dot)[row] = dot;
-    }
-  }
-}
-
-// An online maximum and sum of exponentials.
+// What a maximum of nothing but -inf is replaced by, so that its powers are 0 and not NaN.
 template <class Real>
-struct Online {
-  Real high = -INFINITY;
-  Real sum = 0;
+__device__ __forceinline__ Real finite_high(Real high) {
+  return high == -static_cast<Real>(INFINITY) ? Real(0) : high;
+}
 
-  __device__ __forceinline__ void add(Real x) {
-    if (x > high || isnan(x)) {
-      sum = sum * (high == x ? Real(1) : exp_of(high - x)) + Real(1);
-      high = x;
-    } else {
-      // -inf after -inf: counts as equal now, and is scaled to nothing by the first finite value.
-      sum += x == high ? Real(1) : exp_of(x - high);
-    }
-  }
-  __device__ __forceinline__ void merge(const Online& o) {
-    if (o.sum == Real(0)) return;
-    if (o.high > high || isnan(o.high)) {
-      sum = sum * (sum == Real(0) ? Real(0) : exp_of(high - o.high)) + o.sum;
-      high = o.high;
-    } else {
-      sum += o.sum * (o.high == high ? Real(1) : exp_of(o.high - high));
-    }
-  }
-};
-
-// Where a block of the column kernels works: 32 columns of one (b, head), one run of tokens.
+// What a thread of these kernels works on. Blocks are numbered by tile (run of tokens, then block of
+// columns), head, and group of batch_per_thread sequences.
 struct ColumnPlace {
-  std::int64_t b, flat;
-  std::int64_t run, runs;
-  int c;
+  Place block;
+  std::int64_t run, t0;  // first token of the block
+  std::int64_t b_begin;
+  int sequences;
+  int lane, row, rows;
+  int first_column, column;
+
+  __device__ __forceinline__ ColumnPlace(const Args& a, int lanes, int width, std::int64_t runs,
+                                         int tokens_per_thread)
+      : block(find_place(a)) {
+    run = block.tile % static_cast<std::uint32_t>(runs);
+    first_column = static_cast<int>(block.tile / static_cast<std::uint32_t>(runs)) * width;
+    lane = static_cast<int>(threadIdx.x) % lanes;
+    row = static_cast<int>(threadIdx.x) / lanes;
+    rows = kColumnThreads / lanes;
+    column = first_column + lane * (width / lanes);
+    t0 = run * rows * tokens_per_thread;
+    b_begin = static_cast<std::int64_t>(block.group) * a.batch_per_thread;
+    const std::int64_t left = a.B - b_begin;
+    sequences = left < a.batch_per_thread ? static_cast<int>(left) : a.batch_per_thread;
+  }
 };
-__device__ __forceinline__ ColumnPlace find_columns(const Args& a) {
-  ColumnPlace p;
-  p.runs = (a.L + kRunTokens - 1) / kRunTokens;
-  const std::int64_t column_blocks = (a.C + kColumns - 1) / kColumns;
-  std::int64_t i = blockIdx.x;
-  p.c = static_cast<int>(i % column_blocks) * kColumns + static_cast<int>(threadIdx.x);
-  i /= column_blocks;
-  p.run = i % p.runs;
-  i /= p.runs;
-  p.flat = i % a.heads;
-  p.b = i / a.heads;
-  return p;
-}
 
-template <class T>
-__global__ void __launch_bounds__(kThreads)
-    column_stats_kernel(const __grid_constant__ Args a, Online<compute_t<T>>* runs) {
+// Which tokens of a piece, and which of a thread's columns, exist.
+struct TokenRange {
+  bool complete;  // all of the block
+  int tokens, columns;
+  int row, rows;
+
+  __device__ __forceinline__ TokenRange(const Args& a, const ColumnPlace& p, std::int64_t first,
+                                        int width)
+      : columns(a.C - p.column), row(p.row), rows(p.rows) {
+    const int all = p.rows * kSumTokens;
+    const std::int64_t left = a.L - first;
+    tokens = left < 0 ? 0 : left < all ? static_cast<int>(left) : all;
+    complete = tokens == all && p.first_column + width <= a.C;
+  }
+  // Columns of the thread's token j.
+  __device__ __forceinline__ int left(int j) const { return row + j * rows < tokens ? columns : 0; }
+};
+
+// One component of a tensor, walked through token by token, kSumTokens of every sequence. (A pointer
+// that moves: of offsets from one that stands still the compiler keeps a register pair for each.)
+template <class T, bool kVectors>
+struct TokenWalk {
+  static constexpr int V = kVectorWidth<T>;
+  T* at;
+  std::int64_t token_step, sequence_step, column_step;
+
+  __device__ __forceinline__ TokenWalk(const Operand& o, void* component, const ColumnPlace& p)
+      : at(static_cast<T*>(component) +
+           element(o, p.b_begin, p.block.head, p.t0 + p.row, p.column)),
+        token_step(p.rows * o.stride[2]),
+        sequence_step(o.stride[0] - kSumTokens * token_step),
+        column_step(o.stride[3]) {}
+
+  // Token j of the range, which may be known to be complete.
+  template <bool kComplete>
+  __device__ __forceinline__ Vec<T, V> fetch(int j, const TokenRange& range, compute_t<T> filler) {
+    const T* const here = at;
+    at += token_step;
+    if (kVectors && kComplete) return annulus::cuda::fetch<V>(here);
+    return fetch_columns<T, V, kVectors>(here, 0, column_step, range.left(j), filler);
+  }
+  __device__ __forceinline__ void next_sequence() { at += sequence_step; }
+};
+
+// The phases of a tile: per token cosines, then sines, of `width` columns each. The 16-byte pieces
+// of a thread's V columns lie apart, so that threads side by side read memory side by side.
+template <class T, int V>
+struct PhaseTile {
   using Real = compute_t<T>;
-  __shared__ Online<Real> rows[kRows][kColumns];
-  const ColumnPlace p = find_columns(a);
-  const Head h = find_head(a, p.flat);
-  Online<Real> mine;
-  if (p.c < a.C) {
-    const Operand& x = a.side[h.side].x;
-    const std::int64_t end = min((p.run + 1) * kRunTokens, a.L);
-    for (std::int64_t t = p.run * kRunTokens + threadIdx.y; t < end; t += kRows) {
-      mine.add(static_cast<Real>(static_cast<const T*>(x.first)[element(x, p.b, h.head, t, p.c)]));
+  static constexpr int kPiece = static_cast<int>(16 / sizeof(Real));
+  Real* data;
+  int lanes;
+
+  __device__ __forceinline__ int slot(int column) const {
+    const int within = column % V;
+    return (within / kPiece * lanes + column / V) * kPiece + within % kPiece;
+  }
+  // A thread makes one column. Tokens and columns beyond the end get some finite phase.
+  __device__ __forceinline__ void fill(const Args& a, const Place& p, std::int64_t b,
+                                       std::int64_t t0, int tokens, int first_column) const {
+    const int width = lanes * V;
+    const int column = static_cast<int>(threadIdx.x) % width;
+    const int c = first_column + column;
+    const bool real = c < a.C;
+    const int axis = real ? a.positions.axis_of(c) : 0;
+    const Real theta = real ? load_theta<Real>(a, p.theta_row, c - axis * a.E) : Real(0);
+    const Real poison = isfinite(theta) ? Real(0) : Real(NAN);
+    const step_t<T> step = make_step<T>(theta);
+    const std::int64_t offset = load_offset(a, b);
+    const std::int64_t left = a.positions.prefix - t0;  // tokens without a position
+    const int prefix = left < 0 ? 0 : left < tokens ? static_cast<int>(left) : tokens;
+    Real* const column_data = data + slot(column);
+    const auto make = [&](int i, std::int64_t position) {
+      device::SinCos<Real, 1> phase;
+      phase.set(0, turn_at(step, position));
+      const bool placed = i >= prefix;
+      column_data[2 * i * width] = placed ? phase.c[0] + poison : Real(1);
+      column_data[(2 * i + 1) * width] = placed ? phase.s[0] + poison : Real(0);
+    };
+    const int first = static_cast<int>(threadIdx.x) / width;
+    const int apart = kColumnThreads / width;
+    if (a.positions.axes == 1) {
+      const std::int64_t start = t0 - a.positions.prefix + a.positions.offset + offset;
+      for (int i = first; i < tokens; i += apart) make(i, start + i);
+    } else {
+      for (int i = first; i < tokens; i += apart) {
+        std::int64_t s[device::kAxes] = {};
+        a.positions.unravel(t0 + max(i, prefix), s);
+        make(i, a.positions.along(s, axis));
+      }
     }
   }
-  rows[threadIdx.y][threadIdx.x] = mine;
-  __syncthreads();
-  if (threadIdx.y == 0 && p.c < a.C) {
-    for (int y = 1; y < kRows; ++y) mine.merge(rows[y][threadIdx.x]);
-    runs[((p.b * a.heads + p.flat) * p.runs + p.run) * a.C + p.c] = mine;
-  }
-}
-
-template <class Real>
-__global__ void __launch_bounds__(kThreads)
-    merge_stats_kernel(const __grid_constant__ Args a, const Online<Real>* runs,
-                       std::int64_t count) {
-  const std::int64_t n = a.B * a.heads * a.C;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < n;
-       i += static_cast<std::int64_t>(gridDim.x) * kThreads) {
-    Online<Real> total;
-    for (std::int64_t r = 0; r < count; ++r)
-      total.merge(runs[(i / a.C * count + r) * a.C + i % a.C]);
-    static_cast<Real*>(a.stats.high)[i] = total.high;
-    // inf - inf: the definition's softmax of a column that holds +inf is NaN throughout.
-    static_cast<Real*>(a.stats.scale)[i] =
-        total.high == Real(INFINITY) ? Real(NAN) : Real(1) / total.sum;
-  }
-}
-
-template <class T>
-__global__ void __launch_bounds__(kThreads)
-    column_dot_kernel(const __grid_constant__ Args a, compute_t<T>* runs) {
-  using Real = compute_t<T>;
-  __shared__ Real rows[kRows][kColumns];
-  const ColumnPlace p = find_columns(a);
-  const Head h = find_head(a, p.flat);
-  Real mine = 0;
-  if (p.c < a.C) {
-    const Operand& x = a.side[h.side].x;
-    const std::int64_t stat = (p.b * a.heads + p.flat) * a.C + p.c;
-    const Real high = static_cast<const Real*>(a.stats.high)[stat];
-    const Real scale = static_cast<const Real*>(a.stats.scale)[stat];
-    const std::int64_t end = min((p.run + 1) * kRunTokens, a.L);
-    for (std::int64_t t = p.run * kRunTokens + threadIdx.y; t < end; t += kRows) {
-      const auto v =
-          static_cast<Real>(static_cast<const T*>(x.first)[element(x, p.b, h.head, t, p.c)]);
-      mine = device::mul_add(exp_of(v - high) * scale, gradient<T>(a, h, p.b, t, p.c), mine);
+  __device__ __forceinline__ void read(int token, int lane, device::SinCos<Real, V>& phase) const {
+    const Real* const row = data + 2 * token * lanes * V;
+#pragma unroll
+    for (int k = 0; k < V / kPiece; ++k) {
+      const int at = (k * lanes + lane) * kPiece;
+      const auto c = annulus::cuda::fetch<kPiece>(row + at);
+      const auto s = annulus::cuda::fetch<kPiece>(row + lanes * V + at);
+#pragma unroll
+      for (int i = 0; i < kPiece; ++i) {
+        phase.c[k * kPiece + i] = c.word[i];
+        phase.s[k * kPiece + i] = s.word[i];
+      }
     }
   }
-  rows[threadIdx.y][threadIdx.x] = mine;
-  __syncthreads();
-  if (threadIdx.y == 0 && p.c < a.C) {
-    for (int y = 1; y < kRows; ++y) mine += rows[y][threadIdx.x];
-    runs[((p.b * a.heads + p.flat) * p.runs + p.run) * a.C + p.c] = mine;
+};
+
+// Over the rows of a warp: lanes `lanes` apart.
+template <int V, class Real, class F>
+__device__ __forceinline__ void reduce_warp_rows(Real (&v)[V], int lanes, F&& combine) {
+  for (int step = lanes; step < 32; step *= 2) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) v[i] = combine(v[i], __shfl_xor_sync(0xffffffffu, v[i], step));
   }
 }
 
-template <class Real>
-__global__ void __launch_bounds__(kThreads)
-    merge_dot_kernel(const __grid_constant__ Args a, const Real* runs, std::int64_t count) {
-  const std::int64_t n = a.B * a.heads * a.C;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < n;
-       i += static_cast<std::int64_t>(gridDim.x) * kThreads) {
-    Real total = 0;
-    for (std::int64_t r = 0; r < count; ++r) total += runs[(i / a.C * count + r) * a.C + i % a.C];
-    static_cast<Real*>(a.stats.dot)[i] = total;
-  }
-}
-
-std::int64_t run_count(const Plan& plan) { return (plan.L + kRunTokens - 1) / kRunTokens; }
-
-unsigned grid_for(std::int64_t items) {
-  return static_cast<unsigned>(
-      std::clamp<std::int64_t>((items + kThreads - 1) / kThreads, 1, 1 << 20));
-}
-
-template <class T>
-void launch_columns(const Plan& plan, const Args& a, bool with_dot, void* scratch,
-                    cudaStream_t stream) {
+// Maximum, sum of powers relative to it, and the sum of their products with g, of V columns.
+template <class T, int V>
+struct ColumnSums {
   using Real = compute_t<T>;
-  const std::int64_t runs = run_count(plan);
-  const std::int64_t blocks = plan.B * plan.heads() * runs * ((plan.C + kColumns - 1) / kColumns);
-  if (blocks >= (std::int64_t{1} << 31)) {
-    throw NotSupported("[" + std::string(plan.op) + "] x must need fewer than 2^31 blocks on cuda");
+  Real high[V], sum[V], dot[V];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      high[i] = -static_cast<Real>(INFINITY);
+      sum[i] = dot[i] = 0;
+    }
   }
-  const auto grid = static_cast<unsigned>(blocks);
-  const dim3 block(kColumns, kRows);
-  const unsigned merge_grid = grid_for(plan.B * plan.heads() * plan.C);
-  auto* online = static_cast<Online<Real>*>(scratch);
-  column_stats_kernel<T><<<grid, block, 0, stream>>>(a, online);
-  annulus::cuda::check_launch(plan.op, "column_stats_kernel");
-  merge_stats_kernel<Real><<<merge_grid, kThreads, 0, stream>>>(a, online, runs);
-  annulus::cuda::check_launch(plan.op, "merge_stats_kernel");
-  if (!with_dot) return;
-  column_dot_kernel<T><<<grid, block, 0, stream>>>(a, static_cast<Real*>(scratch));
-  annulus::cuda::check_launch(plan.op, "column_dot_kernel");
-  merge_dot_kernel<Real><<<merge_grid, kThreads, 0, stream>>>(a, static_cast<Real*>(scratch), runs);
-  annulus::cuda::check_launch(plan.op, "merge_dot_kernel");
+};
+
+// One entry for each (sequence, run, column).
+template <class Real>
+struct RunSums {
+  Real *high, *sum, *dot;
+};
+
+// Adds up the rows of a warp, then the warps of a block, and writes the entries of sequence b.
+// `warp_sums` is in shared memory: [part][warp][width].
+template <int V, bool kDots, class T, class Real>
+__device__ __forceinline__ void add_warps(const Args& a, const ColumnPlace& p, int lanes,
+                                          std::int64_t b, std::int64_t runs, ColumnSums<T, V>& mine,
+                                          Real* warp_sums, const RunSums<Real>& sums) {
+  const int width = lanes * V;
+  const int part = kColumnWarps * width;
+  const int thread = static_cast<int>(threadIdx.x);
+  const auto add = [](Real u, Real v) { return device::add(u, v); };
+  reduce_warp_rows(mine.sum, lanes, add);
+  if constexpr (kDots) reduce_warp_rows(mine.dot, lanes, add);
+  if (thread % 32 < lanes) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      Real* const to = warp_sums + thread / 32 * width + p.lane * V + i;
+      to[0] = mine.high[i];
+      to[part] = mine.sum[i];
+      if constexpr (kDots) to[2 * part] = mine.dot[i];
+    }
+  }
+  __syncthreads();
+  if (thread < width && p.first_column + thread < a.C) {
+    const Real* const column = warp_sums + thread;
+    Real high = column[0];
+#pragma unroll
+    for (int w = 1; w < kColumnWarps; ++w) high = larger(high, column[w * width]);
+    const Real base = finite_high(high);
+    Real sum = 0;
+    Real dot = 0;
+#pragma unroll
+    for (int w = 0; w < kColumnWarps; ++w) {
+      const Real factor = decay<T>(column[w * width] - base);
+      sum = device::mul_add(column[part + w * width], factor, sum);
+      if constexpr (kDots) dot = device::mul_add(column[2 * part + w * width], factor, dot);
+    }
+    const std::int64_t entry =
+        ((b * a.heads + p.block.flat_head) * runs + p.run) * a.C + p.first_column + thread;
+    sums.high[entry] = high;
+    sums.sum[entry] = sum;
+    if constexpr (kDots) sums.dot[entry] = dot;
+  }
+  __syncthreads();
+}
+
+// Without dots a block works through kPieces pieces of one sequence; with them through one piece of
+// all its sequences.
+template <class T, bool kVectors, bool kDots>
+__global__ void __launch_bounds__(kColumnThreads, kMinBlocks<kDots>)
+    column_sums_kernel(const __grid_constant__ Args a, int lanes, std::int64_t runs,
+                       RunSums<compute_t<T>> sums) {
+  using Real = compute_t<T>;
+  constexpr int V = kVectorWidth<T>;
+  constexpr int kParts = kDots ? 3 : 2;  // of a run's sums
+  constexpr Real kNothing = -static_cast<Real>(INFINITY);
+  extern __shared__ __align__(16) unsigned char shared[];
+  auto* const warp_sums = reinterpret_cast<Real*>(shared);  // [part][warp][width]
+  const int width = lanes * V;
+  const PhaseTile<T, V> phases{warp_sums + kParts * kColumnWarps * width, lanes};
+
+  const ColumnPlace p(a, lanes, width, runs, sum_tokens(kDots));
+  const SideArgs& side = a.side[p.block.side];
+  const int piece_tokens = p.rows * kSumTokens;
+  TokenWalk<T, kVectors> x_walk(side.x, side.x.first, p);
+  TokenWalk<T, kVectors> d1_walk(side.dy, side.dy.first, p);
+  TokenWalk<T, kVectors> d2_walk(side.dy, side.dy.second, p);
+  TokenRange range(a, p, p.t0, width);
+  Vec<T, V> x[kSumTokens];
+  [[maybe_unused]] Vec<T, V> d1[kSumTokens];
+  [[maybe_unused]] Vec<T, V> d2[kSumTokens];
+  auto fetch_as = [&]<bool kComplete>(int j) {
+    x[j] = x_walk.template fetch<kComplete>(j, range, kNothing);
+    if constexpr (kDots) {
+      d1[j] = d1_walk.template fetch<kComplete>(j, range, Real(0));
+      d2[j] = d2_walk.template fetch<kComplete>(j, range, Real(0));
+    }
+  };
+  auto fetch_token = [&](int j) {
+    if (kVectors && range.complete) return fetch_as.template operator()<true>(j);
+    fetch_as.template operator()<false>(j);
+  };
+#pragma unroll
+  for (int j = 0; j < kSumTokens; ++j) fetch_token(j);
+
+  ColumnSums<T, V> mine;
+  mine.clear();
+  const int steps = kDots ? p.sequences : kPieces;
+  for (int step = 0; step < steps; ++step) {
+    if constexpr (kDots) {
+      mine.clear();
+      if (step == 0 || a.offsets != nullptr) {
+        phases.fill(a, p.block, p.b_begin + step, p.t0, piece_tokens, p.first_column);
+        __syncthreads();
+      }
+      x_walk.next_sequence();
+      d1_walk.next_sequence();
+      d2_walk.next_sequence();
+    } else {
+      range = TokenRange(a, p, p.t0 + (step + 1) * piece_tokens, width);
+    }
+
+    Real high[V];
+#pragma unroll
+    for (int i = 0; i < V; ++i) high[i] = mine.high[i];
+#pragma unroll
+    for (int j = 0; j < kSumTokens; ++j) {
+      Real u[V];
+      annulus::cuda::unpack(x[j], u);
+#pragma unroll
+      for (int i = 0; i < V; ++i) high[i] = larger(high[i], u[i]);
+    }
+    reduce_warp_rows(high, lanes, [](Real u, Real v) { return larger(u, v); });
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      const Real base = finite_high(high[i]);
+      if constexpr (!kDots) mine.sum[i] *= decay<T>(mine.high[i] - base);
+      mine.high[i] = high[i];
+      high[i] = base;
+    }
+#pragma unroll
+    for (int j = 0; j < kSumTokens; ++j) {
+      Real e[V];
+      annulus::cuda::unpack(x[j], e);
+      [[maybe_unused]] Real u[V];
+      [[maybe_unused]] Real w[V];
+      if constexpr (kDots) {
+        annulus::cuda::unpack(d1[j], u);
+        annulus::cuda::unpack(d2[j], w);
+      }
+      if (step + 1 < steps) fetch_token(j);
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        e[i] = power<T>(e[i] - high[i]);
+        mine.sum[i] = device::add(mine.sum[i], e[i]);
+      }
+      if constexpr (kDots) {
+        Real g[V];
+        device::SinCos<Real, V> phase;
+        phases.read(j * p.rows + p.row, p.lane, phase);
+        device::cosine_tile_backward(u, w, phase, g);
+#pragma unroll
+        for (int i = 0; i < V; ++i) mine.dot[i] = device::mul_add(e[i], g[i], mine.dot[i]);
+      }
+    }
+    if (!kDots && step + 1 < steps) continue;
+
+    add_warps<V, kDots>(a, p, lanes, p.b_begin + (kDots ? step : 0), runs, mine, warp_sums, sums);
+  }
+}
+
+// Block of 32 columns x 8 shares: share y takes runs y, y + 8, ... in order, then the shares are
+// added in order.
+constexpr int kShares = 8;
+template <class T>
+__global__ void __launch_bounds__(32 * kShares)
+    merge_runs_kernel(const __grid_constant__ Args a, RunSums<compute_t<T>> sums,
+                      std::int64_t runs) {
+  using Real = compute_t<T>;
+  __shared__ Real shares[3][kShares][32];
+  const bool dots = a.stats.dot != nullptr;
+  const int lane = static_cast<int>(threadIdx.x);
+  const int share = static_cast<int>(threadIdx.y);
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * 32 + lane;
+  const bool real = i < a.B * a.heads * a.C;
+  const std::int64_t first = real ? i / a.C * runs * a.C + i % a.C : 0;
+
+  Real high = -static_cast<Real>(INFINITY);
+  for (std::int64_t r = share; real && r < runs; r += kShares) {
+    high = larger(high, sums.high[first + r * a.C]);
+  }
+  shares[0][share][lane] = high;
+  __syncthreads();
+#pragma unroll
+  for (int y = 0; y < kShares; ++y) high = larger(high, shares[0][y][lane]);
+  const Real base = finite_high(high);
+  Real sum = 0;
+  Real dot = 0;
+  for (std::int64_t r = share; real && r < runs; r += kShares) {
+    const std::int64_t entry = first + r * a.C;
+    const Real factor = decay<T>(sums.high[entry] - base);
+    sum = device::mul_add(sums.sum[entry], factor, sum);
+    if (dots) dot = device::mul_add(sums.dot[entry], factor, dot);
+  }
+  shares[1][share][lane] = sum;
+  shares[2][share][lane] = dot;
+  __syncthreads();
+  if (share != 0 || !real) return;
+#pragma unroll
+  for (int y = 1; y < kShares; ++y) {
+    sum = device::add(sum, shares[1][y][lane]);
+    dot = device::add(dot, shares[2][y][lane]);
+  }
+  const Real scale = inverse<T>(sum);
+  static_cast<Real*>(a.stats.high)[i] = high;
+  static_cast<Real*>(a.stats.scale)[i] = scale;
+  if (dots) static_cast<Real*>(a.stats.dot)[i] = dot * scale;
+}
+
+// How a call is cut; by its sizes alone, whatever its layout.
+struct ColumnCut {
+  int lanes = 1, width = 1;
+  std::int64_t runs = 0, column_blocks = 0;
+
+  ColumnCut(const Plan& plan, int tokens_per_thread) {
+    const auto V = static_cast<int>(16 / size_of(plan.dtype));
+    lanes = lanes_of_row(plan.C, V, kMostLanes);
+    width = lanes * V;
+    const std::int64_t tokens =
+        static_cast<std::int64_t>(kColumnThreads / lanes) * tokens_per_thread;
+    runs = (plan.L + tokens - 1) / tokens;
+    column_blocks = (plan.C + width - 1) / width;
+  }
+};
+
+std::int64_t run_entries(const Plan& plan, bool dots) {
+  return plan.B * plan.heads() * ColumnCut(plan, sum_tokens(dots)).runs * plan.C;
+}
+
+void check_blocks(const Plan& plan, std::int64_t blocks) {
+  if (blocks < (std::int64_t{1} << 31)) return;
+  throw NotSupported("[" + std::string(plan.op) + "] x must need fewer than 2^31 blocks on cuda");
+}
+
+// Fills in how blocks are numbered, and says how many there are.
+unsigned number_blocks(const Plan& plan, const ColumnCut& cut, bool phases, Args& a) {
+  const std::int64_t tiles = cut.runs * cut.column_blocks;
+  // Without phases sequences have nothing to share; with them fewer groups make fewer phases, but
+  // too few blocks would leave multiprocessors idle.
+  constexpr std::int64_t kEnoughBlocks = 768;
+  const std::int64_t groups =
+      phases ? std::clamp<std::int64_t>(kEnoughBlocks / (tiles * plan.heads()), 1, plan.B) : plan.B;
+  a.batch_per_thread = static_cast<std::int32_t>((plan.B + groups - 1) / groups);
+  const std::int64_t blocks =
+      tiles * plan.heads() * ((plan.B + a.batch_per_thread - 1) / a.batch_per_thread);
+  check_blocks(plan, blocks);
+  a.tiles = FastDiv(static_cast<std::uint32_t>(tiles));
+  a.heads_div = FastDiv(static_cast<std::uint32_t>(plan.heads()));
+  return static_cast<unsigned>(blocks);
+}
+
+template <class T, bool kVectors, bool kDots>
+void launch_sums(const Plan& plan, Args a, void* scratch, cudaStream_t stream) {
+  using Real = compute_t<T>;
+  const ColumnCut cut(plan, sum_tokens(kDots));
+  const unsigned blocks = number_blocks(plan, cut, kDots, a);
+  auto* const entries = static_cast<Real*>(scratch);
+  const std::int64_t count = run_entries(plan, kDots);
+  const RunSums<Real> sums{entries, entries + count, entries + 2 * count};
+  constexpr std::size_t kWarpSums = (kDots ? 3 : 2) * kColumnWarps * sizeof(Real);
+  constexpr std::size_t kPhases =
+      kDots ? 2 * sizeof(Real) * kSumTokens * kColumnThreads * kVectorWidth<T> : 0;
+  auto* const kernel = column_sums_kernel<T, kVectors, kDots>;
+  constexpr std::size_t kMostShared = kPhases + kWarpSums * kMostLanes * kVectorWidth<T>;
+  annulus::cuda::throw_on_error(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(kMostShared)),
+      plan.op, "shared memory of column_sums_kernel");
+  const std::size_t shared = kPhases + kWarpSums * static_cast<std::size_t>(cut.width);
+  kernel<<<blocks, kColumnThreads, shared, stream>>>(a, cut.lanes, cut.runs, sums);
+  annulus::cuda::check_launch(plan.op, "column_sums_kernel");
+
+  const std::int64_t merge_blocks = (plan.B * plan.heads() * plan.C + 31) / 32;
+  check_blocks(plan, merge_blocks);
+  merge_runs_kernel<T>
+      <<<static_cast<unsigned>(merge_blocks), dim3(32, kShares), 0, stream>>>(a, sums, cut.runs);
+  annulus::cuda::check_launch(plan.op, "merge_runs_kernel");
 }
 
 }  // namespace
 
-std::size_t softmax_scratch_bytes(const Plan& plan) {
-  if (plan.activation != LrpeActivation::kSoftmaxTokens) return 0;
+std::size_t column_scratch_bytes(const Plan& plan, bool with_dot) {
   const std::size_t real = plan.dtype == DType::kF64 ? 8 : 4;
-  return static_cast<std::size_t>(plan.B * plan.heads() * run_count(plan) * plan.C) * 2 * real;
+  return static_cast<std::size_t>(run_entries(plan, with_dot)) * (with_dot ? 3 : 2) * real;
 }
 
-void launch_softmax_stats(const Plan& plan, const Args& a, bool with_dot, void* scratch,
-                          void* stream_handle) {
-  auto* stream = static_cast<cudaStream_t>(stream_handle);
+void launch_column_stats(const Plan& plan, const Args& a, bool vectors, bool with_dot,
+                         void* scratch, void* stream) {
   visit_floating(plan.dtype, [&]<class T>() {
-    if (plan.activation == LrpeActivation::kSoftmaxTokens) {
-      return launch_columns<T>(plan, a, with_dot, scratch, stream);
-    }
-    row_stats_kernel<T>
-        <<<grid_for(plan.B * plan.heads() * plan.L * 32), kThreads, 0, stream>>>(a, with_dot);
-    annulus::cuda::check_launch(plan.op, "row_stats_kernel");
+    visit_bool(with_dot, [&]<bool kDots>() {
+      auto* const on = static_cast<cudaStream_t>(stream);
+      if constexpr (!std::is_same_v<T, double>) {
+        if (vectors) return launch_sums<T, true, kDots>(plan, a, scratch, on);
+      }
+      launch_sums<T, false, kDots>(plan, a, scratch, on);
+    });
   });
 }
 

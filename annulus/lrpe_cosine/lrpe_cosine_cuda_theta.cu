@@ -21,16 +21,35 @@ namespace annulus::lrpe::cuda {
 
 namespace {
 
-constexpr int kTileTokens = 64;
+// Small tiles, so that the last blocks to finish do not leave the machine idle for long. Measured on
+// an H200 in bf16 at n = 4096, with dx, as a multiple of a kernel that only moves the bytes: 16
+// tokens and five blocks to a multiprocessor (96 registers) 1.22; 32 tokens 1.30, four or six blocks
+// 1.33, 64 tokens 1.53.
+constexpr int kTileTokens = 16;
 // The rows of a block are fixed, whatever a thread's width: the order of the sums, and so their
 // bits, must not depend on the layout.
 constexpr int kBlockRows = 8;
-constexpr int kBlockLanes = 32;
+constexpr int kBlockLanes = 16;
+template <Act kAct>
+inline constexpr int kMinBlocks = kAct == Act::kNone ? 5 : 4;
+
+// What a thread has read of one sequence.
+template <class T, int V>
+struct Sequence {
+  Vec<T, V> d1, d2, x1, x2;
+};
+
+// Where token t of sequence b is.
+__device__ __forceinline__ void find_position(const Args& a, std::int64_t b, std::int64_t t,
+                                              std::int64_t (&s)[device::kAxes]) {
+  a.positions.unravel(t, s);
+  s[0] += load_offset(a, b);
+}
 
 // Thread (x, y): V columns from V (x + i blockDim.x) on, of tokens y, y + blockDim.y, ... of the
 // tile, all b.
-template <class T, int V, bool kRotate>
-__global__ void __launch_bounds__(kThreads)
+template <class T, int V, bool kRotate, Act kAct>
+__global__ void __launch_bounds__(kBlockRows* kBlockLanes, kMinBlocks<kAct>)
     dtheta_kernel(const __grid_constant__ Args a, double* __restrict__ partial) {
   using Real = compute_t<T>;
   extern __shared__ __align__(16) unsigned char shared[];
@@ -54,76 +73,100 @@ __global__ void __launch_bounds__(kThreads)
     const int column = first_column + slot;
     const bool suspect = table.fill(a, p.theta_row, first_column, width);
     const bool active = column < a.C;
-    Real sum0[V] = {};
-    Real sum1[V] = {};
+    // The thread's own sums wait in shared memory: they are used once a token, and its registers
+    // are all taken in between.
+    Real* const mine = sums + threadIdx.y * blockDim.x + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < 2 * V; ++i) mine[i * threads] = 0;
     for (std::int64_t t = t0 + threadIdx.y; active && t < t1; t += blockDim.y) {
+      const std::int64_t i_dy = element(side.dy, 0, p.head, t, column);
+      const std::int64_t i_x = element(side.x, 0, p.head, t, column);
+      const auto* d1_from = static_cast<const T*>(side.dy.first) + i_dy;
+      const auto* d2_from = static_cast<const T*>(side.dy.second) + i_dy;
+      const auto* x1_from = static_cast<const T*>(side.x.first) + i_x;
+      const auto* x2_from = static_cast<const T*>(side.x.second) + i_x;
+      std::int64_t i_dx = element(side.dx, 0, p.head, t, column);
+      Sequence<T, V> next;
+      auto fetch_next = [&] {
+        next.d1 = annulus::cuda::fetch<V>(d1_from);
+        next.d2 = annulus::cuda::fetch<V>(d2_from);
+        next.x1 = annulus::cuda::fetch<V>(x1_from);
+        if constexpr (kRotate) next.x2 = annulus::cuda::fetch<V>(x2_from);
+        d1_from += side.dy.stride[0];
+        d2_from += side.dy.stride[0];
+        x1_from += side.x.stride[0];
+        x2_from += side.x.stride[0];
+      };
+      fetch_next();  // in flight while the phases are made
       const bool placed = t >= a.positions.prefix;
-      std::int64_t s[device::kAxes] = {};
-      if (placed) a.positions.unravel(t, s);
-      const std::int64_t s_base = s[0];
-      device::SinCos<Real, V> phase;
-      phase.set_zero_phase();
-      for (std::int64_t b = 0; b < a.B; ++b) {
-        if (placed && (b == 0 || a.offsets != nullptr)) {
-          s[0] = s_base + load_offset(a, b);
+      // Sequences that have their positions, and so their phases, in common: all, or one.
+      const std::int64_t alike = a.offsets == nullptr ? a.B : 1;
+      for (std::int64_t b = 0; b < a.B;) {
+        device::SinCos<Real, V> phase;
+        phase.set_zero_phase();
+        const std::int64_t b_first = b;
+        if (placed) {
+          std::int64_t s[device::kAxes] = {};
+          find_position(a, b, t, s);
           make_phases<T, V>(a, table, slot, s, column, suspect, phase);
         }
-        const std::int64_t i_dy = element(side.dy, b, p.head, t, column);
-        const std::int64_t i_x = element(side.x, b, p.head, t, column);
-        Real d1[V], d2[V], x1[V], x2[V], xb[V], g1[V], g2[V];
-        load_columns<V, T>(side.dy.first, i_dy, d1);
-        load_columns<V, T>(side.dy.second, i_dy, d2);
-        load_columns<V, T>(side.x.first, i_x, x1);
-        if constexpr (kRotate) load_columns<V, T>(side.x.second, i_x, x2);
-        const std::int64_t sequence = b * a.heads + p.flat_head;
-        const std::int64_t row = sequence * a.L + t;
-        const std::int64_t stat_column = sequence * a.C + column;
-        device::rotate_tile(d1, d2, phase, Real(-1), g1, g2);
-        if constexpr (!kRotate) activate_tile<T>(a, x1, row, stat_column, xb);
-        if (placed) {
+        Real q[V] = {};
+        for (const std::int64_t end = b + alike; b < end; ++b) {
+          Real d1[V], d2[V], x1[V], x2[V], g1[V], g2[V];
+          annulus::cuda::unpack(next.d1, d1);
+          annulus::cuda::unpack(next.d2, d2);
+          annulus::cuda::unpack(next.x1, x1);
+          if constexpr (kRotate) annulus::cuda::unpack(next.x2, x2);
+          if (b + 1 < a.B) fetch_next();
+          [[maybe_unused]] const std::int64_t sequence = b * a.heads + p.flat_head;
+          [[maybe_unused]] const std::int64_t row = sequence * a.L + t;
+          [[maybe_unused]] const std::int64_t stat_column = sequence * a.C + column;
+          device::rotate_tile(d1, d2, phase, Real(-1), g1, g2);
+          Real xb[V];
+          activate_tile<T, kAct>(a.activation, a.stats, x1, row, stat_column, xb);
 #pragma unroll
           for (int i = 0; i < V; ++i) {
-            const int axis = a.positions.axis_of(column + i);
-            const auto within =
-                static_cast<Real>(a.positions.along(s, axis) - a.positions.along(s0, axis));
-            const Real q = kRotate ? device::mul_add(-x2[i], g1[i], x1[i] * g2[i]) : xb[i] * g2[i];
-            sum0[i] = device::add(sum0[i], q);
-            sum1[i] = device::mul_add(within, q, sum1[i]);
+            q[i] = device::mul_add(xb[i], g2[i], q[i]);
+            if constexpr (kRotate) q[i] = device::mul_add(-x2[i], g1[i], q[i]);
+          }
+          if (side.dx.first != nullptr) {
+            activate_tile_backward<T, kAct>(a.activation, a.stats, x1, row, stat_column, g1);
+            if constexpr (kRotate) store_columns<V, T>(g2, side.dx.second, i_dx);
+            store_columns<V, T>(g1, side.dx.first, i_dx);
+            i_dx += side.dx.stride[0];
           }
         }
-        if (side.dx.first != nullptr) {
-          const std::int64_t i_dx = element(side.dx, b, p.head, t, column);
-          if constexpr (kRotate) {
-            store_columns<V, T>(g2, side.dx.second, i_dx);
-          } else {
-            activate_tile_backward<T>(a, x1, row, stat_column, g1);
-          }
-          store_columns<V, T>(g1, side.dx.first, i_dx);
+        if (!placed) continue;
+        std::int64_t s[device::kAxes] = {};
+        std::int64_t here[V];
+        std::int64_t start[V];
+        find_position(a, b_first, t, s);
+        a.positions.along_columns(s, column, here);
+        a.positions.along_columns(s0, column, start);
+#pragma unroll
+        for (int i = 0; i < V; ++i) {
+          const auto within = static_cast<Real>(here[i] - start[i]);
+          mine[i * threads] = device::add(mine[i * threads], q[i]);
+          mine[(V + i) * threads] = device::mul_add(within, q[i], mine[(V + i) * threads]);
         }
       }
     }
     // Rows in order, in double.
-    const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
-#pragma unroll
-    for (int i = 0; i < V; ++i) {
-      sums[i * threads + thread] = sum0[i];
-      sums[(V + i) * threads + thread] = sum1[i];
-    }
     __syncthreads();
-    if (threadIdx.y == 0 && active) {
-      const std::int64_t block = static_cast<std::int64_t>(p.flat_head) * a.tiles.divisor + p.tile;
-#pragma unroll
-      for (int i = 0; i < V; ++i) {
-        double total0 = 0;
-        double total1 = 0;
-        for (unsigned y = 0; y < blockDim.y; ++y) {
-          total0 += static_cast<double>(sums[i * threads + y * blockDim.x + threadIdx.x]);
-          total1 += static_cast<double>(sums[(V + i) * threads + y * blockDim.x + threadIdx.x]);
-        }
-        const auto start =
-            static_cast<double>(a.positions.along(s0, a.positions.axis_of(column + i)));
-        partial[block * a.C + column + i] = start * total0 + total1;
+    const std::int64_t block = static_cast<std::int64_t>(p.flat_head) * a.tiles.divisor + p.tile;
+    const int lanes = static_cast<int>(blockDim.x);
+    for (int i = static_cast<int>(threadIdx.y) * lanes + static_cast<int>(threadIdx.x);
+         i < width && first_column + i < a.C; i += threads) {
+      const Real* const of_column = sums + i % V * threads + i / V;
+      double total0 = 0;
+      double total1 = 0;
+      for (int y = 0; y < static_cast<int>(blockDim.y); ++y) {
+        total0 += static_cast<double>(of_column[y * lanes]);
+        total1 += static_cast<double>(of_column[V * threads + y * lanes]);
       }
+      const int c = first_column + i;
+      const auto start = static_cast<double>(a.positions.along(s0, a.positions.axis_of(c)));
+      partial[block * a.C + c] = start * total0 + total1;
     }
     __syncthreads();
   }
@@ -153,12 +196,12 @@ __global__ void __launch_bounds__(1024)
       const int heads = a.heads_per_row[side];
       const std::int64_t first =
           (side ? a.heads_first : 0) + static_cast<std::int64_t>(row) * heads;
-      for (std::int64_t i = threadIdx.y; i < heads * a.tiles; i += 32) {
-        const double* p = a.partial + (first * a.tiles + i) * a.C;
-        for (int j = 0; j < a.axes; ++j) {
-          const std::int64_t c = static_cast<std::int64_t>(j) * a.E + k;
-          if (c < a.C) total += p[c];
-        }
+      for (int j = 0; j < a.axes; ++j) {
+        const std::int64_t c = static_cast<std::int64_t>(j) * a.E + k;
+        if (c >= a.C) break;
+        const double* const p = a.partial + first * a.tiles * a.C + c;
+#pragma unroll 8
+        for (std::int64_t i = threadIdx.y; i < heads * a.tiles; i += 32) total += p[i * a.C];
       }
     }
   }
@@ -183,7 +226,7 @@ __global__ void zero_kernel(U* dtheta, std::int64_t rows, std::int64_t columns, 
 
 std::int64_t tile_count(const Plan& plan) { return (plan.L + kTileTokens - 1) / kTileTokens; }
 
-template <class T, int V, bool kRotate>
+template <class T, int V, bool kRotate, Act kAct>
 void launch(const Plan& plan, const Args& a, double* partial, cudaStream_t stream) {
   const auto lanes =
       static_cast<int>(std::clamp<std::int64_t>((plan.C + V - 1) / V, 1, kBlockLanes));
@@ -195,7 +238,7 @@ void launch(const Plan& plan, const Args& a, double* partial, cudaStream_t strea
   if (blocks >= (std::int64_t{1} << 31)) {
     throw NotSupported("[" + std::string(plan.op) + "] x must need fewer than 2^31 blocks on cuda");
   }
-  dtheta_kernel<T, V, kRotate>
+  dtheta_kernel<T, V, kRotate, kAct>
       <<<static_cast<unsigned>(blocks), shape, shared, stream>>>(a, partial);
   annulus::cuda::check_launch(plan.op, "dtheta_kernel");
 }
@@ -222,12 +265,17 @@ void launch_dtheta(const Plan& plan, Args a, bool vectors, double* partial, void
   a.tiles = FastDiv(static_cast<std::uint32_t>(tile_count(plan)));
   a.heads_div = FastDiv(static_cast<std::uint32_t>(plan.heads()));
   visit_floating(plan.dtype, [&]<class T>() {
-    visit_bool(plan.rotate, [&]<bool kRotate>() {
+    const auto launch_form = [&]<bool kRotate, Act kAct>() {
       if constexpr (!std::is_same_v<T, double>) {
-        if (vectors) return launch<T, kVectorWidth<T>, kRotate>(plan, a, partial, stream);
+        if (vectors) {
+          return launch<T, kVectorWidth<T>, kRotate, kAct>(plan, a, partial, stream);
+        }
       }
-      launch<T, 1, kRotate>(plan, a, partial, stream);
-    });
+      launch<T, 1, kRotate, kAct>(plan, a, partial, stream);
+    };
+    if (plan.rotate) return launch_form.template operator()<true, Act::kNone>();
+    visit_activation(plan.activation,
+                     [&]<Act kAct>() { launch_form.template operator()<false, kAct>(); });
   });
 
   ReduceArgs r{};

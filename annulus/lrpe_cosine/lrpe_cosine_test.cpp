@@ -384,6 +384,37 @@ TEST_P(Lrpe, BFloat16KeepsWhatItHolds) {
   }
 }
 
+// Where e^-x overflows, sigmoid and silu are still far from the smallest number.
+TEST_P(Lrpe, SigmoidAndSiluOfLargeNegativeNumbers) {
+  const std::int64_t n = 40, D = 8;
+  LrpeCosineOptions options;
+  options.shape = {n};
+  std::vector<double> numbers;
+  for (int i = 0; i < n * D; ++i) numbers.push_back(std::round(-60.0 - i % 44) + i % 2 * 0.5);
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    Dense x(device(), dtype, {1, 1, n, D}), theta(device(), DType::kF32, {1, D});
+    Dense y(device(), dtype, {1, 1, n, 2 * D});
+    x.write(numbers);
+    theta.normal(24);
+    Dense x64(kCPU, DType::kF64, {1, 1, n, D}), theta64(kCPU, DType::kF64, {1, D});
+    Dense exact(kCPU, DType::kF64, {1, 1, n, 2 * D});
+    x64.write(x.values());
+    theta64.write(theta.values());
+    for (const auto activation : {LrpeActivation::kSigmoid, LrpeActivation::kSilu}) {
+      options.activation = activation;
+      lrpe_cosine_forward(x.view(), theta.view(), y.view(), options, context);
+      reference::lrpe_cosine_forward(x64.view(), theta64.view(), exact.view(), options);
+      const std::vector<double> got = y.values(), want = exact.values();
+      for (std::size_t i = 0; i < want.size(); ++i) {
+        const double unit =
+            dtype == DType::kF32 ? std::abs(want[i]) * 1e-5 + 0x1p-140 : ulp_at(want[i], dtype);
+        EXPECT_LE(std::abs(got[i] - want[i]), unit)
+            << name_of(dtype) << " " << want[i] << " at " << i;
+      }
+    }
+  }
+}
+
 // `..._workspace` reads device, dtypes and shapes only, so that it can be asked before there is
 // memory.
 TEST_P(Lrpe, WorkspaceNeedsNoData) {

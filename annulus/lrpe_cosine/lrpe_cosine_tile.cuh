@@ -156,6 +156,9 @@ __device__ __forceinline__ double mul_add(double a, double b, double c) {
 __device__ __forceinline__ float add(float a, float b) { return __fadd_rn(a, b); }
 __device__ __forceinline__ double add(double a, double b) { return __dadd_rn(a, b); }
 
+__device__ __forceinline__ float mul(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double mul(double a, double b) { return __dmul_rn(a, b); }
+
 // yc = x cos, ys = x sin.
 template <class Real, int V>
 __device__ __forceinline__ void cosine_tile(const Real (&x)[V], const SinCos<Real, V>& phase,
