@@ -1,9 +1,9 @@
 // LRPE-cosine on the CPU.
 //
-// A task is one head of one tensor and a run of tokens; it makes the anchors of a tile of 64 tokens once and
+// A task is one head of one tensor and a run of tokens; it makes the anchors of a tile of 128 tokens once and
 // turns the tile of all sequences, two at a time. Tasks are fixed by the problem, and each writes only what is its
-// own, so the bits do not depend on the number of threads. Without an activation and with dense columns a row
-// goes from x to y in registers; everything else goes through row buffers.
+// own, so the bits do not depend on the number of threads. Without an activation, with dense columns and no axis of a
+// few columns between others, a row goes from x to y in registers; everything else goes through row buffers.
 //
 // lrpe_cosine.md has the figures and what limits them.
 

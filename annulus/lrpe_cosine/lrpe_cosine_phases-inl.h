@@ -25,11 +25,11 @@
 HWY_BEFORE_NAMESPACE();
 namespace annulus::lrpe::HWY_NAMESPACE {
 
-// The same question in whole numbers, asked of all phases of a row: the place of a phase in its quarter
-// turn, in 2^-16 of one, is the sum of those of its anchor and its fine part; either is cut off, so
-// the sum is low by less than 2. |sin cos| < limit needs a place within 2 limit / pi quarter turns
-// of a whole one (the 1.01 holds the curvature and the rounding of sin and cos). kNearHalf is added
-// to the anchor's place: what is near then lies below kNearWindow.
+// Whether a value is below kNearZero (lrpe_cosine_stored-inl.h), asked in whole numbers of all phases of a row: the
+// place of a phase in its quarter turn, in 2^-16 of one, is the sum of those of its anchor and its fine part;
+// either is cut off, so the sum is low by less than 2. |sin cos| < limit needs a place within 2 limit / pi quarter
+// turns of a whole one (the 1.01 holds the curvature and the rounding of sin and cos). kNearHalf is added to the
+// anchor's place: what is near then lies below kNearWindow.
 template <class T>
 inline constexpr int kNearHalf = static_cast<int>(kNearZero<T> * 65536 * 0.6366198f * 1.01f) + 3;
 template <class T>
