@@ -230,7 +230,7 @@ void add_side(Plan& plan, int i, std::int64_t heads) {
   plan.side[i].heads_per_row = plan.theta_rows > 0 ? heads / plan.theta_rows : 1;
 }
 
-// Scratch is at most a few hundred bytes per element, 16 KiB per frequency and 1 MiB per column, padding
+// Scratch is at most a few hundred bytes per element, 32 KiB per frequency and 1 MiB per column, padding
 // included (an expanded tensor has elements without memory, so the tensors' own sizes do not bound it): checked
 // here once, so that no count of either backend can wrap.
 void check_scratch(const Plan& plan) {
@@ -238,7 +238,7 @@ void check_scratch(const Plan& plan) {
   constexpr std::int64_t kBytes = 1024;
   (void)checked_product(plan.op, kBytes, at_least_1(plan.B), at_least_1(plan.heads()),
                         at_least_1(plan.L), at_least_1(plan.C));
-  (void)checked_product(plan.op, kBytes * 16, at_least_1(plan.theta_rows), at_least_1(plan.E));
+  (void)checked_product(plan.op, kBytes * 32, at_least_1(plan.theta_rows), at_least_1(plan.E));
   (void)checked_product(plan.op, kBytes * 1024, at_least_1(plan.C));
 }
 

@@ -165,7 +165,10 @@ inline void sigmoid_row(float* v, std::int64_t n) {
 #endif
 }
 inline void sigmoid_row(double* v, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) v[i] = 1.0 / (1.0 + std::exp(-v[i]));
+  for (std::int64_t i = 0; i < n; ++i) {
+    const double e = std::exp(-std::abs(v[i]));
+    v[i] = (v[i] < 0 ? e : 1.0) / (1.0 + e);
+  }
 }
 
 // Softmax over one token's features, which lie in several segments.

@@ -269,6 +269,24 @@ void add_values(Builder& b) {
   }
 }
 
+void add_long_axes(Builder& b) {
+  // The CPU's phases of a grid are products beyond position 64 of an axis, and rows alone up to there.
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (LrpeProblem p :
+         {LrpeProblem{.B = 3, .H = 2, .D = 40, .E = 20, .shape = {33, 3}},
+          LrpeProblem{.B = 2, .H = 2, .D = 40, .E = 20, .shape = {2, 64}, .prefix = 1},
+          LrpeProblem{.B = 2, .H = 1, .D = 70, .E = 43, .shape = {4, 70}, .prefix = 130},
+          LrpeProblem{.B = 2, .H = 1, .D = 48, .E = 30, .shape = {130, 3}},
+          LrpeProblem{.B = 2, .H = 2, .D = 128, .E = 43, .shape = {2, 70, 2}},
+          LrpeProblem{.B = 1, .H = 1, .D = 20, .E = 5, .shape = {1, 66, 2, 3}},
+          LrpeProblem{.B = 1, .H = 1, .D = 12, .E = 7, .shape = {70, 66}}}) {
+      p.dtype = dtype;
+      p.need_dtheta = false;
+      b.add("grids with a long axis", p);
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<Case> lrpe_named_cases() {
@@ -280,6 +298,7 @@ std::vector<Case> lrpe_named_cases() {
   add_sizes(b);
   add_groups(b);
   add_values(b);
+  add_long_axes(b);
   return b.take();
 }
 

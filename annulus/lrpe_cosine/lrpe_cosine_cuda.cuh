@@ -212,6 +212,18 @@ __device__ __forceinline__ Real power(Real below) {
     return exp_of(below);
   }
 }
+// What is added up of p g: a power of at most 1, so that no finite g is made infinite, and what the sum is
+// multiplied by, given 1 / the sum of powers.
+template <class T>
+inline constexpr float kPowerOfMaximum = sizeof(T) == 2 ? 0x1p30f : 1.0f;
+template <class T, class Real>
+__device__ __forceinline__ Real dot_weight(Real power) {
+  return device::mul(power, Real(1) / kPowerOfMaximum<T>);
+}
+template <class T, class Real>
+__device__ __forceinline__ Real dot_mean(Real dot, Real scale) {
+  return device::mul(dot, device::mul(scale, Real(kPowerOfMaximum<T>)));
+}
 // What such a sum is multiplied by when the maximum rises.
 template <class T, class Real>
 __device__ __forceinline__ Real decay(Real below) {
@@ -344,10 +356,6 @@ __device__ __forceinline__ std::int64_t element(const Operand& o, std::int64_t b
 }
 
 // V columns; with V = 1 any column stride, with V > 1 dense and aligned.
-template <int V, class T, class Real>
-__device__ __forceinline__ void load_columns(const void* base, std::int64_t i, Real (&out)[V]) {
-  load<V>(static_cast<const T*>(base) + i, out);
-}
 template <int V, class T, class Real>
 __device__ __forceinline__ void store_columns(const Real (&in)[V], void* base, std::int64_t i) {
   store<V>(in, static_cast<T*>(base) + i);

@@ -142,7 +142,9 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<kTask>)
       for (int i = 0; i < V; ++i) {
         e[j][i] = power<T>(e[j][i] - high[j]);
         sum[j] = device::add(sum[j], e[j][i]);
-        if constexpr (!kForward) dot[j] = device::mul_add(e[j][i], g[j][i], dot[j]);
+        if constexpr (!kForward) {
+          dot[j] = device::mul_add(dot_weight<T>(e[j][i]), g[j][i], dot[j]);
+        }
       }
     }
     reduce_rows(sum, lanes, [](Real u, Real v) { return device::add(u, v); });
@@ -154,7 +156,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<kTask>)
     for (int j = 0; j < N; ++j) {
       const int here = done + j < sequences ? left : 0;
       const Real scale = inverse<T>(sum[j]);
-      const Real mean = device::mul(dot[j], scale);  // of g
+      const Real mean = dot_mean<T>(dot[j], scale);  // of g
       if constexpr (kTask == RowTask::kStatistics) {
         if (threadIdx.x == 0 && here > 0) {
           const std::int64_t row = ((b_begin + done + j) * a.heads + p.flat_head) * a.L + t;

@@ -131,7 +131,7 @@ struct PhaseTile {
     const int within = column % V;
     return (within / kPiece * lanes + column / V) * kPiece + within % kPiece;
   }
-  // A thread makes one column. Tokens and columns beyond the end get some finite phase.
+  // A thread makes one column. Tokens and columns beyond the end get a finite phase, whatever theta is.
   __device__ __forceinline__ void fill(const Args& a, const Place& p, std::int64_t b,
                                        std::int64_t t0, int tokens, int first_column) const {
     const int width = lanes * V;
@@ -149,7 +149,7 @@ struct PhaseTile {
     const auto make = [&](int i, std::int64_t position) {
       device::SinCos<Real, 1> phase;
       phase.set(0, turn_at(step, position));
-      const bool placed = i >= prefix;
+      const bool placed = i >= prefix && t0 + i < a.L;
       column_data[2 * i * width] = placed ? phase.c[0] + poison : Real(1);
       column_data[(2 * i + 1) * width] = placed ? phase.s[0] + poison : Real(0);
     };
@@ -353,7 +353,9 @@ __global__ void __launch_bounds__(kColumnThreads, kMinBlocks<kDots>)
         phases.read(j * p.rows + p.row, p.lane, phase);
         device::cosine_tile_backward(u, w, phase, g);
 #pragma unroll
-        for (int i = 0; i < V; ++i) mine.dot[i] = device::mul_add(e[i], g[i], mine.dot[i]);
+        for (int i = 0; i < V; ++i) {
+          mine.dot[i] = device::mul_add(dot_weight<T>(e[i]), g[i], mine.dot[i]);
+        }
       }
     }
     if (!kDots && step + 1 < steps) continue;
@@ -407,7 +409,7 @@ __global__ void __launch_bounds__(32 * kShares)
   const Real scale = inverse<T>(sum);
   static_cast<Real*>(a.stats.high)[i] = high;
   static_cast<Real*>(a.stats.scale)[i] = scale;
-  if (dots) static_cast<Real*>(a.stats.dot)[i] = dot * scale;
+  if (dots) static_cast<Real*>(a.stats.dot)[i] = dot_mean<T>(dot, scale);
 }
 
 // How a call is cut; by its sizes alone, whatever its layout.

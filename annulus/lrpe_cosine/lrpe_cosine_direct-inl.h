@@ -87,8 +87,9 @@ HWY_INLINE simd_t second_of(simd_t a, [[maybe_unused]] simd_t b, simd_t s, simd_
   return ops::neg_mul_add(a, s, ops::mul(b, c));
 }
 
-// How many pairs of vectors make a block: a cache line of y (two where one pair is more). A core that sees a line written whole does not fetch it first,
-// even where the lines of four rows come in turn; with half a line of each at a time it fetches every one
+// How many pairs of vectors make a block: a cache line of y (two where one pair is more). A core that sees a line
+// written whole does not fetch it first, even where the lines of four rows come in turn; with half a line of each at
+// a time it fetches every one
 // (Neoverse-V1, one thread, this loop by itself over two sequences of 4096 tokens in fp32: 12.4 ms with half
 // lines, 2.5 with whole ones, which is what a copy takes).
 inline constexpr int kMaxLanes =
@@ -322,8 +323,9 @@ class TileTurn {
     const Segment& last = segments_.at[segments_.count - 1];
     const std::int64_t columns = last.column + last.length;
     const std::int64_t pair = 2 * static_cast<std::int64_t>(simd::lanes());
-    std::int64_t k = turn_as_blocks<kBlockPairs<T>>(0, columns, rows);
-    if constexpr (kBlockPairs < T >> 1) k = turn_as_blocks<1>(k, columns, rows);
+    constexpr int kPairs = kBlockPairs<T>;
+    std::int64_t k = turn_as_blocks<kPairs>(0, columns, rows);
+    if constexpr (kPairs > 1) k = turn_as_blocks<1>(k, columns, rows);
     if (k < columns && columns >= pair && rows.x1 != rows.y1) {  // the last overlaps the one before
       k = turn_as_blocks<1>(columns - pair, columns, rows);
     }
@@ -377,7 +379,7 @@ class TileTurn {
   BlockSource source_of(const Run& run, std::int64_t k, std::int64_t width) {
     const int i = segment_of(segments_, k);
     const Segment& g = segments_.at[i];
-    BlockSource from;
+    BlockSource from{};
     from.first = run.at[i].from(k - g.column);
     from.edge = g.column + g.length - k;
     if (from.edge < width) {

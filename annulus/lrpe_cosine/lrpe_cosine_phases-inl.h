@@ -146,7 +146,7 @@ class Phases<T, float> {
   // The next tokens have phase zero, ...
   void set_zero_phase(int tokens) {
     if (tokens == 0) return;
-    Run run;
+    Run run{};
     run.tokens = tokens;
     std::fill_n(run.at, segments_.count, alone(row(kZeroPhase), 0));
     add(run);
@@ -156,7 +156,7 @@ class Phases<T, float> {
   // up to the anchor's last, and to the last for which there is a row where one is to be mended.
   int set_positions(int tokens, const std::int64_t* position) {
     if (mended_rows_ + segments_.count > kMended && kExactNearZero) return 0;
-    Run run;
+    Run run{};
     run.tokens = tokens;
     const int still = std::min(segments_.count, axes_ - 1);
     for (int i = 0; i < still; ++i) {

@@ -54,7 +54,11 @@ SinCos phase(const LrpePositions& p, const Tensor2& theta, std::int64_t b, std::
   return r;
 }
 
-double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+// Of whichever sign without an overflow.
+double sigmoid(double x) {
+  const double e = std::exp(-std::abs(x));
+  return (x < 0 ? e : 1) / (1 + e);
+}
 
 // Softmax of n values a step apart.
 void softmax(const double* x, double* p, std::int64_t n, std::int64_t step) {

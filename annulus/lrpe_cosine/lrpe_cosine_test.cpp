@@ -415,6 +415,58 @@ TEST_P(Lrpe, SigmoidAndSiluOfLargeNegativeNumbers) {
   }
 }
 
+// The mean that a softmax's gradient subtracts is never larger than the largest gradient.
+TEST_P(Lrpe, SoftmaxOfLargeGradients) {
+  const std::int64_t n = 50, D = 16;
+  LrpeCosineOptions options;
+  options.shape = {n};
+  for (const auto activation : {LrpeActivation::kSoftmaxFeatures, LrpeActivation::kSoftmaxTokens}) {
+    options.activation = activation;
+    Dense x(device(), DType::kBF16, {1, 1, n, D}), theta(device(), DType::kF32, {1, D});
+    Dense dy(device(), DType::kBF16, {1, 1, n, 2 * D}), dx(device(), DType::kBF16, {1, 1, n, D});
+    x.normal(25);
+    theta.write(std::vector<double>(D, 0.0));
+    dy.write(std::vector<double>(static_cast<std::size_t>(n * 2 * D), 0x1p110));
+    lrpe_cosine_backward(dy.view(), x.view(), theta.view(), dx.view(), TensorView(), options,
+                         context);
+    // All gradients are equal, so that nothing is left but rounding.
+    for (const double v : dx.values()) ASSERT_LE(std::abs(v), 0x1p94);
+  }
+}
+
+// Sequences share the making of their phases, several at a time where there are many rows: each is what it is alone.
+TEST_P(Lrpe, ManySequencesEqualSeparateCalls) {
+  struct Size {
+    std::int64_t B, H, n, D;
+  };
+  for (const Size& size : {Size{7, 12, 300, 128}, Size{3, 400, 70, 8}}) {
+    const auto [B, H, n, D] = size;
+    for (const auto activation :
+         {LrpeActivation::kNone, LrpeActivation::kSilu, LrpeActivation::kSoftmaxFeatures,
+          LrpeActivation::kSoftmaxTokens}) {
+      LrpeCosineOptions options;
+      options.shape = {n - 3};
+      options.prefix = 3;
+      options.activation = activation;
+      Dense x(device(), DType::kBF16, {B, H, n, D}), theta(device(), DType::kF32, {H, D});
+      Dense dy(device(), DType::kBF16, {B, H, n, 2 * D});
+      x.normal(26), dy.normal(27), theta.normal(28);
+      Dense y(device(), DType::kBF16, {B, H, n, 2 * D}),
+          y1(device(), DType::kBF16, {B, H, n, 2 * D});
+      Dense dx(device(), DType::kBF16, {B, H, n, D}), dx1(device(), DType::kBF16, {B, H, n, D});
+      lrpe_cosine_forward(x.view(), theta.view(), y.view(), options, context);
+      lrpe_cosine_backward(dy.view(), x.view(), theta.view(), dx.view(), {}, options, context);
+      for (std::int64_t b = 0; b < B; ++b) {
+        lrpe_cosine_forward(x.batch(b), theta.view(), y1.batch(b), options, context);
+        lrpe_cosine_backward(dy.batch(b), x.batch(b), theta.view(), dx1.batch(b), {}, options,
+                             context);
+      }
+      EXPECT_TRUE(y.bytes() == y1.bytes()) << "activation " << static_cast<int>(activation);
+      EXPECT_TRUE(dx.bytes() == dx1.bytes()) << "activation " << static_cast<int>(activation);
+    }
+  }
+}
+
 // `..._workspace` reads device, dtypes and shapes only, so that it can be asked before there is
 // memory.
 TEST_P(Lrpe, WorkspaceNeedsNoData) {
