@@ -284,18 +284,13 @@ void launch_turn(const Plan& plan, Args a, cudaStream_t stream) {
   a.batch_per_thread =
       plan.offsets.defined() ? 1 : batch_per_thread(plan.B * plan.heads() * plan.L * lanes, plan.B);
   const std::int64_t groups = (plan.B + a.batch_per_thread - 1) / a.batch_per_thread;
-  const std::int64_t blocks = tiles * plan.heads() * groups;
-  if (blocks >= (std::int64_t{1} << 31)) {
-    throw NotSupported("[" + std::string(plan.op) + "] x must need fewer than 2^31 blocks on cuda");
-  }
-  a.tiles = FastDiv(static_cast<std::uint32_t>(tiles));
-  a.heads_div = FastDiv(static_cast<std::uint32_t>(plan.heads()));
+  const unsigned blocks = number_blocks(plan, tiles, groups, a);
   std::size_t shared = StepTable<T>::bytes(lanes_x * V);
   if constexpr (kAct == Act::kColumns) {
     shared = stats_offset(shared) +
              3 * sizeof(compute_t<T>) * static_cast<std::size_t>(a.batch_per_thread * lanes_x * V);
   }
-  turn_kernel<T, V, kMode, kAct><<<static_cast<unsigned>(blocks), shape, shared, stream>>>(a);
+  turn_kernel<T, V, kMode, kAct><<<blocks, shape, shared, stream>>>(a);
   annulus::cuda::check_launch(plan.op, "turn_kernel");
 }
 
@@ -375,6 +370,18 @@ int batch_per_thread(std::int64_t vectors, std::int64_t B) {
   const std::int64_t most = std::clamp<std::int64_t>(vectors / kEnoughThreads, 1, kMost);
   const std::int64_t groups = (B + most - 1) / most;
   return static_cast<int>((B + groups - 1) / groups);  // even shares
+}
+
+unsigned checked_blocks(const Plan& plan, std::int64_t blocks) {
+  if (blocks < (std::int64_t{1} << 31)) return static_cast<unsigned>(blocks);
+  throw NotSupported("[" + std::string(plan.op) + "] x must need fewer than 2^31 blocks on cuda");
+}
+
+unsigned number_blocks(const Plan& plan, std::int64_t tiles, std::int64_t groups, Args& a) {
+  const unsigned blocks = checked_blocks(plan, tiles * plan.heads() * groups);
+  a.tiles = FastDiv(static_cast<std::uint32_t>(tiles));
+  a.heads_div = FastDiv(static_cast<std::uint32_t>(plan.heads()));
+  return blocks;
 }
 
 std::size_t forward_workspace(const Plan& plan) {

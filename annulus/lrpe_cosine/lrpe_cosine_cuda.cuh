@@ -18,7 +18,6 @@ namespace annulus::lrpe::cuda {
 
 using annulus::cuda::FastDiv;
 using annulus::cuda::kVectorWidth;
-using annulus::cuda::load;
 using annulus::cuda::store;
 using annulus::cuda::Vec;
 
@@ -403,6 +402,10 @@ inline int lanes_of_row(std::int64_t C, int V, int most) {
 // Host side, one per file.
 inline constexpr int kThreads = 256;
 int batch_per_thread(std::int64_t vectors, std::int64_t B);
+// Fills in how blocks are numbered, by tile, head and group of sequences, and says how many there are.
+unsigned number_blocks(const Plan& plan, std::int64_t tiles, std::int64_t groups, Args& args);
+// A number of blocks that fits a launch, or NotSupported.
+unsigned checked_blocks(const Plan& plan, std::int64_t blocks);
 
 // Softmax over features where a row fits the registers of a warp: y, dx, or the statistics for
 // dtheta, in one pass.
@@ -418,7 +421,7 @@ void launch_column_stats(const Plan& plan, const Args& args, bool vectors, bool 
                          void* scratch, void* stream);
 std::size_t column_scratch_bytes(const Plan& plan, bool with_dot);
 
-void launch_dtheta(const Plan& plan, Args args, bool vectors, double* partial, void* stream);
+void launch_dtheta(const Plan& plan, const Args& args, bool vectors, double* partial, void* stream);
 std::int64_t dtheta_partials(const Plan& plan);
 void launch_zero_dtheta(const Plan& plan, void* stream);
 

@@ -274,14 +274,8 @@ void launch(const Plan& plan, Args a, RowTask task, cudaStream_t stream) {
   a.batch_per_thread =
       plan.offsets.defined() ? 1 : batch_per_thread(plan.B * plan.heads() * plan.L * lanes, plan.B);
   const std::int64_t groups = (plan.B + a.batch_per_thread - 1) / a.batch_per_thread;
-  const std::int64_t blocks = tiles * plan.heads() * groups;
-  if (blocks >= (std::int64_t{1} << 31)) {
-    throw NotSupported("[" + std::string(plan.op) + "] x must need fewer than 2^31 blocks on cuda");
-  }
-  a.tiles = FastDiv(static_cast<std::uint32_t>(tiles));
-  a.heads_div = FastDiv(static_cast<std::uint32_t>(plan.heads()));
+  const unsigned grid = number_blocks(plan, tiles, groups, a);
   const std::size_t shared = StepTable<T>::bytes(lanes * V);
-  const auto grid = static_cast<unsigned>(blocks);
   switch (task) {
     case RowTask::kForward:
       row_kernel<T, kVectors, RowTask::kForward><<<grid, shape, shared, stream>>>(a);

@@ -432,13 +432,8 @@ std::int64_t run_entries(const Plan& plan, bool dots) {
   return plan.B * plan.heads() * ColumnCut(plan, sum_tokens(dots)).runs * plan.C;
 }
 
-void check_blocks(const Plan& plan, std::int64_t blocks) {
-  if (blocks < (std::int64_t{1} << 31)) return;
-  throw NotSupported("[" + std::string(plan.op) + "] x must need fewer than 2^31 blocks on cuda");
-}
-
-// Fills in how blocks are numbered, and says how many there are.
-unsigned number_blocks(const Plan& plan, const ColumnCut& cut, bool phases, Args& a) {
+// Chooses the sequences of a block, and says how many blocks there are.
+unsigned cut_sequences(const Plan& plan, const ColumnCut& cut, bool phases, Args& a) {
   const std::int64_t tiles = cut.runs * cut.column_blocks;
   // Without phases sequences have nothing to share; with them fewer groups make fewer phases, but
   // too few blocks would leave multiprocessors idle.
@@ -446,19 +441,14 @@ unsigned number_blocks(const Plan& plan, const ColumnCut& cut, bool phases, Args
   const std::int64_t groups =
       phases ? std::clamp<std::int64_t>(kEnoughBlocks / (tiles * plan.heads()), 1, plan.B) : plan.B;
   a.batch_per_thread = static_cast<std::int32_t>((plan.B + groups - 1) / groups);
-  const std::int64_t blocks =
-      tiles * plan.heads() * ((plan.B + a.batch_per_thread - 1) / a.batch_per_thread);
-  check_blocks(plan, blocks);
-  a.tiles = FastDiv(static_cast<std::uint32_t>(tiles));
-  a.heads_div = FastDiv(static_cast<std::uint32_t>(plan.heads()));
-  return static_cast<unsigned>(blocks);
+  return number_blocks(plan, tiles, (plan.B + a.batch_per_thread - 1) / a.batch_per_thread, a);
 }
 
 template <class T, bool kVectors, bool kDots>
 void launch_sums(const Plan& plan, Args a, void* scratch, cudaStream_t stream) {
   using Real = compute_t<T>;
   const ColumnCut cut(plan, sum_tokens(kDots));
-  const unsigned blocks = number_blocks(plan, cut, kDots, a);
+  const unsigned blocks = cut_sequences(plan, cut, kDots, a);
   auto* const entries = static_cast<Real*>(scratch);
   const std::int64_t count = run_entries(plan, kDots);
   const RunSums<Real> sums{entries, entries + count, entries + 2 * count};
@@ -475,10 +465,8 @@ void launch_sums(const Plan& plan, Args a, void* scratch, cudaStream_t stream) {
   kernel<<<blocks, kColumnThreads, shared, stream>>>(a, cut.lanes, cut.runs, sums);
   annulus::cuda::check_launch(plan.op, "column_sums_kernel");
 
-  const std::int64_t merge_blocks = (plan.B * plan.heads() * plan.C + 31) / 32;
-  check_blocks(plan, merge_blocks);
-  merge_runs_kernel<T>
-      <<<static_cast<unsigned>(merge_blocks), dim3(32, kShares), 0, stream>>>(a, sums, cut.runs);
+  const unsigned merge_blocks = checked_blocks(plan, (plan.B * plan.heads() * plan.C + 31) / 32);
+  merge_runs_kernel<T><<<merge_blocks, dim3(32, kShares), 0, stream>>>(a, sums, cut.runs);
   annulus::cuda::check_launch(plan.op, "merge_runs_kernel");
 }
 

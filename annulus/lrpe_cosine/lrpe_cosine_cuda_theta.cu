@@ -227,19 +227,15 @@ __global__ void zero_kernel(U* dtheta, std::int64_t rows, std::int64_t columns, 
 std::int64_t tile_count(const Plan& plan) { return (plan.L + kTileTokens - 1) / kTileTokens; }
 
 template <class T, int V, bool kRotate, Act kAct>
-void launch(const Plan& plan, const Args& a, double* partial, cudaStream_t stream) {
+void launch(const Plan& plan, Args a, double* partial, cudaStream_t stream) {
   const auto lanes =
       static_cast<int>(std::clamp<std::int64_t>((plan.C + V - 1) / V, 1, kBlockLanes));
   const dim3 shape(static_cast<unsigned>(lanes), kBlockRows);
   const std::size_t shared =
       2 * V * sizeof(compute_t<T>) * static_cast<std::size_t>(lanes * kBlockRows) +
       StepTable<T>::bytes(lanes * V);
-  const std::int64_t blocks = tile_count(plan) * plan.heads();
-  if (blocks >= (std::int64_t{1} << 31)) {
-    throw NotSupported("[" + std::string(plan.op) + "] x must need fewer than 2^31 blocks on cuda");
-  }
-  dtheta_kernel<T, V, kRotate, kAct>
-      <<<static_cast<unsigned>(blocks), shape, shared, stream>>>(a, partial);
+  const unsigned blocks = number_blocks(plan, tile_count(plan), 1, a);
+  dtheta_kernel<T, V, kRotate, kAct><<<blocks, shape, shared, stream>>>(a, partial);
   annulus::cuda::check_launch(plan.op, "dtheta_kernel");
 }
 
@@ -260,10 +256,9 @@ void launch_zero_dtheta(const Plan& plan, void* stream_handle) {
   annulus::cuda::check_launch(plan.op, "zero_kernel");
 }
 
-void launch_dtheta(const Plan& plan, Args a, bool vectors, double* partial, void* stream_handle) {
+void launch_dtheta(const Plan& plan, const Args& a, bool vectors, double* partial,
+                   void* stream_handle) {
   auto* stream = static_cast<cudaStream_t>(stream_handle);
-  a.tiles = FastDiv(static_cast<std::uint32_t>(tile_count(plan)));
-  a.heads_div = FastDiv(static_cast<std::uint32_t>(plan.heads()));
   visit_floating(plan.dtype, [&]<class T>() {
     const auto launch_form = [&]<bool kRotate, Act kAct>() {
       if constexpr (!std::is_same_v<T, double>) {

@@ -1,12 +1,12 @@
 // Sines and cosines for the CPU kernel.
 //
-// fp32 and narrower. A phase is a coarse position (a multiple of 32, the anchor) plus a fine one
-// (0..31; 64 and 0..63 on a grid with an axis of more than 32). The fine rows are made once per call and head (here), an anchor's row once per 32 tokens
-// (lrpe_cosine_phases-inl.h), both to full fp32 accuracy from the exact phase; an element's sine and
-// cosine are then one complex product, 4 operations instead of about 25:
+// fp32 and narrower. A phase is a coarse position (a multiple of 32, the anchor) plus a fine one (0..31; on a
+// grid with an axis of more than 32 a multiple of 64 and 0..63). The fine rows are made once per call and head
+// (here), an anchor's row once for all its tokens (lrpe_cosine_phases-inl.h), both to full fp32 accuracy from the
+// exact phase; an element's sine and cosine are then one complex product, 4 operations instead of about 25:
 //     cos(a + f) = cos a cos f - sin a sin f,    sin(a + f) = sin a cos f + cos a sin f
-// Positions, not places in the call, decide the split, so prefill and decode give the same bits. Where the
-// coarse position is 0 the fine row is the phase; a grid, whose calls are never split, has 64 of them to have more of that.
+// Positions, not places in the call, decide the split, so prefill and decode give the same bits. Where the coarse
+// position is 0 the fine row is the phase; a grid, whose calls are never split, has 64 of them to have more of that.
 //
 // fp64: every element from 128 bits of phase, by the reference's own function.
 #if defined(ANNULUS_LRPE_COSINE_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -33,9 +33,12 @@ namespace annulus::lrpe::HWY_NAMESPACE {
 
 inline constexpr int kFineBits = 5;
 inline constexpr int kGridFineBits = 6;
+inline std::int64_t longest_axis(const Plan& plan) {
+  return *std::max_element(plan.extent, plan.extent + plan.axes);
+}
 inline int fine_bits_of(const Plan& plan) {
-  const std::int64_t longest = *std::max_element(plan.extent, plan.extent + plan.axes);
-  return plan.axes > 1 && longest > std::int64_t{1} << kFineBits ? kGridFineBits : kFineBits;
+  const bool grid = plan.axes > 1 && longest_axis(plan) > std::int64_t{1} << kFineBits;
+  return grid ? kGridFineBits : kFineBits;
 }
 // Rows are padded so that whole vectors (two of up to 16 lanes) may be read and written past their
 // end.

@@ -51,7 +51,7 @@ inline std::int64_t batch_offset(const Plan& plan, std::int64_t b) {
 
 // Whether a coarse position other than 0 can occur.
 inline bool has_anchors(const Plan& plan, std::int64_t fine_count) {
-  return plan.axes == 1 || *std::max_element(plan.extent, plan.extent + plan.axes) > fine_count;
+  return plan.axes == 1 || longest_axis(plan) > fine_count;
 }
 
 // Which of the fine rows some token will use.
@@ -69,7 +69,7 @@ inline std::uint64_t fine_rows_of(const Plan& plan, std::int64_t fine_count) {
     return mask;
   }
   if (plan.axes == 1) return all;
-  const std::int64_t longest = *std::max_element(plan.extent, plan.extent + plan.axes);
+  const std::int64_t longest = longest_axis(plan);
   return longest >= fine_count ? all : (std::uint64_t{1} << longest) - 1;
 }
 
