@@ -84,6 +84,12 @@ Strided<T, Rank> as_strided(const TensorView& v) {
   return s;
 }
 
+// Entry `index` of an i32 or i64 tensor, counted from its data.
+inline std::int64_t integer_at(const TensorView& v, std::int64_t index) {
+  return v.dtype == DType::kI64 ? static_cast<const std::int64_t*>(v.data)[index]
+                                : static_cast<const std::int32_t*>(v.data)[index];
+}
+
 template <class T>
 TensorView contiguous(T* data, std::initializer_list<std::int64_t> shape, Device device) {
   return contiguous(const_cast<std::remove_const_t<T>*>(data), dtype_of<std::remove_const_t<T>>,

@@ -31,6 +31,110 @@ void check_like(const char* op, const char* name, const TensorView& v, const cha
   check_device(op, name, v, lead_name, lead);
 }
 
+// Every column has a frequency, and every axis has columns: but for those of a shape that are no longer than 1.
+// `shape` is empty where there are position_ids.
+void check_axes_have_columns(const Plan& plan, std::span<const std::int64_t> shape) {
+  const auto per_axis = [&] {
+    return "ceil(" + std::to_string(plan.C) + " / " + std::to_string(plan.axes) + ")";
+  };
+  if (checked_mul(plan.axes, plan.E, plan.op) < plan.C) {
+    invalid(plan.op, "theta",
+            "have at least " + per_axis() + " columns, so that every column has a frequency,",
+            "has shape " + shape_string(plan.theta.sizes()));
+  }
+  for (int j = 0; j < plan.axes && plan.C > 0; ++j) {
+    const bool needed = shape.empty() || shape[static_cast<std::size_t>(j)] > 1;
+    if (needed && j * plan.E >= plan.C) {
+      invalid(plan.op, "theta",
+              std::string("leave a column to every axis ") +
+                  (shape.empty() ? "of position_ids" : "longer than 1") + ": at most " +
+                  per_axis() + " or so columns",
+              "has shape " + shape_string(plan.theta.sizes()) + ", so axis " +
+                  std::to_string(j + 1) + " of " +
+                  (shape.empty() ? "position_ids" : "shape " + shape_string(shape)) +
+                  " is encoded nowhere");
+    }
+  }
+}
+
+// Tokens on a grid: shape, prefix, offset and offsets.
+void check_grid(Plan& plan, const char* lead_name, const TensorView& lead, const LrpePositions& p) {
+  const char* op = plan.op;
+  const LrpeGrid& grid = p.shape;
+  if (grid.axes < 1 || grid.axes > LrpeGrid::kMaxAxes) {
+    invalid(op, "shape", "have 1 to 4 axes", "has " + std::to_string(grid.axes));
+  }
+  plan.axes = grid.axes;
+  const auto axes = static_cast<std::size_t>(grid.axes);
+  const std::span<const std::int64_t> extents(grid.extent.data(), axes);
+  std::int64_t tokens = 1;
+  for (std::size_t j = 0; j < axes; ++j) {
+    if (extents[j] < 0)
+      invalid(op, "shape", "have no negative size", "is " + shape_string(extents));
+    tokens = checked_mul(tokens, extents[j], op);
+    plan.extent[j] = extents[j];
+  }
+  if (p.prefix < 0) {
+    invalid(op, "prefix", "be at least 0", "is " + std::to_string(p.prefix));
+  }
+  plan.prefix = p.prefix;
+  if (checked_add(tokens, p.prefix, op) != plan.L) {
+    invalid(
+        op, "shape",
+        "have prefix + product = " + std::to_string(plan.L) + ", the tokens of " + lead_name + ",",
+        "is " + shape_string(extents) + " with prefix " + std::to_string(p.prefix));
+  }
+  check_axes_have_columns(plan, extents);
+
+  if (grid.axes > 1 && p.offset != 0) {
+    invalid(op, "offset", "be 0 for a shape of several axes", "is " + std::to_string(p.offset));
+  }
+  if (p.offset > kMaxPosition || p.offset < -kMaxPosition) {
+    invalid(op, "offset", "lie within -2^62 .. 2^62", "is " + std::to_string(p.offset));
+  }
+  plan.offset = p.offset;
+  if (p.offsets.defined()) {
+    if (grid.axes > 1)
+      invalid(op, "offsets", "be left out for a shape of several axes", "is given");
+    check_tensor(op, "offsets", p.offsets, 1);
+    check_dtype(op, "offsets", p.offsets, {DType::kI32, DType::kI64});
+    check_shape(op, "offsets", p.offsets, {plan.B});
+    check_device(op, "offsets", p.offsets, lead_name, lead);
+    plan.offsets = p.offsets;
+  }
+}
+
+// Tokens that say where they are.
+void check_position_ids(Plan& plan, const char* lead_name, const TensorView& lead,
+                        const LrpePositions& p) {
+  const char* op = plan.op;
+  const char* rule = "be left out where position_ids is given";
+  const std::span<const std::int64_t> extents(
+      p.shape.extent.data(), static_cast<std::size_t>(std::clamp(p.shape.axes, 0, 4)));
+  if (!extents.empty()) invalid(op, "shape", rule, "is " + shape_string(extents));
+  if (p.prefix != 0) invalid(op, "prefix", rule, "is " + std::to_string(p.prefix));
+  if (p.offset != 0) invalid(op, "offset", rule, "is " + std::to_string(p.offset));
+  if (p.offsets.defined()) invalid(op, "offsets", rule, "is given");
+
+  const TensorView& ids = p.position_ids;
+  check_tensor(op, "position_ids", ids, 3);
+  check_dtype(op, "position_ids", ids, {DType::kI32, DType::kI64});
+  check_device(op, "position_ids", ids, lead_name, lead);
+  const std::int64_t axes = ids.shape[2];
+  if ((ids.shape[0] != plan.B && ids.shape[0] != 1) || ids.shape[1] != plan.L || axes < 1 ||
+      axes > LrpeGrid::kMaxAxes) {
+    invalid(
+        op, "position_ids",
+        "have shape (" + std::to_string(plan.B) + " or 1, " + std::to_string(plan.L) + ", 1 to 4)",
+        "has " + shape_string(ids.sizes()));
+  }
+  plan.axes = static_cast<int>(axes);
+  plan.extent[0] = plan.L;
+  plan.position_ids = ids;
+  if (ids.shape[0] == 1) plan.position_ids.stride[0] = 0;
+  check_axes_have_columns(plan, {});
+}
+
 // Everything that does not depend on the direction: the leading tensor x (or dy, with its columns
 // halved), theta and the positions.
 Plan check_positions(const char* op, const char* lead_name, const TensorView& lead,
@@ -60,63 +164,17 @@ Plan check_positions(const char* op, const char* lead_name, const TensorView& le
   plan.theta_rows = theta_rows;
   plan.E = theta.shape[1];
 
-  const LrpeGrid& grid = p.shape;
-  if (grid.axes < 1 || grid.axes > LrpeGrid::kMaxAxes) {
-    invalid(op, "shape", "have 1 to 4 axes", "has " + std::to_string(grid.axes));
-  }
-  plan.axes = grid.axes;
-  const auto axes = static_cast<std::size_t>(grid.axes);
-  const std::span<const std::int64_t> extents(grid.extent.data(), axes);
-  std::int64_t tokens = 1;
-  for (std::size_t j = 0; j < axes; ++j) {
-    if (extents[j] < 0)
-      invalid(op, "shape", "have no negative size", "is " + shape_string(extents));
-    tokens = checked_mul(tokens, extents[j], op);
-    plan.extent[j] = extents[j];
-  }
-  if (p.prefix < 0) {
-    invalid(op, "prefix", "be at least 0", "is " + std::to_string(p.prefix));
-  }
-  plan.prefix = p.prefix;
-  if (checked_add(tokens, p.prefix, op) != plan.L) {
-    invalid(
-        op, "shape",
-        "have prefix + product = " + std::to_string(plan.L) + ", the tokens of " + lead_name + ",",
-        "is " + shape_string(extents) + " with prefix " + std::to_string(p.prefix));
-  }
-  if (checked_mul(grid.axes, plan.E, op) < columns) {
-    invalid(op, "theta",
-            "have at least ceil(" + std::to_string(columns) + " / " + std::to_string(grid.axes) +
-                ") columns, so that every column has a frequency,",
-            "has shape " + shape_string(theta.sizes()));
-  }
-  for (std::size_t j = 0; j < axes && columns > 0; ++j) {
-    if (extents[j] > 1 && static_cast<std::int64_t>(j) * plan.E >= columns) {
-      invalid(op, "theta",
-              "leave a column to every axis longer than 1: at most ceil(" +
-                  std::to_string(columns) + " / " + std::to_string(grid.axes) + ") or so columns",
-              "has shape " + shape_string(theta.sizes()) + ", so axis " + std::to_string(j + 1) +
-                  " of shape " + shape_string(extents) + " is encoded nowhere");
-    }
-  }
-
-  if (grid.axes > 1 && p.offset != 0) {
-    invalid(op, "offset", "be 0 for a shape of several axes", "is " + std::to_string(p.offset));
-  }
-  if (p.offset > kMaxPosition || p.offset < -kMaxPosition) {
-    invalid(op, "offset", "lie within -2^62 .. 2^62", "is " + std::to_string(p.offset));
-  }
-  plan.offset = p.offset;
-  if (p.offsets.defined()) {
-    if (grid.axes > 1)
-      invalid(op, "offsets", "be left out for a shape of several axes", "is given");
-    check_tensor(op, "offsets", p.offsets, 1);
-    check_dtype(op, "offsets", p.offsets, {DType::kI32, DType::kI64});
-    check_shape(op, "offsets", p.offsets, {plan.B});
-    check_device(op, "offsets", p.offsets, lead_name, lead);
-    plan.offsets = p.offsets;
+  if (p.position_ids.defined()) {
+    check_position_ids(plan, lead_name, lead, p);
+  } else {
+    check_grid(plan, lead_name, lead, p);
   }
   return plan;
+}
+
+void check_apart_from_positions(const Plan& plan, const char* name, const TensorView& output) {
+  check_no_overlap(plan.op, name, output, "offsets", plan.offsets);
+  check_no_overlap(plan.op, name, output, "position_ids", plan.position_ids);
 }
 
 void check_dtheta(Plan& plan, const TensorView& dtheta) {
@@ -128,7 +186,7 @@ void check_dtheta(Plan& plan, const TensorView& dtheta) {
   check_device(plan.op, "dtheta", dtheta, "theta", theta);
   check_output_layout(plan.op, "dtheta", dtheta);
   check_no_overlap(plan.op, "dtheta", dtheta, "theta", theta);
-  check_no_overlap(plan.op, "dtheta", dtheta, "offsets", plan.offsets);
+  check_apart_from_positions(plan, "dtheta", dtheta);
   plan.dtheta = dtheta;
   plan.need_dtheta = true;
 }
@@ -272,7 +330,7 @@ void check_gradients(Plan& plan, int i, const char* dy_name, const TensorView& d
     check_output_layout(plan.op, dx_name, dx);
     if (needs_x(plan)) check_no_overlap(plan.op, dx_name, dx, x_name, x);
     check_no_overlap(plan.op, dx_name, dx, "theta", plan.theta);
-    check_no_overlap(plan.op, dx_name, dx, "offsets", plan.offsets);
+    check_apart_from_positions(plan, dx_name, dx);
     if (plan.need_dtheta) check_no_overlap(plan.op, dx_name, dx, "dtheta", plan.dtheta);
     side.dx = operand(dx, plan.C, in);
   }
@@ -321,7 +379,7 @@ void check_forward_output(Plan& plan, int i, const char* x_name, const TensorVie
   check_output_layout(plan.op, y_name, y);
   check_no_overlap(plan.op, y_name, y, x_name, x);
   check_no_overlap(plan.op, y_name, y, "theta", plan.theta);
-  check_no_overlap(plan.op, y_name, y, "offsets", plan.offsets);
+  check_apart_from_positions(plan, y_name, y);
   plan.side[i].x = operand(x, plan.C, Layout::kSingle);
   plan.side[i].y = operand(y, plan.C, Layout::kHalves);
 }
@@ -393,7 +451,7 @@ void lrpe_rotate_forward(const TensorView& x, const TensorView& theta, const Ten
   check_output_layout(op, "y", y);
   if (!same_view(x, y)) check_no_overlap(op, "y", y, "x", x);
   check_no_overlap(op, "y", y, "theta", theta);
-  check_no_overlap(op, "y", y, "offsets", plan.offsets);
+  check_apart_from_positions(plan, "y", y);
   const Layout layout = options.interleaved ? Layout::kInterleaved : Layout::kHalves;
   plan.side[0].x = operand(x, plan.C, layout);
   plan.side[0].y = operand(y, plan.C, layout);
@@ -422,6 +480,7 @@ TensorView sized(TensorView v) {
 template <class Options>
 Options sized(Options options) {
   if (options.offsets.defined()) options.offsets = sized(options.offsets);
+  if (options.position_ids.defined()) options.position_ids = sized(options.position_ids);
   return options;
 }
 

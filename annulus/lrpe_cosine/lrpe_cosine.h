@@ -4,7 +4,8 @@
 //   Inputs   x     (B, H, L, D)  activations; L = prefix + n1 * ... * nm
 //            theta (H, E)        frequencies, radians per unit of position; the m axes share a row
 //   Position Token t >= prefix has s = t - prefix, unravelled row-major over (n1..nm): s_m is
-//            fastest. Tokens t < prefix have no position: their phase is 0.
+//            fastest. Tokens t < prefix have no position: their phase is 0. Or every token says
+//            where it is: s_j = position_ids[b, t, j] (packed sequences, images inside text).
 //   Phase    The D columns are cut in m blocks of E, the last one truncated (m * E >= D):
 //              phi[h,t,c] = s_{1 + c div E} * theta[h, c mod E]
 //            It is exact modular arithmetic (see phase.h): as right at position 2^31 as at 10.
@@ -70,13 +71,17 @@ enum class LrpeActivation : std::uint8_t {
 
 // What the two forms share.
 struct LrpePositions {
-  LrpeGrid shape;           // required
+  LrpeGrid shape;           // required, unless position_ids is given
   std::int64_t prefix = 0;  // leading tokens without a position
   // 1-D shapes only: token t >= prefix has position offset + offsets[b] + t - prefix. `offsets` is
   // a (B,) i32 or i64 tensor on x's device, read when the kernel runs (so a CUDA graph can replay
   // it with new values), or left out.
   std::int64_t offset = 0;
   TensorView offsets;
+  // In place of all the above: a (B or 1, L, m) i32 or i64 tensor on x's device, 1 <= m <= 4, read when the kernel
+  // runs. Any number is a position, negative ones too; one row serves all sequences. What arange says is what
+  // a shape (L) says, to the bit.
+  TensorView position_ids;
 };
 
 struct LrpeCosineOptions : LrpePositions {

@@ -63,6 +63,9 @@ std::string describe(const LrpeProblem& p) {
   if (!is_rotate(p)) s += std::string(" act=") + activation_name(p.activation);
   if (p.offset != 0) s += " offset=" + std::to_string(p.offset);
   if (p.offset_per_batch) s += " offsets=yes";
+  if (p.ids != LrpeProblem::Ids::kNone) {
+    s += p.ids == LrpeProblem::Ids::kShared ? " ids=shared" : " ids=own";
+  }
   s += p.need_dx ? (p.need_dtheta ? " grads=dx,dtheta" : " grads=dx")
                  : (p.need_dtheta ? " grads=dtheta" : " grads=none");
   return s;
@@ -75,13 +78,20 @@ TensorView pick(Views views, const std::vector<TensorSpec>& specs, std::string_v
   return {};
 }
 
-template <class Options>
-Options options_of(const LrpeProblem& p, const TensorView& offsets) {
-  Options o;
-  o.shape = p.shape;
+LrpePositions positions_of(const LrpeProblem& p, Views in, const std::vector<TensorSpec>& specs) {
+  LrpePositions o;
+  if (p.ids == LrpeProblem::Ids::kNone) o.shape = p.shape;
   o.prefix = p.prefix;
   o.offset = p.offset;
-  o.offsets = offsets;
+  o.offsets = pick(in, specs, "offsets");
+  o.position_ids = pick(in, specs, "position_ids");
+  return o;
+}
+
+template <class Options>
+Options options_of(const LrpeProblem& p, const LrpePositions& positions) {
+  Options o;
+  static_cast<LrpePositions&>(o) = positions;
   if constexpr (requires { o.activation; }) {
     o.activation = p.activation;
   } else {
@@ -168,41 +178,41 @@ Call forward_call(const LrpeProblem& p, const std::vector<TensorSpec>& common) {
 
   call.run = [=](Views in, Views out, Context& context) {
     const auto get = [&](std::string_view n) { return pick(in, in_specs, n); };
-    const TensorView offsets = get("offsets");
+    const LrpePositions at = positions_of(p, in, in_specs);
     if (p.form == Form::kCosineQk) {
       lrpe_cosine_qk_forward(in[0], in[1], get("theta"), out[0], out[1],
-                             options_of<LrpeCosineOptions>(p, offsets), context);
+                             options_of<LrpeCosineOptions>(p, at), context);
     } else if (is_rotate(p)) {
-      lrpe_rotate_forward(in[0], get("theta"), out[0], options_of<LrpeRotateOptions>(p, offsets),
+      lrpe_rotate_forward(in[0], get("theta"), out[0], options_of<LrpeRotateOptions>(p, at),
                           context);
     } else {
-      lrpe_cosine_forward(in[0], get("theta"), out[0], options_of<LrpeCosineOptions>(p, offsets),
+      lrpe_cosine_forward(in[0], get("theta"), out[0], options_of<LrpeCosineOptions>(p, at),
                           context);
     }
   };
   call.workspace = [=](Views in, Views) {
     const auto get = [&](std::string_view n) { return pick(in, in_specs, n); };
-    const TensorView offsets = get("offsets");
+    const LrpePositions at = positions_of(p, in, in_specs);
     if (p.form == Form::kCosineQk) {
       return lrpe_cosine_qk_forward_workspace(in[0], in[1], get("theta"),
-                                              options_of<LrpeCosineOptions>(p, offsets));
+                                              options_of<LrpeCosineOptions>(p, at));
     }
     return is_rotate(p) ? lrpe_rotate_forward_workspace(in[0], get("theta"),
-                                                        options_of<LrpeRotateOptions>(p, offsets))
+                                                        options_of<LrpeRotateOptions>(p, at))
                         : lrpe_cosine_forward_workspace(in[0], get("theta"),
-                                                        options_of<LrpeCosineOptions>(p, offsets));
+                                                        options_of<LrpeCosineOptions>(p, at));
   };
   call.reference = [=](Views in, Views out) {
-    const TensorView offsets = pick(in, in_specs, "offsets");
+    const LrpePositions at = positions_of(p, in, in_specs);
     for_each_side(
         p, pick(in, in_specs, "theta"), {},
         [&](const Side& s, const TensorView& theta, const TensorView&) {
           const TensorView x = pick(in, in_specs, s.x);
           const TensorView y = pick(out, out_specs, s.y);
           if (is_rotate(p)) {
-            reference::lrpe_rotate_forward(x, theta, y, options_of<LrpeRotateOptions>(p, offsets));
+            reference::lrpe_rotate_forward(x, theta, y, options_of<LrpeRotateOptions>(p, at));
           } else {
-            reference::lrpe_cosine_forward(x, theta, y, options_of<LrpeCosineOptions>(p, offsets));
+            reference::lrpe_cosine_forward(x, theta, y, options_of<LrpeCosineOptions>(p, at));
           }
         });
   };
@@ -210,7 +220,7 @@ Call forward_call(const LrpeProblem& p, const std::vector<TensorSpec>& common) {
     for_each_side(p, pick(in, in_specs, "theta"), {},
                   [&](const Side& s, const TensorView& theta, const TensorView&) {
                     lrpe_baseline_forward(s.problem, pick(in, in_specs, s.x), theta,
-                                          pick(in, in_specs, "offsets"), pick(out, out_specs, s.y));
+                                          positions_of(p, in, in_specs), pick(out, out_specs, s.y));
                   });
   };
   const auto heads = static_cast<double>(p.H + (p.form == Form::kCosineQk ? p.Hk : 0));
@@ -239,23 +249,23 @@ Call backward_call(const LrpeProblem& p, const std::vector<TensorSpec>& common,
   call.run = [=](Views in, Views out, Context& context) {
     const auto get = [&](std::string_view n) { return pick(in, in_specs, n); };
     const auto to = [&](std::string_view n) { return pick(out, out_specs, n); };
-    const TensorView offsets = get("offsets");
+    const LrpePositions at = positions_of(p, in, in_specs);
     if (p.form == Form::kCosineQk) {
       lrpe_cosine_qk_backward(get("dyq"), get("dyk"), get("q"), get("k"), get("theta"), to("dq"),
-                              to("dk"), to("dtheta"), options_of<LrpeCosineOptions>(p, offsets),
+                              to("dk"), to("dtheta"), options_of<LrpeCosineOptions>(p, at),
                               context);
     } else if (is_rotate(p)) {
       lrpe_rotate_backward(get("dy"), get("x"), get("theta"), to("dx"), to("dtheta"),
-                           options_of<LrpeRotateOptions>(p, offsets), context);
+                           options_of<LrpeRotateOptions>(p, at), context);
     } else {
       lrpe_cosine_backward(get("dy"), get("x"), get("theta"), to("dx"), to("dtheta"),
-                           options_of<LrpeCosineOptions>(p, offsets), context);
+                           options_of<LrpeCosineOptions>(p, at), context);
     }
   };
   // The query reads device, dtype and shape of x, which the call itself may do without.
   call.workspace = [=](Views in, Views) {
     const auto get = [&](std::string_view n) { return pick(in, in_specs, n); };
-    const TensorView offsets = get("offsets");
+    const LrpePositions at = positions_of(p, in, in_specs);
     const auto x_like = [&](const Side& s) {
       TensorView v = get(s.dy);
       v.shape[3] = p.D;
@@ -264,16 +274,16 @@ Call backward_call(const LrpeProblem& p, const std::vector<TensorSpec>& common,
     if (p.form == Form::kCosineQk) {
       return lrpe_cosine_qk_backward_workspace(x_like(sides[0]), x_like(sides[1]), get("theta"),
                                                p.need_dtheta,
-                                               options_of<LrpeCosineOptions>(p, offsets));
+                                               options_of<LrpeCosineOptions>(p, at));
     }
     return is_rotate(p)
                ? lrpe_rotate_backward_workspace(x_like(sides[0]), get("theta"), p.need_dtheta,
-                                                options_of<LrpeRotateOptions>(p, offsets))
+                                                options_of<LrpeRotateOptions>(p, at))
                : lrpe_cosine_backward_workspace(x_like(sides[0]), get("theta"), p.need_dtheta,
-                                                options_of<LrpeCosineOptions>(p, offsets));
+                                                options_of<LrpeCosineOptions>(p, at));
   };
   call.reference = [=](Views in, Views out) {
-    const TensorView offsets = pick(in, in_specs, "offsets");
+    const LrpePositions at = positions_of(p, in, in_specs);
     for_each_side(p, pick(in, in_specs, "theta"), pick(out, out_specs, "dtheta"),
                   [&](const Side& s, const TensorView& theta, const TensorView& dtheta) {
                     const TensorView dy = pick(in, in_specs, s.dy);
@@ -281,10 +291,10 @@ Call backward_call(const LrpeProblem& p, const std::vector<TensorSpec>& common,
                     const TensorView dx = pick(out, out_specs, s.dx);
                     if (is_rotate(p)) {
                       reference::lrpe_rotate_backward(dy, x, theta, dx, dtheta,
-                                                      options_of<LrpeRotateOptions>(p, offsets));
+                                                      options_of<LrpeRotateOptions>(p, at));
                     } else {
                       reference::lrpe_cosine_backward(dy, x, theta, dx, dtheta,
-                                                      options_of<LrpeCosineOptions>(p, offsets));
+                                                      options_of<LrpeCosineOptions>(p, at));
                     }
                   });
   };
@@ -293,7 +303,7 @@ Call backward_call(const LrpeProblem& p, const std::vector<TensorSpec>& common,
                   [&](const Side& s, const TensorView& theta, const TensorView& dtheta) {
                     lrpe_baseline_backward(
                         s.problem, pick(in, in_specs, s.dy), pick(in, in_specs, s.x), theta,
-                        pick(in, in_specs, "offsets"), pick(out, out_specs, s.dx), dtheta);
+                        positions_of(p, in, in_specs), pick(out, out_specs, s.dx), dtheta);
                   });
   };
   const double n = forward.flops / (is_rotate(p) ? 3 : 2);
@@ -328,7 +338,8 @@ void draw_theta(Rng& rng, const LrpeProblem& p, std::span<double> values) {
   const std::int64_t kind = rng.below(20);
   // Frequencies of hundreds are fine, but not together with positions of 2^31, where no step of a
   // finite difference is both small enough and representable.
-  const bool near = std::abs(p.offset) < (1 << 20) && !p.offset_per_batch;
+  const bool near = std::abs(p.offset) < (1 << 20) && !p.offset_per_batch &&
+                    p.ids == LrpeProblem::Ids::kNone;
   for (std::size_t i = 0; i < values.size(); ++i) {
     const auto k =
         static_cast<double>(static_cast<std::int64_t>(i) % std::max<std::int64_t>(p.E, 1));
@@ -339,6 +350,30 @@ void draw_theta(Rng& rng, const LrpeProblem& p, std::span<double> values) {
     } else {
       values[i] = rng.normal() * (kind < 8 && near ? 300 : 1);
     }
+  }
+}
+
+// Positions of all kinds: packed sequences, which start again at 0 along the last axis, near ones in any order, and
+// far ones.
+void draw_ids(Rng& rng, const LrpeProblem& p, std::span<double> values) {
+  const std::int64_t kind = rng.below(4);
+  const auto axes = static_cast<std::size_t>(p.shape.axes);
+  const auto far = static_cast<double>(rng.below((1ll << 31) - 1000));
+  std::int64_t left = 0;
+  for (std::size_t i = 0; i < values.size(); i += axes) {
+    const std::span<double> token = values.subspan(i, axes);
+    if (kind < 2 && left > 0) {
+      for (std::size_t j = 0; j + 1 < axes; ++j) token[j] = values[i - axes + j];
+      token[axes - 1] = values[i - 1] + 1;
+    } else {
+      for (double& v : token) {
+        v = kind == 2 ? static_cast<double>(rng.below(201) - 100)
+                      : (kind == 0 ? 0.0 : far) + static_cast<double>(rng.below(50));
+      }
+      if (kind == 0) token[axes - 1] = 0;
+      left = 1 + rng.below(60);
+    }
+    --left;
   }
 }
 
@@ -354,10 +389,17 @@ Case lrpe_case(const LrpeProblem& p) {
   if (p.offset_per_batch) {
     common.push_back({"offsets", p.seed % 2 ? DType::kI32 : DType::kI64, {p.B}});
   }
+  if (p.ids != LrpeProblem::Ids::kNone) {
+    const std::int64_t rows_of_ids = p.ids == LrpeProblem::Ids::kShared ? 1 : p.B;
+    common.push_back({"position_ids",
+                      p.seed % 2 ? DType::kI32 : DType::kI64,
+                      {rows_of_ids, tokens_of(p), p.shape.axes}});
+  }
   c.calls.push_back(forward_call(p, common));
   if (p.need_dx || p.need_dtheta) c.calls.push_back(backward_call(p, common, c.calls[0]));
   c.draw = [p](Rng& rng, const TensorSpec& spec, std::span<double> values) {
     if (spec.name == "theta") return draw_theta(rng, p, values);
+    if (spec.name == "position_ids") return draw_ids(rng, p, values);
     if (spec.name == "offsets") {
       const bool far = rng.below(3) == 0;
       for (double& v : values) {

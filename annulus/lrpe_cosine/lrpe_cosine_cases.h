@@ -17,6 +17,9 @@ struct LrpeProblem {
   LrpeActivation activation = LrpeActivation::kNone;
   std::int64_t offset = 0;
   bool offset_per_batch = false;  // adds an `offsets` input of shape (B,)
+  // Adds a `position_ids` input, one row for all sequences or one each. The call is then given no shape, which only
+  // says how many tokens and axes there are.
+  enum class Ids { kNone, kShared, kOwn } ids = Ids::kNone;
   DType dtype = DType::kF32;
   DType theta_dtype = DType::kF32;
   bool need_dx = true;
@@ -35,11 +38,11 @@ std::vector<BadCall> lrpe_bad_calls(Device device);
 
 // What a straightforward programmer writes: float(position) * theta, then std::cos, sums in fp32
 // (everything in fp64 for f64 tensors). Dense tensors on the CPU in the call's own dtypes; x, dx
-// and dtheta may be undefined. theta has a row per head.
+// and dtheta may be undefined. theta has a row per head; offsets and position_ids come in `positions`.
 void lrpe_baseline_forward(const LrpeProblem& p, const TensorView& x, const TensorView& theta,
-                           const TensorView& offsets, const TensorView& y);
+                           const LrpePositions& positions, const TensorView& y);
 void lrpe_baseline_backward(const LrpeProblem& p, const TensorView& dy, const TensorView& x,
-                            const TensorView& theta, const TensorView& offsets,
+                            const TensorView& theta, const LrpePositions& positions,
                             const TensorView& dx, const TensorView& dtheta);
 
 }  // namespace annulus::testing

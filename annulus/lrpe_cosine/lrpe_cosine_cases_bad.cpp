@@ -30,6 +30,7 @@ class Attempt : public AttemptTensors {
     dtheta = output("dtheta", {4, 8});
     dtheta_k = output("dtheta", {2, 8});
     offsets = input("offsets", {2}, DType::kI64);
+    ids = input("position_ids", {2, 6, 1}, DType::kI64);
     cosine.shape = rotate.shape = LrpeGrid{6};
   }
 
@@ -42,7 +43,7 @@ class Attempt : public AttemptTensors {
   void rotate_forward() { lrpe_rotate_forward(x, theta, yr, rotate, context); }
   void rotate_backward() { lrpe_rotate_backward(dr, x, theta, dx, dtheta, rotate, context); }
 
-  TensorView x, k, theta, theta_k, dy, dyk, dr, y, yk, yr, dx, dk, dtheta, dtheta_k, offsets;
+  TensorView x, k, theta, theta_k, dy, dyk, dr, y, yk, yr, dx, dk, dtheta, dtheta_k, offsets, ids;
   LrpeCosineOptions cosine;
   LrpeRotateOptions rotate;
   Context context;
@@ -151,6 +152,41 @@ void add_shape_rules(BadCalls& b) {
   b.add("offsets on another device", "offsets", [](Attempt& a) {
     a.cosine.offsets = a.offsets, a.cosine.offsets.device = a.other_device(), a.forward();
   });
+  // position_ids in place of a shape; `by_ids` is a good call until something else is changed.
+  const auto by_ids = [&](const char* what, const char* argument, auto change) {
+    b.add(what, argument, [change](Attempt& a) {
+      a.cosine.shape = {};
+      a.cosine.position_ids = a.ids;
+      change(a);
+      a.forward();
+    });
+  };
+  by_ids("position_ids beside a shape", "shape", [](Attempt& a) { a.cosine.shape = {6}; });
+  by_ids("position_ids beside a prefix", "prefix", [](Attempt& a) { a.cosine.prefix = 1; });
+  by_ids("position_ids beside an offset", "offset", [](Attempt& a) { a.cosine.offset = 1; });
+  by_ids("position_ids beside offsets", "offsets",
+         [](Attempt& a) { a.cosine.offsets = a.offsets; });
+  by_ids("position_ids of two dimensions", "position_ids",
+         [](Attempt& a) { set_shape(a.cosine.position_ids, {2, 6}); });
+  by_ids("position_ids of other tokens", "position_ids",
+         [](Attempt& a) { a.cosine.position_ids.shape[1] = 5; });
+  by_ids("position_ids of other sequences", "position_ids",
+         [](Attempt& a) { a.cosine.position_ids.shape[0] = 3; });
+  by_ids("position_ids of no axis", "position_ids",
+         [](Attempt& a) { a.cosine.position_ids.shape[2] = 0; });
+  by_ids("position_ids of five axes", "position_ids",
+         [](Attempt& a) { a.cosine.position_ids.shape[2] = 5; });
+  by_ids("position_ids in f32", "position_ids",
+         [](Attempt& a) { a.cosine.position_ids.dtype = DType::kF32; });
+  by_ids("position_ids on another device", "position_ids",
+         [](Attempt& a) { a.cosine.position_ids.device = a.other_device(); });
+  by_ids("an axis of position_ids without a column", "theta", [](Attempt& a) {
+    set_shape(a.cosine.position_ids, {1, 6, 2});
+  });
+  by_ids("y over position_ids", "y",
+         [](Attempt& a) { a.cosine.position_ids.data = a.y.data; });
+  b.add("neither shape nor position_ids", "shape",
+        [](Attempt& a) { a.cosine.shape = {}, a.forward(); });
   b.add("offset beyond every position", "offset",
         [](Attempt& a) { a.cosine.offset = INT64_MAX, a.forward(); });
   b.add("x missing though dtheta is asked for", "x", [](Attempt& a) { a.x = {}, a.backward(); });

@@ -39,19 +39,21 @@ template <class C>
 struct Naive {
   const LrpeProblem& p;
   std::vector<C> theta;
-  TensorView offsets;
+  LrpePositions positions;
   std::int64_t L;
   bool rotate;
 
   std::int64_t position(std::int64_t b, std::int64_t t, std::int64_t axis) const {
+    if (p.ids != LrpeProblem::Ids::kNone) {  // dense, as every tensor here
+      const std::int64_t row = p.ids == LrpeProblem::Ids::kShared ? 0 : b;
+      return integer_at(positions.position_ids, (row * L + t) * p.shape.axes + axis);
+    }
     std::int64_t s = t - p.prefix;
     for (int j = p.shape.axes - 1; j > axis; --j) s /= p.shape.extent[at(j)];
     s %= p.shape.extent[at(axis)];
     if (p.shape.axes > 1) return s;
     s += p.offset;
-    if (!offsets.defined()) return s;
-    return s + (offsets.dtype == DType::kI64 ? static_cast<const std::int64_t*>(offsets.data)[b]
-                                             : static_cast<const std::int32_t*>(offsets.data)[b]);
+    return positions.offsets.defined() ? s + integer_at(positions.offsets, b) : s;
   }
   C phase(std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t c) const {
     if (t < p.prefix) return 0;
@@ -195,28 +197,28 @@ struct Naive {
 };
 
 template <class F>
-void with_naive(const LrpeProblem& p, const TensorView& theta, const TensorView& offsets,
+void with_naive(const LrpeProblem& p, const TensorView& theta, const LrpePositions& positions,
                 std::int64_t tokens, F&& f) {
   const bool rotate =
       p.form == LrpeProblem::Form::kRotateHalves || p.form == LrpeProblem::Form::kRotateInterleaved;
   visit_bool(p.dtype == DType::kF64, [&]<bool Double>() {
     using C = std::conditional_t<Double, double, float>;
-    f.template operator()<C>(Naive<C>{p, load<C>(theta), offsets, tokens, rotate});
+    f.template operator()<C>(Naive<C>{p, load<C>(theta), positions, tokens, rotate});
   });
 }
 
 }  // namespace
 
 void lrpe_baseline_forward(const LrpeProblem& p, const TensorView& x, const TensorView& theta,
-                           const TensorView& offsets, const TensorView& y) {
-  with_naive(p, theta, offsets, x.shape[2],
+                           const LrpePositions& positions, const TensorView& y) {
+  with_naive(p, theta, positions, x.shape[2],
              [&]<class C>(const Naive<C>& naive) { store(y, naive.forward(load<C>(x))); });
 }
 
 void lrpe_baseline_backward(const LrpeProblem& p, const TensorView& dy, const TensorView& x,
-                            const TensorView& theta, const TensorView& offsets,
+                            const TensorView& theta, const LrpePositions& positions,
                             const TensorView& dx, const TensorView& dtheta) {
-  with_naive(p, theta, offsets, dy.shape[2], [&]<class C>(const Naive<C>& naive) {
+  with_naive(p, theta, positions, dy.shape[2], [&]<class C>(const Naive<C>& naive) {
     std::vector<C> dx_values, dtheta_values;
     naive.backward(load<C>(dy), load<C>(x), dx_values, dtheta_values);
     store(dx, dx_values);

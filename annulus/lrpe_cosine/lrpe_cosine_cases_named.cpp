@@ -287,6 +287,48 @@ void add_long_axes(Builder& b) {
   }
 }
 
+// Tokens that say where they are. Like the above they stand last: a case's values follow from its place.
+void add_ids(Builder& b) {
+  using Ids = LrpeProblem::Ids;
+  for (const DType dtype : kAllDTypes) {
+    for (const Ids ids : {Ids::kShared, Ids::kOwn}) {
+      for (LrpeProblem p : {LrpeProblem{.B = 3, .H = 2, .D = 24, .E = 24, .shape = {150}},
+                            LrpeProblem{.B = 2, .H = 2, .D = 24, .E = 13, .shape = {20, 5}},
+                            LrpeProblem{.B = 2, .H = 1, .D = 128, .E = 43, .shape = {4, 5, 3}},
+                            LrpeProblem{.B = 2, .H = 1, .D = 10, .E = 3, .shape = {2, 3, 2, 3}}}) {
+        p.ids = ids;
+        p.dtype = dtype;
+        b.add("positions by token", p);
+      }
+    }
+  }
+  for (const Form form : kAllForms) {
+    b.add("positions by token, one decoded", {.form = form,
+                                              .B = 4,
+                                              .H = 4,
+                                              .Hk = 2,
+                                              .D = 64,
+                                              .E = 64,
+                                              .shape = {1},
+                                              .ids = Ids::kOwn,
+                                              .dtype = DType::kBF16});
+  }
+  for (const LrpeActivation activation : kActivations) {
+    b.add("positions by token, activations", {.B = 2,
+                                              .H = 2,
+                                              .D = 32,
+                                              .E = 16,
+                                              .shape = {9, 5},
+                                              .activation = activation,
+                                              .ids = Ids::kOwn,
+                                              .dtype = DType::kBF16});
+  }
+  b.add("positions by token, no tokens",
+        {.B = 2, .H = 2, .D = 8, .E = 8, .shape = {0}, .ids = Ids::kOwn});
+  b.add("positions by token, no sequences",
+        {.B = 0, .H = 2, .D = 8, .E = 8, .shape = {4}, .ids = Ids::kShared});
+}
+
 }  // namespace
 
 std::vector<Case> lrpe_named_cases() {
@@ -299,6 +341,7 @@ std::vector<Case> lrpe_named_cases() {
   add_groups(b);
   add_values(b);
   add_long_axes(b);
+  add_ids(b);
   return b.take();
 }
 
@@ -376,6 +419,11 @@ LrpeProblem lrpe_fuzz_problem(std::uint64_t seed) {
   }
   p.need_dtheta = rng.below(3) != 0;
   p.need_dx = !p.need_dtheta || rng.below(5) != 0;
+  if (rng.below(5) == 0 && (p.shape.axes - 1) * p.E < columns) {  // every axis has a column
+    p.ids = rng.below(2) ? LrpeProblem::Ids::kShared : LrpeProblem::Ids::kOwn;
+    p.prefix = p.offset = 0;
+    p.offset_per_batch = false;
+  }
   return p;
 }
 

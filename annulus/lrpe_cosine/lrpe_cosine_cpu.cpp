@@ -189,10 +189,10 @@ class Worker {
   }
 
   // f(first, last, t0) for every tile of [begin, end), with the tile's phases made: for
-  // sequences [b0, b1) at once, or for each where each has its own offset.
+  // sequences [b0, b1) at once, or for each where each has its own positions.
   template <class F>
   void for_tiles(std::int64_t begin, std::int64_t end, std::int64_t b0, std::int64_t b1, F&& f) {
-    const std::int64_t group = plan_.offsets.defined() ? 1 : b1 - b0;
+    const std::int64_t group = plan_.own_positions() ? 1 : b1 - b0;
     for (std::int64_t b = b0; b < b1; b += group) {
       std::int64_t position[LrpeGrid::kMaxAxes] = {};
       for (std::int64_t t0 = begin; t0 < end;) {
@@ -209,6 +209,7 @@ class Worker {
   // it on. Returns how many there are.
   int make_phases(std::int64_t t0, int most, std::int64_t b, bool unknown, std::int64_t* position) {
     phase_.start_tile();
+    if (plan_.position_ids.defined()) return make_phases_of_ids(t0, most, b, position);
     const auto prefix = static_cast<int>(std::clamp<std::int64_t>(plan_.prefix - t0, 0, most));
     phase_.set_zero_phase(prefix);
     int tokens = prefix;
@@ -226,6 +227,39 @@ class Worker {
       tokens += n;
     }
     return tokens;
+  }
+
+  // The same where tokens say where they are. Those that follow each other along the last axis, as in packed
+  // sequences, go by the run.
+  int make_phases_of_ids(std::int64_t t0, int most, std::int64_t b, std::int64_t* position) {
+    constexpr int kShortestRun = 8;
+    int tokens = 0;
+    while (tokens < most) {
+      load_ids(b, t0 + tokens, position);
+      const int run = run_of_ids(b, t0 + tokens, most - tokens, position);
+      const int n =
+          run < kShortestRun ? phase_.set_position(position) : phase_.set_positions(run, position);
+      if (n == 0) break;
+      if (plan_.need_dtheta) remember(tokens, n, position);
+      tokens += n;
+    }
+    return tokens;
+  }
+  void load_ids(std::int64_t b, std::int64_t t, std::int64_t* position) const {
+    for (int j = 0; j < plan_.axes; ++j) position[j] = position_id(plan_.position_ids, b, t, j);
+  }
+  // How many of `most` tokens from t on, which is at `position`, go up along the last axis.
+  int run_of_ids(std::int64_t b, std::int64_t t, int most, const std::int64_t* position) const {
+    std::int64_t here[LrpeGrid::kMaxAxes];
+    const int last = plan_.axes - 1;
+    for (int n = 1; n < most; ++n) {
+      load_ids(b, t + n, here);
+      if (here[last] != wrapping_add(position[last], n) ||
+          !std::equal(here, here + last, position)) {
+        return n;
+      }
+    }
+    return most;
   }
 
   // The direct path: rows go from `in` to `out` without a stop, two sequences at a time.

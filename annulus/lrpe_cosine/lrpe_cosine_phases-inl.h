@@ -108,12 +108,13 @@ template <class T>
 class Phases<T, float> {
  public:
   static constexpr bool kExactNearZero = kNearZero<T> > 0;
-  // Rows with an element near zero that a tile may hold; it ends where there is no room for another.
-  static constexpr int kMended = kExactNearZero ? 8 : 0;
-  static_assert(kMended == 0 || kMended >= LrpeGrid::kMaxAxes);
+  // Rows of their own that a tile may hold, for elements near zero or for a token that is in no run; it ends where
+  // there is no room for another.
+  static constexpr int kOwnRows = 8;
+  static_assert(kOwnRows >= LrpeGrid::kMaxAxes);
   // Scratch per worker for `segments` rows of `width`: floats, turns and places in the quarter turn.
   static std::int64_t reals(int segments, std::int64_t width) {
-    return kRowPad + 2 * (kAnchors * segments + kFixed + kMended) * width;
+    return kRowPad + 2 * ((kAnchors + kLone) * segments + kFixed + kOwnRows) * width;
   }
   static std::int64_t turns(int segments, std::int64_t width) { return segments * width; }
   static std::int64_t places(std::int64_t width) { return kExactNearZero ? width : 0; }
@@ -141,7 +142,10 @@ class Phases<T, float> {
     }
   }
 
-  void start_tile() { runs_ = mended_rows_ = 0; }
+  void start_tile() {
+    runs_ = own_rows_ = 0;
+    for (Axis& a : axis_) a.uses_before = a.uses;
+  }
 
   // The next tokens have phase zero, ...
   void set_zero_phase(int tokens) {
@@ -153,20 +157,46 @@ class Phases<T, float> {
   }
 
   // ... or positions that start at `position` and go up along the last axis. Returns for how many of `tokens`:
-  // up to the anchor's last, and to the last for which there is a row where one is to be mended.
+  // up to the anchor's last, and to the last for which there is a row where one is to be mended; 0 where the tile
+  // has no room for them.
   int set_positions(int tokens, const std::int64_t* position) {
-    if (mended_rows_ + segments_.count > kMended && kExactNearZero) return 0;
+    if (own_rows_ + segments_.count > kOwnRows && kExactNearZero) return 0;
     Run run{};
     run.tokens = tokens;
     const int still = std::min(segments_.count, axes_ - 1);
     for (int i = 0; i < still; ++i) {
-      const std::int64_t fine = move_to(i, position[i]);
+      if (!move_to(i, position[i])) return 0;
+      const std::int64_t fine = fine_part(position[i]);
       run.at[i] = source(i, fine, 0);
       if (axis_[i].now.near >> fine & 1u) run.at[i] = mended(i, run.at[i], position[i]);
     }
     if (still < segments_.count) return add_last_axis(run, position[still]);
     add(run);
     return tokens;
+  }
+
+  // The next token, by itself: its rows are made, which is cheaper than to search all fine rows of an anchor for zeros.
+  // The same bits as in a run. Returns 1, or 0 where the tile has no room for it.
+  int set_position(const std::int64_t* position) {
+    if (own_rows_ + segments_.count > kOwnRows) return 0;
+    Run run{};
+    run.tokens = 1;
+    for (int i = 0; i < segments_.count; ++i) {
+      const std::int64_t fine = fine_part(position[i]);
+      const std::int64_t anchor = position[i] - fine;
+      run.at[i] = alone(tables_.fine_cos(head_, fine), 0);
+      if (anchor == 0) continue;
+      float* c = lone_row(i);
+      if (axis_[i].lone != anchor) {
+        set_turns(i, anchor);
+        sincos_row(turn(i), segments_.at[i].length, 1.0f, c + sines(), c);
+        axis_[i].lone = anchor;
+      }
+      run.at[i].anchor = c;
+      run.at[i] = mended(i, run.at[i], position[i]);
+    }
+    add(run);
+    return 1;
   }
 
   std::span<const Run> runs() const { return {run_, static_cast<std::size_t>(runs_)}; }
@@ -190,10 +220,15 @@ class Phases<T, float> {
  private:
   const float* unit() const { return row(kUnit); }
   static constexpr int kMaxSegments = LrpeGrid::kMaxAxes;
-  // Rows of cosines and their sines: two that never change, mended ones, and each segment's anchors.
+  // Rows of cosines and their sines: two that never change, tokens' own, and each segment's anchors: of runs, and the
+  // last one of a token by itself.
   enum Fixed { kUnit, kZeroPhase, kFixed };
+  static constexpr int kLone = 1;
   float* row(std::int64_t r) const { return rows_ + 2 * r * sines(); }
-  float* anchor_row(int i, int slot) const { return row(kFixed + kMended + kAnchors * i + slot); }
+  float* anchor_row(int i, int slot) const {
+    return row(kFixed + kOwnRows + (kAnchors + kLone) * i + slot);
+  }
+  float* lone_row(int i) const { return anchor_row(i, kAnchors); }
   std::uint64_t* turn(int i) const { return turn_ + i * tables_.width; }
 
   void add(const Run& run) {
@@ -206,14 +241,15 @@ class Phases<T, float> {
   // where rows in between are mended.
   int add_last_axis(Run run, std::int64_t position) {
     const int i = axes_ - 1;
-    const std::int64_t fine = move_to(i, position);
+    if (!move_to(i, position)) return 0;
+    const std::int64_t fine = fine_part(position);
     const int tokens =
         static_cast<int>(std::min<std::int64_t>(run.tokens, tables_.fine_count() - fine));
     const std::uint64_t near = axis_[i].now.near >> fine;
     for (int t = 0; t < tokens; t += run.tokens) {
       const Source here = source(i, fine + t, 2 * sines());
       if (near >> t & 1u) {
-        if (mended_rows_ == kMended) return t;
+        if (own_rows_ == kOwnRows) return t;
         run.tokens = 1;
         run.at[i] = mended(i, here, wrapping_add(position, t));
       } else {
@@ -233,7 +269,9 @@ class Phases<T, float> {
   struct Axis {
     Anchor now, kept[kAnchors];
     std::int64_t used[kAnchors] = {}, uses = 0;  // when each was moved to last
+    std::int64_t uses_before = 0;                // this tile
     std::int64_t turned = 1;                     // the position that turn() is of
+    std::int64_t lone = 1;                       // ... that lone_row() is of
   };
 
   void compose_row(const Source& p, int t, std::int64_t n, float* c, float* s) const {
@@ -247,11 +285,13 @@ class Phases<T, float> {
     }
   }
 
-  // Moves to the anchor of a position and returns what is left over.
-  HWY_INLINE std::int64_t move_to(int i, std::int64_t position) {
-    const std::int64_t fine = position & (tables_.fine_count() - 1);
-    if (axis_[i].now.position != position - fine) move_anchor(i, position - fine);
-    return fine;
+  std::int64_t fine_part(std::int64_t position) const {
+    return position & (tables_.fine_count() - 1);
+  }
+  // Moves to the anchor of a position; false where the tile uses every row there is for anchors (never on a grid).
+  HWY_INLINE bool move_to(int i, std::int64_t position) {
+    const std::int64_t anchor = position - fine_part(position);
+    return axis_[i].now.position == anchor || move_anchor(i, anchor);
   }
 
   Source alone(const float* row, std::int64_t step) const { return {row, unit(), step}; }
@@ -263,7 +303,7 @@ class Phases<T, float> {
     return s;
   }
 
-  HWY_NOINLINE void move_anchor(int i, std::int64_t position) {
+  HWY_NOINLINE bool move_anchor(int i, std::int64_t position) {
     Axis& a = axis_[i];
     int slot = 0;  // the one that holds it, or the one used longest ago
     for (int k = 0; k < kAnchors; ++k) {
@@ -273,13 +313,17 @@ class Phases<T, float> {
       }
       if (a.used[k] < a.used[slot]) slot = k;
     }
-    if (a.kept[slot].position != position) a.kept[slot] = make_anchor(i, position, slot);
+    if (a.kept[slot].position != position) {
+      if (a.used[slot] > a.uses_before) return false;
+      a.kept[slot] = make_anchor(i, position, slot);
+    }
     a.used[slot] = ++a.uses;
     a.now = a.kept[slot];
+    return true;
   }
 
-  Anchor make_anchor(int i, std::int64_t position, int slot) {
-    if (position == 0) return {0, nullptr, 0};  // fine rows stand alone, and are exact
+  // turn(i) = the phases of a position.
+  void set_turns(int i, std::int64_t position) {
     const std::int64_t length = segments_.at[i].length;
     const std::uint64_t* step = tables_.step + head_ * tables_.width;
     Axis& a = axis_[i];
@@ -289,8 +333,13 @@ class Phases<T, float> {
       for (std::int64_t k = 0; k < length; ++k) turn(i)[k] = turn_at(step[k], position);
     }
     a.turned = position;
+  }
+
+  Anchor make_anchor(int i, std::int64_t position, int slot) {
+    if (position == 0) return {0, nullptr, 0};  // fine rows stand alone, and are exact
+    set_turns(i, position);
     float* c = anchor_row(i, slot);
-    sincos_row(turn(i), length, 1.0f, c + sines(), c);
+    sincos_row(turn(i), segments_.at[i].length, 1.0f, c + sines(), c);
     return {position, c, near_rows(i)};
   }
 
@@ -314,11 +363,13 @@ class Phases<T, float> {
   // A phase of segment i as a row of its own, exact where the product is too coarse.
   HWY_NOINLINE Source mended(int i, const Source& phase, std::int64_t position) {
     const std::int64_t length = segments_.at[i].length;
-    float* c = row(kFixed + mended_rows_++);
+    float* c = row(kFixed + own_rows_++);
     float* s = c + sines();
     compose_row(phase, 0, length, c, s);
-    mend_row(tables_.step + head_ * tables_.width, position, length, kNearZero<T>, kPhaseScale<T>,
-             s, c);
+    if constexpr (kExactNearZero) {
+      mend_row(tables_.step + head_ * tables_.width, position, length, kNearZero<T>, kPhaseScale<T>,
+               s, c);
+    }
     return alone(c, 0);
   }
 
@@ -328,7 +379,7 @@ class Phases<T, float> {
   float* rows_;
   std::uint64_t* turn_;
   std::uint16_t* place_;
-  int mended_rows_ = 0;
+  int own_rows_ = 0;
   int runs_ = 0;
   Run run_[kTile];
   std::int64_t head_ = 0;
@@ -361,6 +412,7 @@ class Phases<double, double> {
     tokens_ += tokens;
     return tokens;
   }
+  int set_position(const std::int64_t* position) { return set_positions(1, position); }
   template <class F>
   void for_rows(double* c, double* s, F&& f) const {
     for (int token = 0; token < tokens_; ++token) {

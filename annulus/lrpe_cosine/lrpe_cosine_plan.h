@@ -46,6 +46,9 @@ struct Plan {
   std::int64_t prefix = 0;
   std::int64_t offset = 0;
   TensorView offsets;  // (B,), or not defined
+  // (B, L, axes), or not defined: then in place of extent, prefix and offset, which are those of a shape (L). Its
+  // stride[0] is 0 where all sequences share a row.
+  TensorView position_ids;
 
   TensorView theta;
   TensorView dtheta;  // not defined: not asked for
@@ -55,6 +58,10 @@ struct Plan {
   Side side[2];
 
   std::int64_t heads() const { return side[0].heads + (sides > 1 ? side[1].heads : 0); }
+  // Whether sequences have positions, and so phases, of their own.
+  bool own_positions() const {
+    return offsets.defined() || (position_ids.defined() && position_ids.stride[0] != 0);
+  }
   bool softmax() const {
     return activation == LrpeActivation::kSoftmaxFeatures ||
            activation == LrpeActivation::kSoftmaxTokens;

@@ -16,24 +16,24 @@ namespace {
 using Tensor2 = Strided<double, 2>;
 using Tensor4 = Strided<double, 4>;
 
-std::int64_t batch_offset(const LrpePositions& p, std::int64_t b) {
-  if (!p.offsets.defined()) return p.offset;
-  const std::int64_t i = b * p.offsets.stride[0];
-  const std::int64_t own = p.offsets.dtype == DType::kI64
-                               ? static_cast<const std::int64_t*>(p.offsets.data)[i]
-                               : static_cast<const std::int32_t*>(p.offsets.data)[i];
-  return lrpe::wrapping_add(p.offset, own);
-}
-
 // s_j of token t in sequence b; axis counts from 0. Zero for prefix tokens.
 std::int64_t coordinate(const LrpePositions& p, std::int64_t b, std::int64_t t, std::int64_t axis) {
+  if (p.position_ids.defined()) {
+    const TensorView& ids = p.position_ids;
+    const std::int64_t row = ids.shape[0] == 1 ? 0 : b;
+    return integer_at(ids, row * ids.stride[0] + t * ids.stride[1] + axis * ids.stride[2]);
+  }
   if (t < p.prefix) return 0;
   std::int64_t s = t - p.prefix;
   for (std::int64_t j = p.shape.axes - 1; j > axis; --j) {
     s /= p.shape.extent[static_cast<std::size_t>(j)];
   }
   s %= p.shape.extent[static_cast<std::size_t>(axis)];
-  return p.shape.axes == 1 ? lrpe::wrapping_add(s, batch_offset(p, b)) : s;
+  if (p.shape.axes > 1) return s;
+  if (p.offsets.defined()) {
+    s = lrpe::wrapping_add(s, integer_at(p.offsets, b * p.offsets.stride[0]));
+  }
+  return lrpe::wrapping_add(s, p.offset);
 }
 
 struct SinCos {

@@ -37,7 +37,8 @@ inline std::int64_t longest_axis(const Plan& plan) {
   return *std::max_element(plan.extent, plan.extent + plan.axes);
 }
 inline int fine_bits_of(const Plan& plan) {
-  const bool grid = plan.axes > 1 && longest_axis(plan) > std::int64_t{1} << kFineBits;
+  const bool grid = plan.axes > 1 && !plan.position_ids.defined() &&
+                    longest_axis(plan) > std::int64_t{1} << kFineBits;
   return grid ? kGridFineBits : kFineBits;
 }
 // Rows are padded so that whole vectors (two of up to 16 lanes) may be read and written past their

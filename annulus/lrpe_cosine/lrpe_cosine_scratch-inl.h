@@ -42,35 +42,40 @@ inline Tasks make_tasks(const Plan& plan) {
 
 inline std::int64_t batch_offset(const Plan& plan, std::int64_t b) {
   if (!plan.offsets.defined()) return plan.offset;
-  const std::int64_t i = b * plan.offsets.stride[0];
-  const std::int64_t own = plan.offsets.dtype == DType::kI64
-                               ? static_cast<const std::int64_t*>(plan.offsets.data)[i]
-                               : static_cast<const std::int32_t*>(plan.offsets.data)[i];
-  return wrapping_add(plan.offset, own);
+  return wrapping_add(plan.offset, integer_at(plan.offsets, b * plan.offsets.stride[0]));
+}
+inline std::int64_t position_id(const TensorView& ids, std::int64_t b, std::int64_t t, int axis) {
+  return integer_at(ids, b * ids.stride[0] + t * ids.stride[1] + axis * ids.stride[2]);
 }
 
+// Whether positions may be anything, not only what lies within a grid's extents.
+inline bool unbounded(const Plan& plan) { return plan.axes == 1 || plan.position_ids.defined(); }
 // Whether a coarse position other than 0 can occur.
 inline bool has_anchors(const Plan& plan, std::int64_t fine_count) {
-  return plan.axes == 1 || longest_axis(plan) > fine_count;
+  return unbounded(plan) || longest_axis(plan) > fine_count;
 }
 
 // Which of the fine rows some token will use.
 inline std::uint64_t fine_rows_of(const Plan& plan, std::int64_t fine_count) {
   const std::uint64_t all = ~std::uint64_t{0} >> (64 - fine_count);
+  if (!unbounded(plan)) {
+    const std::int64_t longest = longest_axis(plan);
+    return longest >= fine_count ? all : (std::uint64_t{1} << longest) - 1;
+  }
   const std::int64_t tokens = plan.L - plan.prefix;
-  if (plan.axes == 1 && tokens < fine_count) {
-    std::uint64_t mask = 0;
-    const std::int64_t sequences = plan.offsets.defined() ? plan.B : 1;
-    for (std::int64_t b = 0; b < sequences && mask != all; ++b) {
-      for (std::int64_t t = 0; t < tokens; ++t) {
-        mask |= std::uint64_t{1} << (wrapping_add(batch_offset(plan, b), t) & (fine_count - 1));
+  if (!plan.position_ids.defined() && tokens >= fine_count) return all;
+  std::uint64_t mask = 0;
+  const std::int64_t sequences = plan.own_positions() ? plan.B : 1;
+  for (std::int64_t b = 0; b < sequences; ++b) {
+    for (std::int64_t t = 0; t < tokens && mask != all; ++t) {
+      for (int j = 0; j < plan.axes; ++j) {
+        const std::int64_t s = plan.position_ids.defined() ? position_id(plan.position_ids, b, t, j)
+                                                           : wrapping_add(batch_offset(plan, b), t);
+        mask |= std::uint64_t{1} << (s & (fine_count - 1));
       }
     }
-    return mask;
   }
-  if (plan.axes == 1) return all;
-  const std::int64_t longest = longest_axis(plan);
-  return longest >= fine_count ? all : (std::uint64_t{1} << longest) - 1;
+  return mask;
 }
 
 // Byte counts of one call's scratch, and its pieces once there is memory.
