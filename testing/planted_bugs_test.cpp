@@ -160,6 +160,20 @@ std::vector<Planted> wrong_numbers() {
          };
          return c;
        }},
+      {"the first row of position_ids is used for every batch", "forward y",
+       [] {
+         Case c = sound(with(kSmall, [](auto& p) {
+           p.prefix = 0;
+           p.ids = LrpeProblem::Ids::kOwn;
+         }));
+         c.calls[kForward].run = [run = c.calls[kForward].run](Views in, Views out,
+                                                               Context& context) {
+           std::vector<TensorView> spoilt(in.begin(), in.end());
+           spoilt[2].stride[0] = 0;
+           run(spoilt, out, context);
+         };
+         return c;
+       }},
       {"offset ignored in the backward", "backward",
        [] { return computing(with(kSmall, [](auto& p) { p.offset = 5; }), kBackward, kSmall); }},
       {"GQA groups interleaved", "forward yq",

@@ -273,8 +273,7 @@ Call backward_call(const LrpeProblem& p, const std::vector<TensorSpec>& common,
     };
     if (p.form == Form::kCosineQk) {
       return lrpe_cosine_qk_backward_workspace(x_like(sides[0]), x_like(sides[1]), get("theta"),
-                                               p.need_dtheta,
-                                               options_of<LrpeCosineOptions>(p, at));
+                                               p.need_dtheta, options_of<LrpeCosineOptions>(p, at));
     }
     return is_rotate(p)
                ? lrpe_rotate_backward_workspace(x_like(sides[0]), get("theta"), p.need_dtheta,
@@ -338,8 +337,8 @@ void draw_theta(Rng& rng, const LrpeProblem& p, std::span<double> values) {
   const std::int64_t kind = rng.below(20);
   // Frequencies of hundreds are fine, but not together with positions of 2^31, where no step of a
   // finite difference is both small enough and representable.
-  const bool near = std::abs(p.offset) < (1 << 20) && !p.offset_per_batch &&
-                    p.ids == LrpeProblem::Ids::kNone;
+  const bool near =
+      std::abs(p.offset) < (1 << 20) && !p.offset_per_batch && p.ids == LrpeProblem::Ids::kNone;
   for (std::size_t i = 0; i < values.size(); ++i) {
     const auto k =
         static_cast<double>(static_cast<std::int64_t>(i) % std::max<std::int64_t>(p.E, 1));
@@ -356,7 +355,7 @@ void draw_theta(Rng& rng, const LrpeProblem& p, std::span<double> values) {
 // Positions of all kinds: packed sequences, which start again at 0 along the last axis, near ones in any order, and
 // far ones.
 void draw_ids(Rng& rng, const LrpeProblem& p, std::span<double> values) {
-  const std::int64_t kind = rng.below(4);
+  const std::uint64_t kind = p.seed / 2 % 4;  // i32 and i64 go by seed % 2
   const auto axes = static_cast<std::size_t>(p.shape.axes);
   const auto far = static_cast<double>(rng.below((1ll << 31) - 1000));
   std::int64_t left = 0;

@@ -166,8 +166,9 @@ void add_shape_rules(BadCalls& b) {
   by_ids("position_ids beside an offset", "offset", [](Attempt& a) { a.cosine.offset = 1; });
   by_ids("position_ids beside offsets", "offsets",
          [](Attempt& a) { a.cosine.offsets = a.offsets; });
-  by_ids("position_ids of two dimensions", "position_ids",
-         [](Attempt& a) { set_shape(a.cosine.position_ids, {2, 6}); });
+  by_ids("position_ids of two dimensions", "position_ids", [](Attempt& a) {
+    set_shape(a.cosine.position_ids, {2, 6});
+  });
   by_ids("position_ids of other tokens", "position_ids",
          [](Attempt& a) { a.cosine.position_ids.shape[1] = 5; });
   by_ids("position_ids of other sequences", "position_ids",
@@ -183,8 +184,7 @@ void add_shape_rules(BadCalls& b) {
   by_ids("an axis of position_ids without a column", "theta", [](Attempt& a) {
     set_shape(a.cosine.position_ids, {1, 6, 2});
   });
-  by_ids("y over position_ids", "y",
-         [](Attempt& a) { a.cosine.position_ids.data = a.y.data; });
+  by_ids("y over position_ids", "y", [](Attempt& a) { a.cosine.position_ids.data = a.y.data; });
   b.add("neither shape nor position_ids", "shape",
         [](Attempt& a) { a.cosine.shape = {}, a.forward(); });
   b.add("offset beyond every position", "offset",

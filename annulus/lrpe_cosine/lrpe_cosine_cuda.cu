@@ -139,8 +139,7 @@ __global__ void __launch_bounds__(kTurnThreads, kMinBlocks<T>)
       }
     }
     if (first_column == 0 && placed) {
-      a.positions.unravel(t, s);
-      s[0] += load_offset(a, b_begin);
+      find_position(a, b_begin, t, s);
     }
     if (first_column > 0) __syncthreads();  // all have read the table before it is made anew
     SoftmaxStats stats = a.stats;
@@ -230,6 +229,15 @@ bool use_vectors(const Plan& plan) {
   return true;
 }
 
+Integers integers(const TensorView& v) {
+  Integers r;
+  if (!v.defined()) return r;
+  r.data = v.data;
+  r.wide = v.dtype == DType::kI64;
+  std::copy_n(v.stride.begin(), v.rank, r.stride);
+  return r;
+}
+
 Args make_args(const Plan& plan, bool backward) {
   if (plan.C > (1 << 29) || plan.E > (1 << 29) || plan.heads() >= (std::int64_t{1} << 31)) {
     throw NotSupported("[" + std::string(plan.op) +
@@ -241,11 +249,9 @@ Args make_args(const Plan& plan, bool backward) {
   a.theta_dtype = plan.theta.dtype;
   a.theta_stride[0] = plan.theta.stride[0];
   a.theta_stride[1] = plan.theta.stride[1];
-  if (plan.offsets.defined()) {
-    a.offsets = plan.offsets.data;
-    a.offsets_stride = plan.offsets.stride[0];
-    a.offsets_wide = plan.offsets.dtype == DType::kI64;
-  }
+  a.offsets = integers(plan.offsets);
+  a.position_ids = integers(plan.position_ids);
+  a.own_positions = plan.own_positions();
   a.B = plan.B;
   a.L = plan.L;
   a.C = static_cast<std::int32_t>(plan.C);
@@ -282,7 +288,7 @@ void launch_turn(const Plan& plan, Args a, cudaStream_t stream) {
   const dim3 shape(static_cast<unsigned>(lanes_x), static_cast<unsigned>(kTurnThreads / lanes_x));
   const std::int64_t tiles = (plan.L + shape.y - 1) / shape.y;
   a.batch_per_thread =
-      plan.offsets.defined() ? 1 : batch_per_thread(plan.B * plan.heads() * plan.L * lanes, plan.B);
+      plan.own_positions() ? 1 : batch_per_thread(plan.B * plan.heads() * plan.L * lanes, plan.B);
   const std::int64_t groups = (plan.B + a.batch_per_thread - 1) / a.batch_per_thread;
   const unsigned blocks = number_blocks(plan, tiles, groups, a);
   std::size_t shared = StepTable<T>::bytes(lanes_x * V);

@@ -33,14 +33,25 @@ struct SoftmaxStats {
   void* dot = nullptr;    // sum of p g, in the backward
 };
 
+// An i32 or i64 tensor indexed (b, t, axis), or none.
+struct Integers {
+  const void* data = nullptr;
+  std::int64_t stride[3] = {};
+  bool wide = false;  // i64
+
+  __device__ __forceinline__ std::int64_t at(std::int64_t index) const {
+    return wide ? static_cast<const std::int64_t*>(data)[index]
+                : static_cast<const std::int32_t*>(data)[index];
+  }
+};
+
 struct Args {
   device::Positions positions;
   const void* theta = nullptr;
-  const void* offsets = nullptr;  // nullptr: none
+  Integers offsets, position_ids;
   std::int64_t theta_stride[2] = {};
-  std::int64_t offsets_stride = 0;
   DType theta_dtype = DType::kF32;
-  bool offsets_wide = false;  // i64 rather than i32
+  bool own_positions = false;  // of each sequence
   std::int64_t B = 0, L = 0;
   std::int32_t C = 0, E = 0;
   std::int32_t heads = 0, heads_first = 0;  // of both sides, of the first
@@ -82,10 +93,23 @@ __device__ __forceinline__ Real load_theta(const Args& a, int row, int k) {
 }
 
 __device__ __forceinline__ std::int64_t load_offset(const Args& a, std::int64_t b) {
-  if (a.offsets == nullptr) return 0;
-  const std::int64_t i = b * a.offsets_stride;
-  return a.offsets_wide ? static_cast<const std::int64_t*>(a.offsets)[i]
-                        : static_cast<const std::int32_t*>(a.offsets)[i];
+  return a.offsets.data == nullptr ? 0 : a.offsets.at(b * a.offsets.stride[0]);
+}
+
+// Where token t >= prefix of sequence b is, along each axis.
+__device__ __forceinline__ void find_position(const Args& a, std::int64_t b, std::int64_t t,
+                                              std::int64_t (&s)[device::kAxes]) {
+  if (a.position_ids.data != nullptr) {
+    const Integers& ids = a.position_ids;
+    const std::int64_t row = b * ids.stride[0] + t * ids.stride[1];
+#pragma unroll
+    for (int j = 0; j < device::kAxes; ++j) {
+      if (j < a.positions.axes) s[j] = ids.at(row + j * ids.stride[2]);
+    }
+  } else {
+    a.positions.unravel(t, s);
+    s[0] += load_offset(a, b);
+  }
 }
 
 // Which tensor, head and rows of theta a block works on.

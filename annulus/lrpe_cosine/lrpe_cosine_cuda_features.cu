@@ -96,8 +96,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<kTask>)
   phase.set_zero_phase();
   if (left > 0 && t >= a.positions.prefix) {
     std::int64_t s[device::kAxes] = {};
-    a.positions.unravel(t, s);
-    s[0] += load_offset(a, b_begin);
+    find_position(a, b_begin, t, s);
     if constexpr (kVectors) {
       make_phases<T, V>(a, table, slot, s, slot, suspect, phase);
     } else {
@@ -208,8 +207,7 @@ __device__ __forceinline__ compute_t<T> gradient(const Args& a, const Head& h, s
   const auto d2 = static_cast<Real>(static_cast<const T*>(dy.second)[i]);
   if (t < a.positions.prefix) return device::mul_add(d2, Real(0), d1);
   std::int64_t s[device::kAxes] = {};
-  a.positions.unravel(t, s);
-  s[0] += load_offset(a, b);
+  find_position(a, b, t, s);
   const Real theta = load_theta<Real>(a, h.theta_row, c - a.positions.axis_of(c) * a.E);
   device::SinCos<Real, 1> phase;
   phase.set(0, a.positions.column_phase(make_step<T>(theta), s, c));
@@ -272,7 +270,7 @@ void launch(const Plan& plan, Args a, RowTask task, cudaStream_t stream) {
   const std::int64_t tiles = (plan.L + shape.y - 1) / shape.y;
   // Offsets are the batch's own: then no two sequences have a phase in common.
   a.batch_per_thread =
-      plan.offsets.defined() ? 1 : batch_per_thread(plan.B * plan.heads() * plan.L * lanes, plan.B);
+      plan.own_positions() ? 1 : batch_per_thread(plan.B * plan.heads() * plan.L * lanes, plan.B);
   const std::int64_t groups = (plan.B + a.batch_per_thread - 1) / a.batch_per_thread;
   const unsigned grid = number_blocks(plan, tiles, groups, a);
   const std::size_t shared = StepTable<T>::bytes(lanes * V);

@@ -142,7 +142,6 @@ struct PhaseTile {
     const Real theta = real ? load_theta<Real>(a, p.theta_row, c - axis * a.E) : Real(0);
     const Real poison = isfinite(theta) ? Real(0) : Real(NAN);
     const step_t<T> step = make_step<T>(theta);
-    const std::int64_t offset = load_offset(a, b);
     const std::int64_t left = a.positions.prefix - t0;  // tokens without a position
     const int prefix = left < 0 ? 0 : left < tokens ? static_cast<int>(left) : tokens;
     Real* const column_data = data + slot(column);
@@ -155,8 +154,14 @@ struct PhaseTile {
     };
     const int first = static_cast<int>(threadIdx.x) / width;
     const int apart = kColumnThreads / width;
-    if (a.positions.axes == 1) {
-      const std::int64_t start = t0 - a.positions.prefix + a.positions.offset + offset;
+    if (a.position_ids.data != nullptr) {
+      const Integers& ids = a.position_ids;
+      for (int i = first; i < tokens; i += apart) {
+        const std::int64_t t = min(t0 + i, a.L - 1);
+        make(i, ids.at(b * ids.stride[0] + t * ids.stride[1] + axis * ids.stride[2]));
+      }
+    } else if (a.positions.axes == 1) {
+      const std::int64_t start = t0 - a.positions.prefix + a.positions.offset + load_offset(a, b);
       for (int i = first; i < tokens; i += apart) make(i, start + i);
     } else {
       for (int i = first; i < tokens; i += apart) {
@@ -302,7 +307,7 @@ __global__ void __launch_bounds__(kColumnThreads, kMinBlocks<kDots>)
   for (int step = 0; step < steps; ++step) {
     if constexpr (kDots) {
       mine.clear();
-      if (step == 0 || a.offsets != nullptr) {
+      if (step == 0 || a.own_positions) {
         phases.fill(a, p.block, p.b_begin + step, p.t0, piece_tokens, p.first_column);
         __syncthreads();
       }

@@ -39,13 +39,6 @@ struct Sequence {
   Vec<T, V> d1, d2, x1, x2;
 };
 
-// Where token t of sequence b is.
-__device__ __forceinline__ void find_position(const Args& a, std::int64_t b, std::int64_t t,
-                                              std::int64_t (&s)[device::kAxes]) {
-  a.positions.unravel(t, s);
-  s[0] += load_offset(a, b);
-}
-
 // Thread (x, y): V columns from V (x + i blockDim.x) on, of tokens y, y + blockDim.y, ... of the
 // tile, all b.
 template <class T, int V, bool kRotate, Act kAct>
@@ -66,7 +59,7 @@ __global__ void __launch_bounds__(kBlockRows* kBlockLanes, kMinBlocks<kAct>)
   // Where positions are counted from within the tile.
   std::int64_t s0[device::kAxes] = {};
   const std::int64_t first = t0 > a.positions.prefix ? t0 : a.positions.prefix;
-  if (first < a.L) a.positions.unravel(first, s0);
+  if (first < a.L) find_position(a, 0, first, s0);
 
   for (int first_column = 0; first_column < a.C; first_column += width) {
     const int slot = static_cast<int>(threadIdx.x) * V;
@@ -100,7 +93,7 @@ __global__ void __launch_bounds__(kBlockRows* kBlockLanes, kMinBlocks<kAct>)
       fetch_next();  // in flight while the phases are made
       const bool placed = t >= a.positions.prefix;
       // Sequences that have their positions, and so their phases, in common: all, or one.
-      const std::int64_t alike = a.offsets == nullptr ? a.B : 1;
+      const std::int64_t alike = a.own_positions ? 1 : a.B;
       for (std::int64_t b = 0; b < a.B;) {
         device::SinCos<Real, V> phase;
         phase.set_zero_phase();

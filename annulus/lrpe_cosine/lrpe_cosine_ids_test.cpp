@@ -107,34 +107,38 @@ TEST_P(LrpeIds, PackedSequencesEqualSeparateCalls) {
   }
 }
 
-// More anchors than a tile keeps, in runs and by themselves, back and forth.
+// Runs and single tokens back and forth, or runs alone: then a tile, which is 128 tokens of so many, has more anchors
+// than the CPU keeps.
 TEST_P(LrpeIds, PositionsInAnyOrderEqualSingleTokens) {
-  constexpr std::int64_t kTokens = 400;
-  Rng rng(5);
-  std::vector<double> values;
-  while (values.size() < kTokens) {
-    const std::int64_t from = rng.below(2) ? rng.below(2000) - 1000 : rng.below(1ll << 31);
-    const std::int64_t length = rng.below(3) ? 1 + rng.below(4) : 8 + rng.below(12);
-    for (std::int64_t s = 0; s < length && values.size() < kTokens; ++s) {
-      values.push_back(static_cast<double>(from + s));
+  constexpr std::int64_t kTokens = 1100;
+  context.threads = 1;  // many small calls
+  for (const bool singles : {true, false}) {
+    Rng rng(5);
+    std::vector<double> values;
+    while (values.size() < kTokens) {
+      const std::int64_t from = rng.below(2) ? rng.below(2000) - 1000 : rng.below(1ll << 31);
+      const std::int64_t length = singles && rng.below(3) ? 1 + rng.below(4) : 8 + rng.below(4);
+      for (std::int64_t s = 0; s < length && values.size() < kTokens; ++s) {
+        values.push_back(static_cast<double>(from + s));
+      }
     }
-  }
-  for (const DType dtype : kDTypes) {
-    Dense x(device(), dtype, {2, 1, kTokens, 128}), theta(device(), DType::kF32, {1, 128});
-    Dense together(device(), dtype, {2, 1, kTokens, 256}),
-        apart(device(), dtype, {2, 1, kTokens, 256});
-    Dense ids(device(), DType::kI64, {1, kTokens, 1});
-    x.normal(1), theta.normal(2), ids.write(values);
-    LrpeCosineOptions options;
-    options.position_ids = ids.view();
-    lrpe_cosine_forward(x.view(), theta.view(), together.view(), options, context);
-    options.position_ids = {};
-    options.shape = {1};
-    for (std::int64_t t = 0; t < kTokens; ++t) {
-      options.offset = static_cast<std::int64_t>(values[static_cast<std::size_t>(t)]);
-      lrpe_cosine_forward(x.tokens(t, 1), theta.view(), apart.tokens(t, 1), options, context);
+    for (const DType dtype : kDTypes) {
+      Dense x(device(), dtype, {1, 16, kTokens, 32}), theta(device(), DType::kF32, {16, 32});
+      Dense together(device(), dtype, {1, 16, kTokens, 64}),
+          apart(device(), dtype, {1, 16, kTokens, 64});
+      Dense ids(device(), DType::kI64, {1, kTokens, 1});
+      x.normal(1), theta.normal(2), ids.write(values);
+      LrpeCosineOptions options;
+      options.position_ids = ids.view();
+      lrpe_cosine_forward(x.view(), theta.view(), together.view(), options, context);
+      options.position_ids = {};
+      options.shape = {1};
+      for (std::int64_t t = 0; t < kTokens; ++t) {
+        options.offset = static_cast<std::int64_t>(values[static_cast<std::size_t>(t)]);
+        lrpe_cosine_forward(x.tokens(t, 1), theta.view(), apart.tokens(t, 1), options, context);
+      }
+      EXPECT_TRUE(together.bytes() == apart.bytes()) << name_of(dtype);
     }
-    EXPECT_TRUE(together.bytes() == apart.bytes()) << name_of(dtype);
   }
 }
 

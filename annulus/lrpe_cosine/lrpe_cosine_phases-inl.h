@@ -144,7 +144,10 @@ class Phases<T, float> {
 
   void start_tile() {
     runs_ = own_rows_ = 0;
-    for (Axis& a : axis_) a.uses_before = a.uses;
+    for (Axis& a : axis_) {
+      a.uses_before = a.uses;
+      a.used[a.slot] = ++a.uses;  // the tile may go on where the last one ended
+    }
   }
 
   // The next tokens have phase zero, ...
@@ -268,6 +271,7 @@ class Phases<T, float> {
   };
   struct Axis {
     Anchor now, kept[kAnchors];
+    int slot = 0;                                // where `now` is kept
     std::int64_t used[kAnchors] = {}, uses = 0;  // when each was moved to last
     std::int64_t uses_before = 0;                // this tile
     std::int64_t turned = 1;                     // the position that turn() is of
@@ -318,6 +322,7 @@ class Phases<T, float> {
       a.kept[slot] = make_anchor(i, position, slot);
     }
     a.used[slot] = ++a.uses;
+    a.slot = slot;
     a.now = a.kept[slot];
     return true;
   }

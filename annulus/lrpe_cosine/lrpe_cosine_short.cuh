@@ -200,8 +200,8 @@ __global__ void __launch_bounds__(kShortThreads) short_kernel(const __grid_const
 
 // Fills the arguments; false where the call is not of the kind this kernel serves.
 inline bool make_short_args(const Plan& plan, bool backward, ShortArgs& a) {
-  if (plan.sides != 1 || plan.offsets.defined() || plan.activation != LrpeActivation::kNone ||
-      plan.dtype == DType::kF64) {
+  if (plan.sides != 1 || plan.offsets.defined() || plan.position_ids.defined() ||
+      plan.activation != LrpeActivation::kNone || plan.dtype == DType::kF64) {
     return false;
   }
   const Side& side = plan.side[0];

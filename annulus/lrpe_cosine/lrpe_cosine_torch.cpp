@@ -67,27 +67,30 @@ LrpeActivation activation_of(const char* op, const std::string& name, std::int64
 
 template <class Options>
 Options positions_of(const char* op, const Sizes& shape, std::int64_t prefix, std::int64_t offset,
-                     const OptionalTensor& offsets) {
+                     const OptionalTensor& offsets, const OptionalTensor& position_ids) {
   Options o;
   o.shape = LrpeGrid(std::span<const std::int64_t>(shape));
   o.prefix = prefix;
   o.offset = offset;
   o.offsets = view_of(op, "offset", offsets);
+  o.position_ids = view_of(op, "position_ids", position_ids);
   return o;
 }
 
 LrpeCosineOptions cosine_options(const char* op, const Sizes& shape, std::int64_t prefix,
                                  const std::string& activation, std::int64_t softmax_dim,
-                                 std::int64_t offset, const OptionalTensor& offsets) {
-  auto o = positions_of<LrpeCosineOptions>(op, shape, prefix, offset, offsets);
+                                 std::int64_t offset, const OptionalTensor& offsets,
+                                 const OptionalTensor& position_ids) {
+  auto o = positions_of<LrpeCosineOptions>(op, shape, prefix, offset, offsets, position_ids);
   o.activation = activation_of(op, activation, softmax_dim);
   return o;
 }
 
 LrpeRotateOptions rotate_options(const char* op, const Sizes& shape, std::int64_t prefix,
                                  bool interleaved, std::int64_t offset,
-                                 const OptionalTensor& offsets) {
-  auto o = positions_of<LrpeRotateOptions>(op, shape, prefix, offset, offsets);
+                                 const OptionalTensor& offsets,
+                                 const OptionalTensor& position_ids) {
+  auto o = positions_of<LrpeRotateOptions>(op, shape, prefix, offset, offsets, position_ids);
   o.interleaved = interleaved;
   return o;
 }
@@ -107,10 +110,10 @@ constexpr const char* kRotate = "lrpe_rotate";
 
 Tensor lrpe_cosine(const Tensor& x, const Tensor& theta, const Sizes& shape, std::int64_t prefix,
                    const std::string& activation, std::int64_t softmax_dim, std::int64_t offset,
-                   const OptionalTensor& offsets) {
+                   const OptionalTensor& offsets, const OptionalTensor& position_ids) {
   return typed_errors([&] {
-    const auto options =
-        cosine_options(kCosine, shape, prefix, activation, softmax_dim, offset, offsets);
+    const auto options = cosine_options(kCosine, shape, prefix, activation, softmax_dim, offset,
+                                        offsets, position_ids);
     const TensorView vx = view_of(kCosine, "x", x), vtheta = view_of(kCosine, "theta", theta);
     Call call(kCosine, vx.device, lrpe_cosine_forward_workspace(vx, vtheta, options));
     TensorView y = doubled(kCosine, vx);
@@ -124,11 +127,12 @@ std::tuple<Tensor, Tensor> lrpe_cosine_backward(const Tensor& dy, const Optional
                                                 const Tensor& theta, const Sizes& shape,
                                                 std::int64_t prefix, const std::string& activation,
                                                 std::int64_t softmax_dim, std::int64_t offset,
-                                                const OptionalTensor& offsets, bool token_major,
-                                                bool need_dx, bool need_dtheta) {
+                                                const OptionalTensor& offsets,
+                                                const OptionalTensor& position_ids,
+                                                bool token_major, bool need_dx, bool need_dtheta) {
   return typed_errors([&] {
-    const auto options =
-        cosine_options(kCosine, shape, prefix, activation, softmax_dim, offset, offsets);
+    const auto options = cosine_options(kCosine, shape, prefix, activation, softmax_dim, offset,
+                                        offsets, position_ids);
     const TensorView vdy = view_of(kCosine, "dy", dy), vx = view_of(kCosine, "x", x),
                      vtheta = view_of(kCosine, "theta", theta);
     const TensorView like = shaped_like_x(vx, vdy, /*twice=*/true);
@@ -145,10 +149,11 @@ std::tuple<Tensor, Tensor> lrpe_cosine_backward(const Tensor& dy, const Optional
 std::tuple<Tensor, Tensor> lrpe_cosine_qk(const Tensor& q, const Tensor& k, const Tensor& theta,
                                           const Sizes& shape, std::int64_t prefix,
                                           const std::string& activation, std::int64_t softmax_dim,
-                                          std::int64_t offset, const OptionalTensor& offsets) {
+                                          std::int64_t offset, const OptionalTensor& offsets,
+                                          const OptionalTensor& position_ids) {
   return typed_errors([&] {
-    const auto options =
-        cosine_options(kCosineQk, shape, prefix, activation, softmax_dim, offset, offsets);
+    const auto options = cosine_options(kCosineQk, shape, prefix, activation, softmax_dim, offset,
+                                        offsets, position_ids);
     const TensorView vq = view_of(kCosineQk, "q", q), vk = view_of(kCosineQk, "k", k),
                      vtheta = view_of(kCosineQk, "theta", theta);
     Call call(kCosineQk, vq.device, lrpe_cosine_qk_forward_workspace(vq, vk, vtheta, options));
@@ -163,10 +168,11 @@ std::tuple<Tensor, Tensor, Tensor> lrpe_cosine_qk_backward(
     const Tensor& dyq, const Tensor& dyk, const OptionalTensor& q, const OptionalTensor& k,
     const Tensor& theta, const Sizes& shape, std::int64_t prefix, const std::string& activation,
     std::int64_t softmax_dim, std::int64_t offset, const OptionalTensor& offsets,
-    bool q_token_major, bool k_token_major, bool need_dq, bool need_dk, bool need_dtheta) {
+    const OptionalTensor& position_ids, bool q_token_major, bool k_token_major, bool need_dq,
+    bool need_dk, bool need_dtheta) {
   return typed_errors([&] {
-    const auto options =
-        cosine_options(kCosineQk, shape, prefix, activation, softmax_dim, offset, offsets);
+    const auto options = cosine_options(kCosineQk, shape, prefix, activation, softmax_dim, offset,
+                                        offsets, position_ids);
     const TensorView vdyq = view_of(kCosineQk, "dyq", dyq), vdyk = view_of(kCosineQk, "dyk", dyk),
                      vq = view_of(kCosineQk, "q", q), vk = view_of(kCosineQk, "k", k),
                      vtheta = view_of(kCosineQk, "theta", theta);
@@ -187,9 +193,11 @@ std::tuple<Tensor, Tensor, Tensor> lrpe_cosine_qk_backward(
 
 // Into a fresh tensor, or over x itself.
 Tensor rotate(const Tensor& x, const Tensor& theta, const Sizes& shape, std::int64_t prefix,
-              bool interleaved, std::int64_t offset, const OptionalTensor& offsets, bool in_place) {
+              bool interleaved, std::int64_t offset, const OptionalTensor& offsets,
+              const OptionalTensor& position_ids, bool in_place) {
   return typed_errors([&] {
-    const auto options = rotate_options(kRotate, shape, prefix, interleaved, offset, offsets);
+    const auto options =
+        rotate_options(kRotate, shape, prefix, interleaved, offset, offsets, position_ids);
     const TensorView vx = view_of(kRotate, "x", x), vtheta = view_of(kRotate, "theta", theta);
     Call call(kRotate, vx.device, lrpe_rotate_forward_workspace(vx, vtheta, options));
     TensorView y = in_place ? vx : encoded(kRotate, vx, vx.shape[3], is_token_major(vx));
@@ -200,23 +208,27 @@ Tensor rotate(const Tensor& x, const Tensor& theta, const Sizes& shape, std::int
 }
 
 Tensor lrpe_rotate(const Tensor& x, const Tensor& theta, const Sizes& shape, std::int64_t prefix,
-                   bool interleaved, std::int64_t offset, const OptionalTensor& offsets) {
-  return rotate(x, theta, shape, prefix, interleaved, offset, offsets, /*in_place=*/false);
+                   bool interleaved, std::int64_t offset, const OptionalTensor& offsets,
+                   const OptionalTensor& position_ids) {
+  return rotate(x, theta, shape, prefix, interleaved, offset, offsets, position_ids,
+                /*in_place=*/false);
 }
 
 void lrpe_rotate_in_place(const Tensor& x, const Tensor& theta, const Sizes& shape,
                           std::int64_t prefix, bool interleaved, std::int64_t offset,
-                          const OptionalTensor& offsets) {
-  rotate(x, theta, shape, prefix, interleaved, offset, offsets, /*in_place=*/true);
+                          const OptionalTensor& offsets, const OptionalTensor& position_ids) {
+  rotate(x, theta, shape, prefix, interleaved, offset, offsets, position_ids, /*in_place=*/true);
 }
 
 std::tuple<Tensor, Tensor> lrpe_rotate_backward(const Tensor& dy, const OptionalTensor& x,
                                                 const Tensor& theta, const Sizes& shape,
                                                 std::int64_t prefix, bool interleaved,
                                                 std::int64_t offset, const OptionalTensor& offsets,
+                                                const OptionalTensor& position_ids,
                                                 bool token_major, bool need_dx, bool need_dtheta) {
   return typed_errors([&] {
-    const auto options = rotate_options(kRotate, shape, prefix, interleaved, offset, offsets);
+    const auto options =
+        rotate_options(kRotate, shape, prefix, interleaved, offset, offsets, position_ids);
     const TensorView vdy = view_of(kRotate, "dy", dy), vx = view_of(kRotate, "x", x),
                      vtheta = view_of(kRotate, "theta", theta);
     const TensorView like = shaped_like_x(vx, vdy, /*twice=*/false);
@@ -255,12 +267,14 @@ Tensor lrpe_dx(const Tensor& dy, const Tensor& theta, const Sizes& call) {
     };
     if (call[0] == 0) {
       return run(kCosine,
-                 positions_of<LrpeCosineOptions>(kCosine, shape, call[2], call[3], std::nullopt),
+                 positions_of<LrpeCosineOptions>(kCosine, shape, call[2], call[3], std::nullopt,
+                                                 std::nullopt),
                  /*twice=*/true, lrpe_cosine_backward_workspace, annulus::lrpe_cosine_backward);
     }
-    return run(kRotate,
-               rotate_options(kRotate, shape, call[2], call[0] == 2, call[3], std::nullopt),
-               /*twice=*/false, lrpe_rotate_backward_workspace, annulus::lrpe_rotate_backward);
+    return run(
+        kRotate,
+        rotate_options(kRotate, shape, call[2], call[0] == 2, call[3], std::nullopt, std::nullopt),
+        /*twice=*/false, lrpe_rotate_backward_workspace, annulus::lrpe_rotate_backward);
   });
 }
 
@@ -281,9 +295,10 @@ void lrpe_kernels(Library& m) {
 
 #define ANNULUS_LRPE_COSINE_POSITIONS                                               \
   "SymInt[] shape, SymInt prefix, str activation, int softmax_dim, SymInt offset, " \
-  "Tensor? offsets"
-#define ANNULUS_LRPE_ROTATE_POSITIONS \
-  "SymInt[] shape, SymInt prefix, bool interleaved, SymInt offset, Tensor? offsets"
+  "Tensor? offsets, Tensor? position_ids"
+#define ANNULUS_LRPE_ROTATE_POSITIONS                                                 \
+  "SymInt[] shape, SymInt prefix, bool interleaved, SymInt offset, Tensor? offsets, " \
+  "Tensor? position_ids"
 
 STABLE_TORCH_LIBRARY_FRAGMENT(annulus, m) {
   m.def("lrpe_cosine(Tensor x, Tensor theta, " ANNULUS_LRPE_COSINE_POSITIONS ") -> Tensor");

@@ -152,6 +152,15 @@ std::vector<Row> extra_rows(std::int64_t batch, std::int64_t n) {
   p.form = Form::kCosineQk;
   p.Hk = kH;
   rows.push_back(make_row(p, {"forward"}, "qk"));
+
+  // Packed sequences of up to 60 tokens: the same ones for the whole batch, or others in each row of it.
+  for (const LrpeProblem::Ids ids : {LrpeProblem::Ids::kShared, LrpeProblem::Ids::kOwn}) {
+    p = base;
+    p.ids = ids;
+    const char* name = ids == LrpeProblem::Ids::kShared ? "ids" : "own-ids";
+    rows.push_back(make_row(p, {"forward"}, name));
+    rows.push_back(make_row(p, {"backward"}, name));
+  }
   return rows;
 }
 

@@ -9,7 +9,7 @@ from . import _library  # noqa: F401  (loads the compiled operators first)
 from . import nn
 from ._info import info, last_backend
 from .errors import DeviceError, InvalidArgument, NotSupported, RankLost
-from .lrpe_cosine import lrpe_cosine, lrpe_cosine_qk, lrpe_rotate, lrpe_rotate_
+from .lrpe_cosine import lrpe_cosine, lrpe_cosine_qk, lrpe_rotate, lrpe_rotate_, packed_positions
 from .ring_rnn import ring_readout, ring_rnn, ring_rnn_pack
 
 
@@ -31,6 +31,7 @@ __all__ = [
     "lrpe_rotate",
     "lrpe_rotate_",
     "nn",
+    "packed_positions",
     "ring_readout",
     "ring_rnn",
     "ring_rnn_pack",

@@ -39,16 +39,18 @@ class LrpeCosine(torch.nn.Module):
             k = torch.arange(columns, dtype=torch.float64, device=self.theta.device)
             self.theta.copy_((float(self.base) ** (-k / columns)).expand(self.n_heads, columns))
 
-    def forward(self, x, shape, prefix=0, activation="none", softmax_dim=-1, offset=0):
+    def forward(self, x, shape=None, prefix=0, activation="none", softmax_dim=-1, offset=0, position_ids=None):
         """x (B, n_heads, L, head_dim) -> (B, n_heads, L, 2 * head_dim); arguments as annulus.lrpe_cosine."""
         return lrpe_cosine(
-            x, self.theta, shape, prefix=prefix, activation=activation, softmax_dim=softmax_dim, offset=offset
+            x, self.theta, shape, prefix=prefix, activation=activation, softmax_dim=softmax_dim, offset=offset,
+            position_ids=position_ids,
         )
 
-    def qk(self, q, k, shape, prefix=0, activation="none", softmax_dim=-1, offset=0):
+    def qk(self, q, k, shape=None, prefix=0, activation="none", softmax_dim=-1, offset=0, position_ids=None):
         """Queries and keys in one launch; n_heads is the smaller of their head counts."""
         return lrpe_cosine_qk(
-            q, k, self.theta, shape, prefix=prefix, activation=activation, softmax_dim=softmax_dim, offset=offset
+            q, k, self.theta, shape, prefix=prefix, activation=activation, softmax_dim=softmax_dim, offset=offset,
+            position_ids=position_ids,
         )
 
     def extra_repr(self):

@@ -11,10 +11,13 @@ EXPONENTIAL = {**OUTPUT, torch.float32: 1e-6}
 GRADIENT = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-7}
 
 
-def _phase(theta, columns, B, shape, prefix, offset):
+def _phase(theta, columns, B, shape, prefix, offset, position_ids):
     """(B or 1, H, L, columns) in double."""
-    axes = [torch.arange(n, dtype=torch.float64, device=theta.device) for n in shape]
-    s = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(1, -1, len(shape))
+    if position_ids is None:
+        axes = [torch.arange(n, dtype=torch.float64, device=theta.device) for n in shape]
+        s = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(1, -1, len(shape))
+    else:
+        s = position_ids.double()  # (B or 1, L, m)
     if isinstance(offset, torch.Tensor):
         s = s + offset.to(torch.float64)[:, None, None]
     else:
@@ -31,9 +34,9 @@ def _activate(x, activation, softmax_dim):
     return {"relu": torch.relu, "sigmoid": torch.sigmoid, "silu": torch.nn.functional.silu}[activation](x)
 
 
-def cosine(x, theta, shape, *, prefix=0, activation="none", softmax_dim=-1, offset=0):
+def cosine(x, theta, shape, *, prefix=0, activation="none", softmax_dim=-1, offset=0, position_ids=None):
     x = _activate(x.double(), activation, softmax_dim)
-    phase = _phase(theta, x.shape[-1], x.shape[0], shape, prefix, offset)
+    phase = _phase(theta, x.shape[-1], x.shape[0], shape, prefix, offset, position_ids)
     return torch.cat([x * phase.cos(), x * phase.sin()], -1)
 
 
@@ -44,11 +47,11 @@ def cosine_qk(q, k, theta, shape, **options):
     return one(q), one(k)
 
 
-def rotate(x, theta, shape, *, prefix=0, interleaved=False, offset=0):
+def rotate(x, theta, shape, *, prefix=0, interleaved=False, offset=0, position_ids=None):
     x = x.double()
     half = x.shape[-1] // 2
     x1, x2 = (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., :half], x[..., half:])
-    phase = _phase(theta, half, x.shape[0], shape, prefix, offset)
+    phase = _phase(theta, half, x.shape[0], shape, prefix, offset, position_ids)
     y1, y2 = x1 * phase.cos() - x2 * phase.sin(), x1 * phase.sin() + x2 * phase.cos()
     return torch.stack([y1, y2], -1).flatten(-2) if interleaved else torch.cat([y1, y2], -1)
 

@@ -22,27 +22,31 @@ def op_calls(device, grad):
     offsets = torch.tensor([3, 9], device=device)
     grid = ([3, 4], 2)  # shape, prefix
     for activation, softmax_dim in (("none", -1), ("silu", -1), ("softmax", -2)):
-        options = (*grid, activation, softmax_dim, 0, None)
+        options = (*grid, activation, softmax_dim, 0, None, None)
         yield ops.lrpe_cosine.default, (x, theta, *options)
         yield ops.lrpe_cosine.default, (transposed, theta, *options)
         yield ops.lrpe_cosine_qk.default, (x, k, theta, *options)
-    yield ops.lrpe_cosine.default, (x, theta1, [14], 0, "none", -1, 5, offsets)
-    yield ops.lrpe_rotate.default, (x, theta, [12], 2, False, 1, None)
-    yield ops.lrpe_rotate.default, (transposed, theta, [12], 2, True, 0, offsets)
+    yield ops.lrpe_cosine.default, (x, theta1, [14], 0, "none", -1, 5, offsets, None)
+    ids = torch.randint(-50, 50, (2, 14, 2), device=device)
+    yield ops.lrpe_cosine.default, (x, theta, [], 0, "silu", -1, 0, None, ids)
+    yield ops.lrpe_cosine_qk.default, (x, k, theta, [], 0, "none", -1, 0, None, ids[:1])
+    yield ops.lrpe_rotate.default, (x, theta[:, :2], [], 0, False, 0, None, ids)
+    yield ops.lrpe_rotate.default, (x, theta, [12], 2, False, 1, None, None)
+    yield ops.lrpe_rotate.default, (transposed, theta, [12], 2, True, 0, offsets, None)
     if grad:
         return  # in place on a leaf is refused; second derivatives do not exist: below without gradients
     dy, dk = randn(2, 3, 14, 16, device=device), randn(2, 6, 14, 16, device=device)
-    yield ops.lrpe_rotate_.default, (x.clone(), theta, [12], 2, False, 0, None)
+    yield ops.lrpe_rotate_.default, (x.clone(), theta, [12], 2, False, 0, None, None)
     for needs in ((True, True), (True, False), (False, True)):
         for token_major in (False, True):
             saved = x if needs[1] else None
-            options = (*grid, "none", -1, 0, None)
+            options = (*grid, "none", -1, 0, None, None)
             yield ops.lrpe_cosine_backward.default, (dy, saved, theta, *options, token_major, *needs)
-            rotating = (theta[:, :2], *grid, True, 0, None)
+            rotating = (theta[:, :2], *grid, True, 0, None, None)
             yield ops.lrpe_rotate_backward.default, (dy[..., :8], saved, *rotating, token_major, *needs)
             for form, width, columns in ((0, 16, 4), (1, 8, 2), (2, 8, 2)):
                 yield ops._lrpe_dx.default, (dy[..., :width], theta[:, :columns], [form, token_major, 2, 0, 3, 4])
-    options = (*grid, "sigmoid", -1, 0, None)
+    options = (*grid, "sigmoid", -1, 0, None, None)
     yield ops.lrpe_cosine_qk_backward.default, (dy, dk, x, k, theta, *options, False, True, True, True, True)
     yield ops.lrpe_cosine_qk_backward.default, (dy, dk, x, k, theta, *options, False, False, False, True, False)
 
@@ -68,7 +72,7 @@ def test_short_way_backward_has_the_same_bits(function, interleaved, device):
             how = (interleaved,) if rotating else ("none", -1)
             keywords = {"interleaved": interleaved} if rotating else {}
             y = getattr(annulus, function)(view, theta, shape, prefix=prefix, offset=offset, **keywords)
-            want = getattr(ops, function).default(view, theta, list(shape), prefix, *how, offset, None)
+            want = getattr(ops, function).default(view, theta, list(shape), prefix, *how, offset, None, None)
             dy = torch.randn_like(y)
             (got,), (exact,) = (torch.autograd.grad(o, view, dy) for o in (y, want))
             assert torch.equal(got, exact) and got.stride() == exact.stride()
@@ -189,7 +193,7 @@ def test_nothing_is_saved_that_is_not_needed(device):
     assert saved_bytes(lambda: annulus.lrpe_cosine(x, theta, (50,), activation="silu")) == theta.nbytes + x.nbytes
     theta.requires_grad_()
     assert saved_bytes(lambda: annulus.lrpe_cosine(x, theta, (50,))) == theta.nbytes + x.nbytes
-    assert saved_bytes(lambda: ops.lrpe_cosine.default(x, theta.detach(), [50], 0, "none", -1, 0, None)) == theta.nbytes
+    assert saved_bytes(lambda: ops.lrpe_cosine.default(x, theta.detach(), [50], 0, "none", -1, 0, None, None)) == theta.nbytes
 
 
 def test_only_needed_gradients(device):
@@ -222,7 +226,7 @@ def test_double_backward_raises(direct, device):
         lambda: annulus.lrpe_rotate(x, theta, (5,)),
     ]
     if direct:
-        calls = [lambda: ops.lrpe_cosine.default(x, theta, [5], 0, "silu", -1, 0, None)]
+        calls = [lambda: ops.lrpe_cosine.default(x, theta, [5], 0, "silu", -1, 0, None, None)]
     for call in calls:
         (dx,) = torch.autograd.grad(call().square().sum(), x, create_graph=True)
         with pytest.raises(annulus.NotSupported, match="no second derivative"):
@@ -331,8 +335,11 @@ def test_streams_and_graphs():
     torch.cuda.current_stream().wait_stream(side)
     assert torch.equal(y, want)
     graph = torch.cuda.CUDAGraph()
+    position_ids = torch.zeros(1, 64, dtype=torch.int64, device="cuda")
     with torch.cuda.graph(graph):
         captured = annulus.lrpe_cosine(x, theta, (64,), offset=offset)
-    offset.fill_(7)  # a new position, no new capture
+        by_ids = annulus.lrpe_cosine(x, theta, position_ids=position_ids)
+    offset.fill_(7)  # new positions, no new capture
+    position_ids.copy_(torch.arange(7, 71))
     graph.replay()
-    assert torch.equal(captured, want)
+    assert torch.equal(captured, want) and torch.equal(by_ids, want)
