@@ -66,10 +66,10 @@ TEST_P(LrpeIds, CoordinatesEqualAGrid) {
     LrpeCosineOptions by_shape, by_ids;
     by_shape.shape = {5, 7, 9};
     std::vector<double> values;
-    for (int i = 0; i < 2 * 5 * 7 * 9; ++i) {  // one row for each of two sequences
-      values.insert(values.end(), {i / 63 % 5 * 1.0, i / 9 % 7 * 1.0, i % 9 * 1.0});
+    for (int i = 0; i < 5 * 7 * 9; ++i) {
+      values.insert(values.end(), {i / 63 * 1.0, i / 9 % 7 * 1.0, i % 9 * 1.0});
     }
-    Dense ids(device(), DType::kI32, {2, 315, 3});
+    Dense ids(device(), DType::kI32, {1, 315, 3});
     ids.write(values);
     by_ids.position_ids = ids.view();
     expect_equal(run(dtype, 315, 40, 14, by_shape), run(dtype, 315, 40, 14, by_ids), dtype);

@@ -46,8 +46,9 @@ struct Plan {
   std::int64_t prefix = 0;
   std::int64_t offset = 0;
   TensorView offsets;  // (B,), or not defined
-  // (B, L, axes), or not defined: then in place of extent, prefix and offset, which are those of a shape (L). Its
-  // stride[0] is 0 where all sequences share a row.
+  // (B or 1, L, axes), or not defined: then in place of extent, prefix and offset, which are those of a shape (L). Its
+  // stride[0] is 0 where there is one row. (Where B rows lie on top of each other they are still read as B: the order of
+  // sums, and so the bits of dtheta, must not depend on strides.)
   TensorView position_ids;
 
   TensorView theta;
@@ -60,7 +61,7 @@ struct Plan {
   std::int64_t heads() const { return side[0].heads + (sides > 1 ? side[1].heads : 0); }
   // Whether sequences have positions, and so phases, of their own.
   bool own_positions() const {
-    return offsets.defined() || (position_ids.defined() && position_ids.stride[0] != 0);
+    return offsets.defined() || (position_ids.defined() && position_ids.shape[0] != 1);
   }
   bool softmax() const {
     return activation == LrpeActivation::kSoftmaxFeatures ||

@@ -148,8 +148,10 @@ __global__ void __launch_bounds__(kShortThreads) short_kernel(const __grid_const
             const std::uint32_t q = a.axis[axis].inner.divide(static_cast<std::uint32_t>(r));
             position = q - a.axis[axis].extent.divide(q) * a.axis[axis].extent.divisor;
           }
-          sincos_turn(turn_at(step, position), s, c);
-          if (!finite) s = c = NAN;
+          device::SinCos<float, 1> phase;
+          set_phases<T>(phase, [&](int) { return turn_at(step, position); });
+          s = finite ? phase.s[0] : NAN;
+          c = finite ? phase.c[0] : NAN;
         }
         table[z * 2 * a.C] = c;
         table[z * 2 * a.C + a.C] = s;
