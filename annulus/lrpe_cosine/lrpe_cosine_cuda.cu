@@ -17,6 +17,7 @@
 #include "annulus/cuda/memory.h"
 #include "annulus/lrpe_cosine/lrpe_cosine_cuda.cuh"
 #include "annulus/lrpe_cosine/lrpe_cosine_short.cuh"
+#include "annulus/lrpe_cosine/lrpe_cosine_turn.cuh"
 
 namespace annulus::lrpe::cuda {
 
@@ -30,15 +31,6 @@ namespace {
 constexpr int kTurnThreads = 128;
 template <class T>
 inline constexpr int kMinBlocks = std::is_same_v<T, double> ? 4 : 7;
-
-template <Mode kMode>
-__device__ __forceinline__ const Operand& source(const SideArgs& s, bool backward) {
-  return kMode == Mode::kGather || backward ? s.dy : s.x;
-}
-template <Mode kMode>
-__device__ __forceinline__ const Operand& target(const SideArgs& s, bool backward) {
-  return kMode == Mode::kGather || backward ? s.dx : s.y;
-}
 
 // Softmax over tokens: where the statistics begin in shared memory, behind the table of steps.
 __host__ __device__ constexpr std::size_t stats_offset(std::size_t table) {
@@ -77,8 +69,8 @@ __global__ void __launch_bounds__(kTurnThreads, kMinBlocks<T>)
     turn_kernel(const __grid_constant__ Args a) {
   using Real = compute_t<T>;
   constexpr bool kActivated = kAct != Act::kNone;
-  constexpr bool kTwoIn = kMode != Mode::kSpread;
-  constexpr bool kThreeIn = kMode == Mode::kGather && kActivated;  // x, too
+  constexpr bool kTwoIn = kReadsSecond<kMode>;
+  constexpr bool kThreeIn = kReadsX<kMode, kAct>;
   // Sequences whose loads are in flight together.
   constexpr int kAhead = kThreeIn ? 1 : kTwoIn || kActivated ? 2 : 4;
   static_assert(!kThreeIn || kAhead == 1);  // Loaded::x is of one
@@ -139,7 +131,7 @@ __global__ void __launch_bounds__(kTurnThreads, kMinBlocks<T>)
       }
     }
     if (first_column == 0 && placed) {
-      find_position(a, b_begin, t, s);
+      a.positions.unravel(t, s);
     }
     if (first_column > 0) __syncthreads();  // all have read the table before it is made anew
     SoftmaxStats stats = a.stats;
@@ -172,28 +164,8 @@ __global__ void __launch_bounds__(kTurnThreads, kMinBlocks<T>)
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) {
         if (done + j >= sequences) break;
-        Real u[V];
-        Real w[V];
-        Real r1[V];
-        Real r2[V];
-        annulus::cuda::unpack(now.first[j], u);
-        if constexpr (kTwoIn) annulus::cuda::unpack(now.second[j], w);
-        if constexpr (kMode == Mode::kRotate) {
-          device::rotate_tile(u, w, phase, sign, r1, r2);
-        } else if constexpr (kMode == Mode::kSpread) {
-          if constexpr (kActivated)
-            activate_tile<T, kAct>(a.activation, stats, u, stat_row, stat_column, u);
-          device::cosine_tile(u, phase, r1, r2);
-        } else {
-          device::cosine_tile_backward(u, w, phase, r1);
-          if constexpr (kActivated) {
-            Real x[V];
-            annulus::cuda::unpack(now.x, x);
-            activate_tile_backward<T, kAct>(a.activation, stats, x, stat_row, stat_column, r1);
-          }
-        }
-        store_columns<V, T>(r1, out.first, to);
-        if constexpr (kMode != Mode::kGather) store_columns<V, T>(r2, out.second, to);
+        turn_columns<T, V, kMode, kAct>(a.activation, stats, stat_row, stat_column, phase, sign,
+                                        now.first[j], now.second[j], now.x, out, to);
         to += out.stride[0];
         stat_row += a.heads * a.L;
         stat_column += width;
@@ -272,23 +244,28 @@ bool empty(const Plan& plan) {
 }
 
 template <class T, int V, Mode kMode, Act kAct>
-void launch_turn(const Plan& plan, Args a, cudaStream_t stream) {
-  const std::int64_t lanes = plan.C / V;
+bool launch_if_short(const Plan& plan, const Args& a, cudaStream_t stream) {
   if constexpr (V > 1 && kAct == Act::kNone) {
     ShortArgs s;
-    if (plan.B * plan.heads() * plan.L * lanes <= kShortVectors &&
+    if (plan.B * plan.heads() * plan.L * (plan.C / V) <= kShortVectors &&
         make_short_args(plan, a.backward, s)) {
       launch_short<T, V, kMode>(s, plan.heads(), stream);
-      return annulus::cuda::check_launch(plan.op, "short_kernel");
+      annulus::cuda::check_launch(plan.op, "short_kernel");
+      return true;
     }
   }
+  return false;
+}
+
+template <class T, int V, Mode kMode, Act kAct>
+void launch_turn(const Plan& plan, Args a, cudaStream_t stream) {
+  const std::int64_t lanes = plan.C / V;
   // Statistics in shared memory: 128 columns of 16-bit tensors, or less, at a time.
   constexpr int kMostLanes = kAct == Act::kColumns && V > 1 ? 16 : kTurnThreads;
   const auto lanes_x = static_cast<int>(std::min<std::int64_t>(lanes, kMostLanes));
   const dim3 shape(static_cast<unsigned>(lanes_x), static_cast<unsigned>(kTurnThreads / lanes_x));
   const std::int64_t tiles = (plan.L + shape.y - 1) / shape.y;
-  a.batch_per_thread =
-      plan.own_positions() ? 1 : batch_per_thread(plan.B * plan.heads() * plan.L * lanes, plan.B);
+  a.batch_per_thread = batch_per_thread(plan.B * plan.heads() * plan.L * lanes, plan.B);
   const std::int64_t groups = (plan.B + a.batch_per_thread - 1) / a.batch_per_thread;
   const unsigned blocks = number_blocks(plan, tiles, groups, a);
   std::size_t shared = StepTable<T>::bytes(lanes_x * V);
@@ -300,28 +277,15 @@ void launch_turn(const Plan& plan, Args a, cudaStream_t stream) {
   annulus::cuda::check_launch(plan.op, "turn_kernel");
 }
 
-template <class T, int V>
-void turn(const Plan& plan, const Args& a, cudaStream_t stream) {
-  if (plan.rotate) return launch_turn<T, V, Mode::kRotate, Act::kNone>(plan, a, stream);
-  visit_activation(plan.activation, [&]<Act kAct>() {
-    if (a.backward) {
-      launch_turn<T, V, Mode::kGather, kAct>(plan, a, stream);
-    } else {
-      launch_turn<T, V, Mode::kSpread, kAct>(plan, a, stream);
-    }
-  });
-}
-
 void turn(const Plan& plan, const Args& a, bool vectors, cudaStream_t stream) {
   if (row_fits_warp(plan)) {
     return launch_rows(plan, a, vectors, a.backward ? RowTask::kBackward : RowTask::kForward,
                        stream);
   }
-  visit_floating(plan.dtype, [&]<class T>() {
-    if constexpr (!std::is_same_v<T, double>) {
-      if (vectors) return turn<T, kVectorWidth<T>>(plan, a, stream);
-    }
-    turn<T, 1>(plan, a, stream);
+  visit_turn(plan, a.backward, vectors, [&]<class T, int V, Mode kMode, Act kAct>() {
+    if (launch_if_short<T, V, kMode, kAct>(plan, a, stream)) return;
+    if (walks(plan)) return launch_walk(plan, a, vectors, stream);
+    launch_turn<T, V, kMode, kAct>(plan, a, stream);
   });
 }
 

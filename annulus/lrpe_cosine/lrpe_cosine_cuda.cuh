@@ -56,7 +56,8 @@ struct Args {
   std::int32_t C = 0, E = 0;
   std::int32_t heads = 0, heads_first = 0;  // of both sides, of the first
   std::int32_t batch_per_thread = 1;
-  FastDiv tiles, heads_div;  // decode the block index
+  std::int32_t tokens_per_thread = 1;
+  FastDiv tiles, heads_div;            // decode the block index
   LrpeActivation activation = LrpeActivation::kNone;
   bool backward = false;  // rotation: turn back
   SoftmaxStats stats;
@@ -96,29 +97,16 @@ __device__ __forceinline__ std::int64_t load_offset(const Args& a, std::int64_t 
   return a.offsets.data == nullptr ? 0 : a.offsets.at(b * a.offsets.stride[0]);
 }
 
-// Where a token is by position_ids. Out of line and by value, as device::Positions::unravel_wide: inlined, the plain
-// forward at n = 4096 took 0.1255 ms instead of 0.1194 on an H200, for the registers alone.
-struct IdReader {
-  static __device__ __noinline__ device::Positions::Wide read(const Args& a, std::int64_t b,
-                                                              std::int64_t t) {
-    const Integers& ids = a.position_ids;
-    const std::int64_t row = b * ids.stride[0] + t * ids.stride[1];
-    device::Positions::Wide w = {};
-#pragma unroll
-    for (int j = 0; j < device::kAxes; ++j) {
-      if (j < a.positions.axes) w.s[j] = ids.at(row + j * ids.stride[2]);
-    }
-    return w;
-  }
-};
-
 // Where token t >= prefix of sequence b is, along each axis.
 __device__ __forceinline__ void find_position(const Args& a, std::int64_t b, std::int64_t t,
                                               std::int64_t (&s)[device::kAxes]) {
   if (a.position_ids.data != nullptr) {
-    const device::Positions::Wide w = IdReader::read(a, b, t);
+    const Integers& ids = a.position_ids;
+    const std::int64_t row = b * ids.stride[0] + t * ids.stride[1];
 #pragma unroll
-    for (int j = 0; j < device::kAxes; ++j) s[j] = w.s[j];
+    for (int j = 0; j < device::kAxes; ++j) {
+      if (j < a.positions.axes) s[j] = ids.at(row + j * ids.stride[2]);
+    }
   } else {
     a.positions.unravel(t, s);
     s[0] += load_offset(a, b);
@@ -176,40 +164,15 @@ struct StepTable {
   }
 };
 
-// Sines and cosines of V phases, as many bits of them as T keeps: `turn(i)` gives the phase of column i.
-template <class T, int V, class TurnOf>
-__device__ __forceinline__ void set_phases(device::SinCos<compute_t<T>, V>& phase, TurnOf turn) {
-  if constexpr (std::is_same_v<T, bfloat16>) {
-    float nearest = 1;
-#pragma unroll
-    for (int i = 0; i < V; ++i) {
-      phase.set_coarse(i, turn(i));
-      nearest = fminf(nearest, phase.from_zero(i));
-    }
-    if (nearest < device::kCoarseFromZero) {
-#pragma unroll
-      for (int i = 0; i < V; ++i) {
-        if (phase.from_zero(i) >= device::kCoarseFromZero) continue;
-        const std::uint64_t exact = turn(i);
-        if (exact != 0)
-          phase.set_out_of_line(i, exact);  // at 0, as on half of a small grid, it is right
-      }
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < V; ++i) phase.set(i, turn(i));
-  }
-}
-
-// The phases of V columns, of a token that has a position, from table entry `slot` on. Where gradients of theta are
-// summed each one is right to fp32, of whichever type the tensors are.
-template <class T, int V, class Precision = T>
+// The phases of V columns, of a token that has a position, from table entry `slot` on.
+template <class T, int V>
 __device__ __forceinline__ void make_phases(const Args& a, const StepTable<T>& table, int slot,
                                             const std::int64_t (&s)[device::kAxes], int column,
                                             bool suspect, device::SinCos<compute_t<T>, V>& phase) {
   std::int64_t position[V];
   a.positions.along_columns(s, column, position);
-  set_phases<Precision>(phase, [&](int i) { return turn_at(table.step[slot + i], position[i]); });
+#pragma unroll
+  for (int i = 0; i < V; ++i) phase.set(i, turn_at(table.step[slot + i], position[i]));
   if (suspect) {
 #pragma unroll
     for (int i = 0; i < V; ++i) {

@@ -103,12 +103,8 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<kTask>)
 #pragma unroll
       for (int i = 0; i < V; ++i) {
         if (i >= left) break;
-        device::SinCos<Real, 1> one;
-        set_phases<T>(
-            one, [&](int) { return a.positions.column_phase(table.step[slot + i], s, slot + i); });
-        const Real poison = suspect ? table.poison[slot + i] : Real(0);
-        phase.c[i] = one.c[0] + poison;
-        phase.s[i] = one.s[0] + poison;
+        phase.set(i, a.positions.column_phase(table.step[slot + i], s, slot + i));
+        if (suspect && isnan(table.poison[slot + i])) phase.c[i] = phase.s[i] = Real(NAN);
       }
     }
   }
@@ -214,8 +210,7 @@ __device__ __forceinline__ compute_t<T> gradient(const Args& a, const Head& h, s
   find_position(a, b, t, s);
   const Real theta = load_theta<Real>(a, h.theta_row, c - a.positions.axis_of(c) * a.E);
   device::SinCos<Real, 1> phase;
-  const step_t<T> step = make_step<T>(theta);
-  set_phases<T>(phase, [&](int) { return a.positions.column_phase(step, s, c); });
+  phase.set(0, a.positions.column_phase(make_step<T>(theta), s, c));
   if (!isfinite(theta)) phase.c[0] = phase.s[0] = Real(NAN);
   return device::mul_add(d2, phase.s[0], d1 * phase.c[0]);
 }

@@ -147,7 +147,7 @@ struct PhaseTile {
     Real* const column_data = data + slot(column);
     const auto make = [&](int i, std::int64_t position) {
       device::SinCos<Real, 1> phase;
-      set_phases<T>(phase, [&](int) { return turn_at(step, position); });
+      phase.set(0, turn_at(step, position));
       const bool placed = i >= prefix && t0 + i < a.L;
       column_data[2 * i * width] = placed ? phase.c[0] + poison : Real(1);
       column_data[(2 * i + 1) * width] = placed ? phase.s[0] + poison : Real(0);

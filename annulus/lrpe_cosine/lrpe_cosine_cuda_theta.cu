@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kBlockRows* kBlockLanes, kMinBlocks<kAct>)
         if (placed) {
           std::int64_t s[device::kAxes] = {};
           find_position(a, b, t, s);
-          make_phases<T, V, Real>(a, table, slot, s, column, suspect, phase);
+          make_phases<T, V>(a, table, slot, s, column, suspect, phase);
         }
         Real q[V] = {};
         for (const std::int64_t end = b + alike; b < end; ++b) {

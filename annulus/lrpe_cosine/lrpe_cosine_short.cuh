@@ -18,12 +18,9 @@
 
 #include "annulus/cuda/fast_div.h"
 #include "annulus/cuda/vec.cuh"
-#include "annulus/lrpe_cosine/lrpe_cosine_cuda.cuh"
+#include "annulus/lrpe_cosine/lrpe_cosine_turn.cuh"
 
 namespace annulus::lrpe::cuda {
-
-// What a thread does with its columns: x -> (x cos, x sin); (dy1, dy2) -> g; or a rotation.
-enum class Mode { kSpread, kGather, kRotate };
 
 // How a short call is cut: sequences a thread has in flight, tokens of a block.
 inline constexpr int kShortAhead = 3;
@@ -148,10 +145,8 @@ __global__ void __launch_bounds__(kShortThreads) short_kernel(const __grid_const
             const std::uint32_t q = a.axis[axis].inner.divide(static_cast<std::uint32_t>(r));
             position = q - a.axis[axis].extent.divide(q) * a.axis[axis].extent.divisor;
           }
-          device::SinCos<float, 1> phase;
-          set_phases<T>(phase, [&](int) { return turn_at(step, position); });
-          s = finite ? phase.s[0] : NAN;
-          c = finite ? phase.c[0] : NAN;
+          sincos_turn(turn_at(step, position), s, c);
+          if (!finite) s = c = NAN;
         }
         table[z * 2 * a.C] = c;
         table[z * 2 * a.C + a.C] = s;

@@ -127,12 +127,9 @@ inline Positions make_positions(int axes, const std::int64_t* extent, std::int64
   return p;
 }
 
-// Where |sin cos| is no less than this, set_coarse is right to 2^-10 of the value: it is off by 3.6e-7 (the
-// special-function unit, by NVIDIA's table) and 4e-7 (three roundings of the angle) at most.
-inline constexpr float kCoarseFromZero = 8e-4f;
-
 // The sines and cosines of V neighbouring columns of one token, to fp32 (fp64) accuracy relative to
-// the value, at the zeros too.
+// the value, at the zeros too. (MUFU's sin and cos are right to 2^-21 of 1, not of the value:
+// several bf16 ulps wherever |cos| < 1e-4.)
 template <class Real, int V>
 struct SinCos {
   Real s[V];
@@ -147,28 +144,6 @@ struct SinCos {
   }
   __device__ __forceinline__ void set(int i, std::uint64_t turn) { sincos_turn(turn, s[i], c[i]); }
   __device__ __forceinline__ void set(int i, Turn turn) { sincos_turn(turn, s[i], c[i]); }
-
-  // For bf16, in a third of the instructions: by the special-function unit, right where from_zero(i) is at least
-  // kCoarseFromZero; elsewhere a second call of set is to follow, out of line because it is seldom.
-  __device__ __forceinline__ void set_coarse(int i, std::uint64_t turn) {
-    const float angle = __fmul_rn(static_cast<float>(static_cast<std::int32_t>(turn >> 32)),
-                                  1.46291807927e-9f);  // 2 pi / 2^32
-    asm("sin.approx.ftz.f32 %0, %1;" : "=f"(s[i]) : "f"(angle));
-    asm("cos.approx.ftz.f32 %0, %1;" : "=f"(c[i]) : "f"(angle));
-  }
-  __device__ __forceinline__ float from_zero(int i) const { return fabsf(__fmul_rn(s[i], c[i])); }
-  __device__ __forceinline__ void set_out_of_line(int i, std::uint64_t turn) {
-    const float2 both = out_of_line(turn);
-    s[i] = both.x;
-    c[i] = both.y;
-  }
-
- private:
-  static __device__ __noinline__ float2 out_of_line(std::uint64_t turn) {
-    float2 both;
-    sincos_turn(turn, both.x, both.y);
-    return both;
-  }
 };
 
 // Fused multiply-adds are written out, so that every kernel rounds alike: a layout never changes a

@@ -153,6 +153,11 @@ std::vector<Row> extra_rows(std::int64_t batch, std::int64_t n) {
   p.Hk = kH;
   rows.push_back(make_row(p, {"forward"}, "qk"));
 
+  // One long sequence: no two rows share a phase.
+  p = plain(1, 1, batch * n, 0, DType::kBF16);
+  rows.push_back(make_row(p, {"forward"}));
+  rows.push_back(make_row(p, {"backward"}));
+
   // Packed sequences of up to 60 tokens: the same ones for the whole batch, or others in each row of it.
   for (const LrpeProblem::Ids ids : {LrpeProblem::Ids::kShared, LrpeProblem::Ids::kOwn}) {
     p = base;
