@@ -1,4 +1,4 @@
-// Sums over the lanes of a warp and the threads of a block, in an order that is always the same.
+// Sums (and the like) over the lanes of a warp and the threads of a block, in an order that is always the same.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,12 +11,18 @@ __device__ __forceinline__ int uniform_warp() {
   return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
 }
 
-// The sum over each aligned group of Lanes lanes, in all of its lanes. All 32 lanes take part.
+// What each aligned group of Lanes lanes combines to, in all of its lanes. All 32 lanes take part.
+template <int Lanes = 32, class Real, class F>
+__device__ __forceinline__ Real warp_reduce(Real v, F&& combine) {
+#pragma unroll
+  for (int step = Lanes / 2; step > 0; step /= 2) {
+    v = combine(v, __shfl_xor_sync(0xffffffffu, v, step));
+  }
+  return v;
+}
 template <int Lanes = 32, class Real>
 __device__ __forceinline__ Real warp_sum(Real v) {
-#pragma unroll
-  for (int step = Lanes / 2; step > 0; step /= 2) v += __shfl_xor_sync(0xffffffffu, v, step);
-  return v;
+  return warp_reduce<Lanes>(v, [](Real a, Real b) { return a + b; });
 }
 
 // The sum over a one-dimensional block of Threads threads, in all of them. `scratch` holds

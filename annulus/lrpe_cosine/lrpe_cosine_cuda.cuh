@@ -57,7 +57,7 @@ struct Args {
   std::int32_t heads = 0, heads_first = 0;  // of both sides, of the first
   std::int32_t batch_per_thread = 1;
   std::int32_t tokens_per_thread = 1;
-  FastDiv tiles, heads_div;            // decode the block index
+  FastDiv tiles, heads_div;  // decode the block index
   LrpeActivation activation = LrpeActivation::kNone;
   bool backward = false;  // rotation: turn back
   SoftmaxStats stats;
@@ -113,9 +113,22 @@ __device__ __forceinline__ void find_position(const Args& a, std::int64_t b, std
   }
 }
 
-// Which tensor, head and rows of theta a block works on.
-struct Place {
-  int side, head, flat_head, theta_row;
+// Which tensor, head and row of theta a head is, counted over both sides.
+struct Head {
+  int side, head, theta_row;
+};
+__device__ __forceinline__ Head find_head(const Args& a, std::int64_t flat) {
+  Head h;
+  h.side = flat >= a.heads_first ? 1 : 0;
+  h.head = static_cast<int>(flat) - (h.side ? a.heads_first : 0);
+  h.theta_row =
+      static_cast<int>(a.side[h.side].heads_per_row.divide(static_cast<std::uint32_t>(h.head)));
+  return h;
+}
+
+// ... and what of it a block works on.
+struct Place : Head {
+  int flat_head;
   std::uint32_t tile, group;
 };
 
@@ -125,10 +138,7 @@ __device__ __forceinline__ Place find_place(const Args& a) {
   p.tile = blockIdx.x - rest * a.tiles.divisor;
   p.group = a.heads_div.divide(rest);
   p.flat_head = static_cast<int>(rest - p.group * a.heads_div.divisor);
-  p.side = p.flat_head >= a.heads_first ? 1 : 0;
-  p.head = p.flat_head - (p.side ? a.heads_first : 0);
-  p.theta_row =
-      static_cast<int>(a.side[p.side].heads_per_row.divide(static_cast<std::uint32_t>(p.head)));
+  static_cast<Head&>(p) = find_head(a, p.flat_head);
   return p;
 }
 

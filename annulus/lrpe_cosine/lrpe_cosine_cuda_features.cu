@@ -11,6 +11,7 @@
 
 #include "annulus/core/dispatch.h"
 #include "annulus/cuda/launch.h"
+#include "annulus/cuda/reduce.cuh"
 #include "annulus/lrpe_cosine/lrpe_cosine_cuda.cuh"
 
 namespace annulus::lrpe::cuda {
@@ -183,19 +184,6 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<kTask>)
   }
 }
 
-// The side and head that flat head index h names.
-struct Head {
-  int side, head, theta_row;
-};
-__device__ __forceinline__ Head find_head(const Args& a, std::int64_t flat) {
-  Head h;
-  h.side = flat >= a.heads_first ? 1 : 0;
-  h.head = static_cast<int>(flat) - (h.side ? a.heads_first : 0);
-  h.theta_row =
-      static_cast<int>(a.side[h.side].heads_per_row.divide(static_cast<std::uint32_t>(h.head)));
-  return h;
-}
-
 // g of one element: its gradient turned back by its phase, which is made on the spot.
 template <class T>
 __device__ __forceinline__ compute_t<T> gradient(const Args& a, const Head& h, std::int64_t b,
@@ -213,12 +201,6 @@ __device__ __forceinline__ compute_t<T> gradient(const Args& a, const Head& h, s
   phase.set(0, a.positions.column_phase(make_step<T>(theta), s, c));
   if (!isfinite(theta)) phase.c[0] = phase.s[0] = Real(NAN);
   return device::mul_add(d2, phase.s[0], d1 * phase.c[0]);
-}
-
-template <class Real, class F>
-__device__ __forceinline__ Real warp_reduce(Real v, F&& combine) {
-  for (int step = 16; step > 0; step /= 2) v = combine(v, __shfl_xor_sync(0xffffffffu, v, step));
-  return v;
 }
 
 template <class T>
@@ -240,11 +222,11 @@ __global__ void __launch_bounds__(kThreads)
     for (int c = lane; c < a.C; c += 32) {
       high = larger(high, static_cast<Real>(p[c * x.stride[3]]));
     }
-    high = warp_reduce(high, [](Real u, Real v) { return larger(u, v); });
+    high = annulus::cuda::warp_reduce(high, [](Real u, Real v) { return larger(u, v); });
     Real sum = 0;
     for (int c = lane; c < a.C; c += 32)
       sum += power<T>(static_cast<Real>(p[c * x.stride[3]]) - high);
-    sum = warp_reduce(sum, [](Real u, Real v) { return u + v; });
+    sum = annulus::cuda::warp_sum(sum);
     const Real scale = inverse<T>(sum);
     Real dot = 0;
     if (with_dot) {
@@ -252,7 +234,7 @@ __global__ void __launch_bounds__(kThreads)
         const Real prob = power<T>(static_cast<Real>(p[c * x.stride[3]]) - high) * scale;
         dot += prob * gradient<T>(a, h, b, t, c);
       }
-      dot = warp_reduce(dot, [](Real u, Real v) { return u + v; });
+      dot = annulus::cuda::warp_sum(dot);
     }
     if (lane == 0) {
       static_cast<Real*>(a.stats.high)[row] = high;
