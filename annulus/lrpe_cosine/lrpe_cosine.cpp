@@ -111,7 +111,7 @@ void check_position_ids(Plan& plan, const char* lead_name, const TensorView& lea
   const char* rule = "be left out where position_ids is given";
   const std::span<const std::int64_t> extents(
       p.shape.extent.data(), static_cast<std::size_t>(std::clamp(p.shape.axes, 0, 4)));
-  if (!extents.empty()) invalid(op, "shape", rule, "is " + shape_string(extents));
+  if (p.shape.axes != 0) invalid(op, "shape", rule, "is " + shape_string(extents));
   if (p.prefix != 0) invalid(op, "prefix", rule, "is " + std::to_string(p.prefix));
   if (p.offset != 0) invalid(op, "offset", rule, "is " + std::to_string(p.offset));
   if (p.offsets.defined()) invalid(op, "offsets", rule, "is given");
@@ -123,10 +123,10 @@ void check_position_ids(Plan& plan, const char* lead_name, const TensorView& lea
   const std::int64_t axes = ids.shape[2];
   if ((ids.shape[0] != plan.B && ids.shape[0] != 1) || ids.shape[1] != plan.L || axes < 1 ||
       axes > LrpeGrid::kMaxAxes) {
-    invalid(
-        op, "position_ids",
-        "have shape (" + std::to_string(plan.B) + " or 1, " + std::to_string(plan.L) + ", 1 to 4)",
-        "has " + shape_string(ids.sizes()));
+    invalid(op, "position_ids",
+            "have shape (" + std::to_string(plan.B) + (plan.B == 1 ? ", " : " or 1, ") +
+                std::to_string(plan.L) + ", 1 to 4)",
+            "has " + shape_string(ids.sizes()));
   }
   plan.axes = static_cast<int>(axes);
   plan.extent[0] = plan.L;

@@ -79,8 +79,8 @@ struct LrpePositions {
   std::int64_t offset = 0;
   TensorView offsets;
   // In place of all the above: a (B or 1, L, m) i32 or i64 tensor on x's device, 1 <= m <= 4, read when the kernel
-  // runs. Any number is a position, negative ones too; one row serves all sequences. What arange says is what
-  // a shape (L) says, to the bit.
+  // runs. Its numbers are less than 2^62 in size, of either sign. Where sequences are alike give one row: their phases
+  // are then made once. One row that goes up by 1 gives the bits of the 1-D shape and offset that say the same.
   TensorView position_ids;
 };
 

@@ -64,7 +64,9 @@ std::string describe(const LrpeProblem& p) {
   if (p.offset != 0) s += " offset=" + std::to_string(p.offset);
   if (p.offset_per_batch) s += " offsets=yes";
   if (p.ids != LrpeProblem::Ids::kNone) {
-    s += p.ids == LrpeProblem::Ids::kShared ? " ids=shared" : " ids=own";
+    static constexpr const char* kValues[] = {"packed", "far_runs", "near", "far"};
+    s += p.ids == LrpeProblem::Ids::kShared ? " ids=shared," : " ids=own,";
+    s += kValues[static_cast<int>(p.id_values)];
   }
   s += p.need_dx ? (p.need_dtheta ? " grads=dx,dtheta" : " grads=dx")
                  : (p.need_dtheta ? " grads=dtheta" : " grads=none");
@@ -352,24 +354,24 @@ void draw_theta(Rng& rng, const LrpeProblem& p, std::span<double> values) {
   }
 }
 
-// Positions of all kinds: packed sequences, which start again at 0 along the last axis, near ones in any order, and
-// far ones.
 void draw_ids(Rng& rng, const LrpeProblem& p, std::span<double> values) {
-  const std::uint64_t kind = p.seed / 2 % 4;  // i32 and i64 go by seed % 2
+  using Kind = LrpeProblem::IdValues;
+  const Kind kind = p.id_values;
   const auto axes = static_cast<std::size_t>(p.shape.axes);
   const auto far = static_cast<double>(rng.below((1ll << 31) - 1000));
   std::int64_t left = 0;
   for (std::size_t i = 0; i < values.size(); i += axes) {
     const std::span<double> token = values.subspan(i, axes);
-    if (kind < 2 && left > 0) {
+    if ((kind == Kind::kPacked || kind == Kind::kFarRuns) && left > 0) {
       for (std::size_t j = 0; j + 1 < axes; ++j) token[j] = values[i - axes + j];
       token[axes - 1] = values[i - 1] + 1;
     } else {
       for (double& v : token) {
-        v = kind == 2 ? static_cast<double>(rng.below(201) - 100)
-                      : (kind == 0 ? 0.0 : far) + static_cast<double>(rng.below(50));
+        v = kind == Kind::kNear
+                ? static_cast<double>(rng.below(201) - 100)
+                : (kind == Kind::kPacked ? 0.0 : far) + static_cast<double>(rng.below(50));
       }
-      if (kind == 0) token[axes - 1] = 0;
+      if (kind == Kind::kPacked) token[axes - 1] = 0;
       left = 1 + rng.below(60);
     }
     --left;

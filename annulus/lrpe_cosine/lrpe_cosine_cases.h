@@ -20,6 +20,8 @@ struct LrpeProblem {
   // Adds a `position_ids` input, one row for all sequences or one each. The call is then given no shape, which only
   // says how many tokens and axes there are.
   enum class Ids { kNone, kShared, kOwn } ids = Ids::kNone;
+  // What they say: sequences that start at 0 along the last axis; runs that start far out; anything near; anything.
+  enum class IdValues { kPacked, kFarRuns, kNear, kFar } id_values = IdValues::kPacked;
   DType dtype = DType::kF32;
   DType theta_dtype = DType::kF32;
   bool need_dx = true;

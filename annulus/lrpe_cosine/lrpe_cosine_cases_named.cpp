@@ -290,15 +290,22 @@ void add_long_axes(Builder& b) {
 // Tokens that say where they are. Like the above they stand last: a case's values follow from its place.
 void add_ids(Builder& b) {
   using Ids = LrpeProblem::Ids;
-  for (const DType dtype : kAllDTypes) {
+  using Values = LrpeProblem::IdValues;
+  std::size_t n = 0;
+  for (const Values values : {Values::kPacked, Values::kFarRuns, Values::kNear, Values::kFar}) {
     for (const Ids ids : {Ids::kShared, Ids::kOwn}) {
       for (LrpeProblem p : {LrpeProblem{.B = 3, .H = 2, .D = 24, .E = 24, .shape = {150}},
                             LrpeProblem{.B = 2, .H = 2, .D = 24, .E = 13, .shape = {20, 5}},
                             LrpeProblem{.B = 2, .H = 1, .D = 128, .E = 43, .shape = {4, 5, 3}},
                             LrpeProblem{.B = 2, .H = 1, .D = 10, .E = 3, .shape = {2, 3, 2, 3}}}) {
         p.ids = ids;
-        p.dtype = dtype;
-        b.add("positions by token", p);
+        p.id_values = values;
+        for (const bool need_dtheta : {true, false}) {
+          p.dtype = kAllDTypes[n++ % 4];
+          p.need_dtheta = need_dtheta;
+          b.add("positions by token", p);
+        }
+        ++n;  // so that each problem meets each type
       }
     }
   }
@@ -421,6 +428,7 @@ LrpeProblem lrpe_fuzz_problem(std::uint64_t seed) {
   p.need_dx = !p.need_dtheta || rng.below(5) != 0;
   if (rng.below(5) == 0 && (p.shape.axes - 1) * p.E < columns) {  // every axis has a column
     p.ids = rng.below(2) ? LrpeProblem::Ids::kShared : LrpeProblem::Ids::kOwn;
+    p.id_values = static_cast<LrpeProblem::IdValues>(rng.below(4));
     p.prefix = p.offset = 0;
     p.offset_per_batch = false;
   }

@@ -250,7 +250,7 @@ void launch(const Plan& plan, Args a, RowTask task, cudaStream_t stream) {
   const int lanes = lanes_of_row(plan.C, V, kWarpLanes);
   const dim3 shape(static_cast<unsigned>(lanes), static_cast<unsigned>(kRowThreads / lanes));
   const std::int64_t tiles = (plan.L + shape.y - 1) / shape.y;
-  // Offsets are the batch's own: then no two sequences have a phase in common.
+  // Positions may be a sequence's own: then no two sequences have a phase in common.
   a.batch_per_thread =
       plan.own_positions() ? 1 : batch_per_thread(plan.B * plan.heads() * plan.L * lanes, plan.B);
   const std::int64_t groups = (plan.B + a.batch_per_thread - 1) / a.batch_per_thread;

@@ -1,10 +1,12 @@
-// What LRPE promises of tokens that say where they are: the bits of the calls that would say it otherwise. On the
-// CPU, and on CUDA where there is a device.
+// What LRPE promises of tokens that say where they are: the bits of the calls that would say it otherwise. Calls are
+// large enough here for CUDA's threads to go through several tokens, or sequences. On the CPU, and on CUDA where there is a
+// device.
 #include <gtest/gtest.h>
 
 #include <array>
 #include <cstdint>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "annulus/lrpe_cosine/lrpe_cosine.h"
@@ -116,7 +118,8 @@ TEST_P(LrpeIds, PositionsInAnyOrderEqualSingleTokens) {
     Rng rng(5);
     std::vector<double> values;
     while (values.size() < kTokens) {
-      const std::int64_t from = rng.below(2) ? rng.below(2000) - 1000 : rng.below(1ll << 31);
+      const std::int64_t from =
+          rng.below(2) ? rng.below(2000) - 1000 : rng.below(1ll << 41) - (1ll << 40);
       const std::int64_t length = singles && rng.below(3) ? 1 + rng.below(4) : 8 + rng.below(4);
       for (std::int64_t s = 0; s < length && values.size() < kTokens; ++s) {
         values.push_back(static_cast<double>(from + s));
@@ -139,6 +142,97 @@ TEST_P(LrpeIds, PositionsInAnyOrderEqualSingleTokens) {
       }
       EXPECT_TRUE(together.bytes() == apart.bytes()) << name_of(dtype);
     }
+  }
+}
+
+// Forward and gradient of x, of many tokens: by one call, and sequence by sequence with a shape each.
+struct Many {
+  LrpeActivation activation = LrpeActivation::kNone;
+  bool shared = false;  // one row of position_ids for all sequences
+  std::int64_t columns = 128;
+};
+class LrpeManyIds : public LrpeIds {
+ protected:
+  static constexpr std::int64_t kB = 4, kH = 6;
+  // Enough for several tokens a CUDA thread, of one sequence or of four; the CPU's tiles are short.
+  std::int64_t tokens() const { return device() == kCPU ? 600 : 6000; }
+
+  // Sequence b counts from here.
+  static std::int64_t start(std::int64_t b, bool shared) {
+    return shared ? 77 : 1000 * b * b - 500;
+  }
+
+  void compare(DType dtype, const Many& many) {
+    const std::int64_t D = many.columns, L = tokens();
+    Dense x(device(), dtype, {kB, kH, L, D}), theta(device(), DType::kF32, {kH, D});
+    Dense dy(device(), dtype, {kB, kH, L, 2 * D});
+    Dense y(device(), dtype, {kB, kH, L, 2 * D}), dx(device(), dtype, {kB, kH, L, D});
+    Dense y_apart(device(), dtype, {kB, kH, L, 2 * D}), dx_apart(device(), dtype, {kB, kH, L, D});
+    x.normal(1), theta.normal(2), dy.normal(3);
+    const std::int64_t rows = many.shared ? 1 : kB;
+    Dense ids(device(), DType::kI64, {rows, L, 1});
+    std::vector<double> values;
+    for (std::int64_t b = 0; b < rows; ++b) {
+      for (std::int64_t t = 0; t < L; ++t) {
+        values.push_back(static_cast<double>(start(b, many.shared) + t));
+      }
+    }
+    ids.write(values);
+    LrpeCosineOptions options;
+    options.activation = many.activation;
+    options.position_ids = ids.view();
+    lrpe_cosine_forward(x.view(), theta.view(), y.view(), options, context);
+    lrpe_cosine_backward(dy.view(), x.view(), theta.view(), dx.view(), {}, options, context);
+    options.position_ids = {};
+    options.shape = {L};
+    for (std::int64_t b = 0; b < kB; ++b) {
+      options.offset = start(b, many.shared);
+      lrpe_cosine_forward(x.batch(b), theta.view(), y_apart.batch(b), options, context);
+      lrpe_cosine_backward(dy.batch(b), x.batch(b), theta.view(), dx_apart.batch(b), {}, options,
+                           context);
+    }
+    const std::string what = std::string(name_of(dtype)) + " of " + std::to_string(D) +
+                             (many.shared ? ", shared" : ", own") + ", activation " +
+                             std::to_string(static_cast<int>(many.activation));
+    EXPECT_TRUE(y.bytes() == y_apart.bytes()) << what;
+    EXPECT_TRUE(dx.bytes() == dx_apart.bytes()) << what;
+  }
+};
+ANNULUS_EACH_DEVICE(LrpeManyIds);
+
+TEST_P(LrpeManyIds, EqualSeparateCalls) {
+  for (const bool shared : {false, true}) {
+    for (const LrpeActivation activation :
+         {LrpeActivation::kNone, LrpeActivation::kSilu, LrpeActivation::kSoftmaxFeatures,
+          LrpeActivation::kSoftmaxTokens}) {
+      compare(DType::kBF16, {.activation = activation, .shared = shared});
+    }
+    compare(DType::kF32, {.shared = shared, .columns = 64});
+    compare(DType::kF16, {.shared = shared, .columns = 27});  // one column at a time
+    compare(DType::kF64, {.shared = shared, .columns = 24});
+  }
+}
+
+// One sequence by a shape, whose prefix ends among the tokens of a thread, against its halves.
+TEST_P(LrpeManyIds, ALongSequenceEqualsItsParts) {
+  const std::int64_t length = 4 * tokens(), prefix = 37, cut = length / 2 + 1;
+  for (const DType dtype : kDTypes) {
+    Dense x(device(), dtype, {1, kH, length, 64}), theta(device(), DType::kF32, {kH, 64});
+    Dense whole(device(), dtype, {1, kH, length, 128}),
+        parts(device(), dtype, {1, kH, length, 128});
+    x.normal(1), theta.normal(2);
+    LrpeCosineOptions options;
+    options.prefix = prefix;
+    options.shape = {length - prefix};
+    lrpe_cosine_forward(x.view(), theta.view(), whole.view(), options, context);
+    options.shape = {cut - prefix};
+    lrpe_cosine_forward(x.tokens(0, cut), theta.view(), parts.tokens(0, cut), options, context);
+    options.prefix = 0;
+    options.offset = cut - prefix;
+    options.shape = {length - cut};
+    lrpe_cosine_forward(x.tokens(cut, length - cut), theta.view(), parts.tokens(cut, length - cut),
+                        options, context);
+    EXPECT_TRUE(whole.bytes() == parts.bytes()) << name_of(dtype);
   }
 }
 

@@ -63,7 +63,10 @@ inline std::uint64_t fine_rows_of(const Plan& plan, std::int64_t fine_count) {
     return longest >= fine_count ? all : (std::uint64_t{1} << longest) - 1;
   }
   const std::int64_t tokens = plan.L - plan.prefix;
-  if (!plan.position_ids.defined() && tokens >= fine_count) return all;
+  // Of many tokens all are taken to be in use: to ask each would take longer than to make them.
+  constexpr std::int64_t kFewTokens = 256;
+  const std::int64_t few = plan.position_ids.defined() ? kFewTokens : fine_count - 1;
+  if (tokens > few) return all;
   std::uint64_t mask = 0;
   const std::int64_t sequences = plan.own_positions() ? plan.B : 1;
   for (std::int64_t b = 0; b < sequences; ++b) {

@@ -15,7 +15,7 @@ enum class Mode { kSpread, kGather, kRotate };
 template <Mode kMode>
 inline constexpr bool kReadsSecond = kMode != Mode::kSpread;
 template <Mode kMode, Act kAct>
-inline constexpr bool kReadsX = kMode == Mode::kGather&& kAct != Act::kNone;
+inline constexpr bool kReadsX = (kMode == Mode::kGather) && (kAct != Act::kNone);
 
 template <Mode kMode>
 __device__ __forceinline__ const Operand& source(const SideArgs& s, bool backward) {
@@ -80,7 +80,7 @@ void visit_turn(const Plan& plan, bool backward, bool vectors, F&& f) {
   });
 }
 
-// Calls whose phases few sequences share, or none: lrpe_cosine_cuda_walk.cu.
+// One sequence, offsets of each, or position_ids: lrpe_cosine_cuda_walk.cu.
 bool walks(const Plan& plan);
 void launch_walk(const Plan& plan, Args args, bool vectors, void* stream);
 

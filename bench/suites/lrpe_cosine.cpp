@@ -75,7 +75,7 @@ Row make_row(const LrpeProblem& p, std::vector<std::string> calls, const std::st
   if (!extra.empty()) row.params["variant"] = extra;
   row.problem = [p] { return testing::lrpe_case(p); };
   LrpeProblem slice = p;
-  slice.B = 1;
+  slice.B = p.ids == LrpeProblem::Ids::kOwn ? 2 : 1;
   slice.H = tokens(p) <= 4200 ? 2 : 1;
   slice.Hk = p.Hk > 0 ? slice.H : 0;
   row.error_problem = [slice] { return testing::lrpe_case(slice); };

@@ -24,9 +24,10 @@ def lrpe_cosine(x, theta, shape=None, *, prefix=0, activation="none", softmax_di
     shape: (n1..nm), 1 <= m <= 4.  prefix: leading tokens without a position (phase 0).
     activation f: none | relu | sigmoid | silu | softmax (softmax_dim -1: features of a token, -2: tokens of a column).
     offset: int or (B,) integer tensor, 1-D shapes only: token t >= prefix has position offset + t - prefix.
-    position_ids, in place of shape, prefix and offset: integer tensor (L,), (B or 1, L), or (B or 1, L, m) for m axes.
-    See `packed_positions` for sequences packed one after the other.
-    Gradients: x, theta.  Nothing is saved for backward unless an activation or theta's gradient needs it.
+    position_ids, in place of shape, prefix and offset: integer tensor (L,), (B or 1, L), or (B or 1, L, m) for m axes that
+    all own columns. One row where sequences are alike is faster than B equal ones. See `packed_positions` for
+    sequences packed one after the other; softmax over tokens does not know their ends.
+    Gradients: x, theta.  x is saved for backward only where an activation or theta's gradient needs it.
     """
     offset, offsets = _split_offset(offset)
     shape, position_ids = _grid("lrpe_cosine", shape, position_ids), _ids("lrpe_cosine", position_ids)
@@ -115,6 +116,8 @@ def _ids(op, position_ids):
         return None
     if not isinstance(position_ids, torch.Tensor):
         raise InvalidArgument(f"[{op}] position_ids must be a tensor but is {type(position_ids).__name__}")
+    if position_ids.dim() not in (1, 2, 3):
+        raise InvalidArgument(f"[{op}] position_ids must have 1 to 3 dimensions but has {position_ids.dim()}")
     if position_ids.dim() == 2:
         return position_ids[..., None]
     return position_ids[None, :, None] if position_ids.dim() == 1 else position_ids
@@ -123,7 +126,7 @@ def _ids(op, position_ids):
 def packed_positions(cu_seqlens, total):
     """position_ids (total,) of sequences packed one after the other along the tokens of a batch of one.
 
-    cu_seqlens (sequences + 1,): where each begins and the last ends, as flash-attn has it: 0, n1, n1 + n2, ..., total.
+    cu_seqlens (sequences + 1,), from 0 on: where each begins and the last ends, as flash-attn has it: 0, n1, n1 + n2, ...
     No synchronisation: fit for CUDA graphs and torch.compile. Tokens from cu_seqlens[-1] on are one more sequence.
     """
     token = torch.arange(total, device=cu_seqlens.device, dtype=cu_seqlens.dtype)

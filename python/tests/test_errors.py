@@ -51,7 +51,7 @@ BAD = [
     (dict(shape=None), r"shape must be a tuple of 1 to 4 integers, unless position_ids is given, but is None"),
     (dict(position_ids=torch.zeros(10, dtype=torch.int64)), r"shape must be left out where position_ids is given"),
     (dict(shape=None, position_ids=list(range(10))), r"position_ids must be a tensor but is list"),
-    (dict(shape=None, position_ids=torch.zeros(())), r"position_ids must have 3 dimensions"),
+    (dict(shape=None, position_ids=torch.zeros(())), r"position_ids must have 1 to 3 dimensions but has 0"),
     (dict(shape=None, position_ids=torch.zeros(10)), r"position_ids must be one of i32, i64 but is f32"),
     (dict(shape=None, position_ids=torch.zeros(3, 10, dtype=torch.int32)),
      r"position_ids must have shape \(2 or 1, 10, 1 to 4\) but has \(3, 10, 1\)"),

@@ -47,7 +47,30 @@ def test_in_place(device):
     ids = torch.randint(0, 1000, (B, L), device=device)
     x, theta = torch.randn(B, H, L, 12, device=device), torch.randn(H, 6, device=device)
     want = annulus.lrpe_rotate(x, theta, position_ids=ids)
-    assert torch.equal(annulus.lrpe_rotate_(x, theta, position_ids=ids), want)
+    assert torch.equal(annulus.lrpe_rotate_(x.clone(), theta, position_ids=ids), want)
+
+    weight = torch.randn_like(x)
+
+    def turned(function, x, theta):  # in place on what is not a leaf
+        return (function(x * 1, theta, position_ids=ids) * weight).sum()
+
+    x.requires_grad_(), theta.requires_grad_()
+    for compiled in (False, True):
+        in_place = torch.compile(turned, fullgraph=True) if compiled else turned
+        got = torch.autograd.grad(in_place(annulus.lrpe_rotate_, x, theta), (x, theta))
+        for g, e in zip(got, torch.autograd.grad(turned(annulus.lrpe_rotate, x, theta), (x, theta))):
+            assert (g - e).abs().max() <= 1e-5 * e.abs().max()
+
+
+def test_exported(device):
+    class Packed(torch.nn.Module):
+        def forward(self, x, theta, ids):
+            return annulus.lrpe_cosine(x, theta, position_ids=ids, activation="silu")
+
+    x, theta = torch.randn(B, H, L, 12, device=device), torch.randn(H, 12, device=device)
+    ids = torch.randint(0, 1000, (B, L), device=device)
+    program = torch.export.export(Packed(), (x, theta, ids))
+    assert torch.equal(program.module()(x, theta, ids), Packed()(x, theta, ids))
 
 
 @pytest.mark.parametrize("integers", [torch.int32, torch.int64])
