@@ -1,12 +1,13 @@
 # Task names; what they do is in scripts/.
 CASES ?= 1000
 
-.PHONY: help setup build test bench check lint format cuda gpu wheel clean
+.PHONY: help setup build test sanitize bench check lint format cuda gpu wheel clean
 
 help:
 	@echo "make setup    install what is missing (Debian packages, .venv with torch)"
 	@echo "make build    the library, the command and the PyTorch operators, for the CPU"
 	@echo "make test     every test of C++, Python, the package and the README (CASES=$(CASES) fuzzed cases per operator)"
+	@echo "make sanitize the C++ tests again under ASan, UBSan and TSan (a tenth of CASES)"
 	@echo "make bench    quick benchmark suites and their peers; writes report.html"
 	@echo "make check    annulus check: every operator against double precision (CASES=$(CASES))"
 	@echo "make lint     formatting and forbidden words;  make format rewrites the files"
@@ -21,6 +22,8 @@ build: setup
 	@scripts/build cpu annulus annulus_cli annulus_python
 test: setup
 	@scripts/test $(CASES)
+sanitize: setup
+	@scripts/test $(CASES) sanitize
 bench: build
 	@scripts/bench
 check: build

@@ -1,8 +1,10 @@
 #include "bench/json_guard.h"
 
-#include <algorithm>
-#include <numeric>
+#include <nlohmann/json.hpp>
 #include <set>
+#include <vector>
+
+#include "bench/words.h"
 
 namespace annulus::bench {
 namespace {
@@ -81,38 +83,6 @@ nlohmann::ordered_json parse_guarded(std::string_view text, int max_depth, std::
     throw JsonError("key \"" + printable(duplicate) + "\" appears twice", false);
   }
   return result;
-}
-
-std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
-  if (word.size() > 64) return {};
-  std::string best;
-  std::size_t best_distance = word.size() / 2 + 2;
-  for (const std::string& candidate : candidates) {
-    // Levenshtein distance, one row at a time.
-    std::vector<std::size_t> row(candidate.size() + 1);
-    std::iota(row.begin(), row.end(), std::size_t{0});
-    for (std::size_t i = 1; i <= word.size(); ++i) {
-      std::size_t diagonal = row[0];
-      row[0] = i;
-      for (std::size_t j = 1; j <= candidate.size(); ++j) {
-        const std::size_t substituted = diagonal + (word[i - 1] != candidate[j - 1]);
-        diagonal = row[j];
-        row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
-      }
-    }
-    if (row.back() < best_distance) {
-      best_distance = row.back();
-      best = candidate;
-    }
-  }
-  return best;
-}
-
-std::string printable(std::string_view text, std::size_t max) {
-  std::string out;
-  for (const char c : text.substr(0, max)) out += (c >= ' ' && c <= '~') ? c : '?';
-  if (text.size() > max) out += "...";
-  return out;
 }
 
 }  // namespace annulus::bench

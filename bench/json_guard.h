@@ -4,11 +4,10 @@
 #pragma once
 
 #include <cstddef>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace annulus::bench {
 
@@ -20,11 +19,5 @@ class JsonError : public std::runtime_error {
 
 // Keys keep their order. Throws JsonError.
 nlohmann::ordered_json parse_guarded(std::string_view text, int max_depth, std::size_t max_string);
-
-// The candidate with the smallest edit distance; empty when none is near.
-std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
-
-// For messages: control characters and anything outside ASCII become '?', long text is cut.
-std::string printable(std::string_view text, std::size_t max = 80);
 
 }  // namespace annulus::bench

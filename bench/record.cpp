@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/json_guard.h"
+#include "bench/words.h"
 
 namespace annulus::bench {
 namespace {

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "bench/json_guard.h"
+#include "bench/words.h"
 
 namespace annulus::bench {
 namespace {

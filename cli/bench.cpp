@@ -9,19 +9,19 @@
 
 #include "annulus/core/errors.h"
 #include "annulus/core/info.h"
-#include "annulus/cuda/memory.h"
-#include "bench/json_guard.h"
 #include "bench/output.h"
 #include "bench/record.h"
 #include "bench/runner.h"
 #include "bench/suite.h"
+#include "bench/words.h"
 #include "cli/commands.h"
+#include "cli/device.h"
 #include "cli/progress.h"
 
 namespace annulus::cli {
 namespace {
 
-struct Options {
+struct BenchOptions {
   std::vector<std::string> suites;
   std::string device = "auto", size = "quick", filter, format = "md", save;
   int repetitions = 0;
@@ -32,14 +32,6 @@ struct Job {
   const bench::Suite* suite;
   bench::Row row;
 };
-
-Device pick_device(const std::string& name) {
-  const std::string why_not =
-      cuda::built() ? cuda::why_unavailable() : std::string("this build has no CUDA");
-  if (name == "cuda" && !why_not.empty())
-    throw NotSupported("device cuda is not available: " + why_not);
-  return name == "cuda" || (name == "auto" && why_not.empty()) ? cuda_device() : kCPU;
-}
 
 std::vector<const bench::Suite*> pick_suites(const std::vector<std::string>& names) {
   std::vector<const bench::Suite*> picked;
@@ -69,7 +61,7 @@ std::string full_name(const bench::Suite& suite, const bench::Row& row) {
                      row.impl == "annulus" ? "" : "/" + row.impl);
 }
 
-std::vector<Job> pick_rows(const Options& o, Device device) {
+std::vector<Job> pick_rows(const BenchOptions& o, Device device) {
   bench::SuiteRequest request;
   request.size = o.size == "full"      ? bench::Size::kFull
                  : o.size == "machine" ? bench::Size::kMachine
@@ -98,7 +90,7 @@ std::vector<Job> pick_rows(const Options& o, Device device) {
   return jobs;
 }
 
-int run(const Options& o) {
+int run_bench(const BenchOptions& o) {
   const Device device = pick_device(o.device);
   const std::vector<Job> jobs = pick_rows(o, device);
   if (o.list) {
@@ -147,7 +139,7 @@ int run(const Options& o) {
 }  // namespace
 
 void add_bench_command(CLI::App& app, int& exit_code) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<BenchOptions>();
   CLI::App* command = app.add_subcommand(
       "bench", "time the operators against floors measured here and the seed's tables");
   std::string suites;
@@ -176,7 +168,7 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->add_option("--save", o->save,
                       "write every row to this file as soon as it is measured (JSONL)");
   command->add_flag("--list", o->list, "print the rows that would run, and stop");
-  command->callback([o, &exit_code] { exit_code = run(*o); });
+  command->callback([o, &exit_code] { exit_code = run_bench(*o); });
 }
 
 }  // namespace annulus::cli

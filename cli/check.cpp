@@ -76,23 +76,24 @@ void print_md(const std::vector<SuiteRow>& rows, const std::string& device) {
 }
 
 void print_json(const std::vector<SuiteRow>& rows, const std::string& device) {
-  nlohmann::json out = nlohmann::json::array();
+  using nlohmann::ordered_json;
+  ordered_json out = ordered_json::array();
   for (const SuiteRow& r : rows) {
-    nlohmann::json failures = nlohmann::json::array();
+    ordered_json failures = ordered_json::array();
     for (const testing::Failure& f : r.failures) {
       failures.push_back(
-          {{"params", f.params}, {"where", f.where}, {"detail", f.detail}, {"repro", f.repro}});
+          {{"detail", f.detail}, {"params", f.params}, {"repro", f.repro}, {"where", f.where}});
     }
-    nlohmann::json worst = r.worst_ratio;  // JSON has no infinity
+    ordered_json worst = r.worst_ratio;  // JSON has no infinity
     if (!std::isfinite(r.worst_ratio)) worst = "inf";
-    out.push_back({{"op", r.op},
-                   {"kind", r.kind},
+    out.push_back({{"cases", r.cases},
                    {"device", device},
-                   {"cases", r.cases},
+                   {"failures", failures},
+                   {"kind", r.kind},
                    {"mistrusted", r.mistrusted},
-                   {"worst_ratio", worst},
+                   {"op", r.op},
                    {"passed", r.passed()},
-                   {"failures", failures}});
+                   {"worst_ratio", worst}});
   }
   std::printf("%s\n", out.dump(2).c_str());
 }

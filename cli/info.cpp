@@ -17,7 +17,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-struct Options {
+struct InfoOptions {
   bool json = false, markdown = false, measure = false;
 };
 
@@ -182,7 +182,7 @@ void print_markdown() {
 }  // namespace
 
 void add_info_command(CLI::App& app, int& exit_code) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<InfoOptions>();
   CLI::App* command =
       app.add_subcommand("info", "hardware, build, backends and what each operator supports here");
   auto* json = command->add_flag("--json", options->json, "one JSON object");

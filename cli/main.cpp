@@ -9,8 +9,8 @@
 
 #include "annulus/core/errors.h"
 #include "annulus/core/info.h"
-#include "bench/json_guard.h"
 #include "bench/record.h"
+#include "bench/words.h"
 #include "cli/commands.h"
 
 namespace {

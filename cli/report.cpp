@@ -11,12 +11,12 @@
 namespace annulus::cli {
 namespace {
 
-struct Options {
+struct ReportOptions {
   std::vector<std::string> files;
   std::string out = "report.html";
 };
 
-int run(const Options& o) {
+int run_report(const ReportOptions& o) {
   std::vector<bench::Record> records;
   for (const std::string& path : o.files) {
     bench::RecordFile file = bench::read_records(path);
@@ -34,13 +34,13 @@ int run(const Options& o) {
 }  // namespace
 
 void add_report_command(CLI::App& app, int& exit_code) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<ReportOptions>();
   CLI::App* command = app.add_subcommand(
       "report", "draw result files, peers' included, as one self-contained HTML page");
   command->add_option("FILE", o->files, "results as `annulus bench --save` writes them (JSONL)")
       ->required();
   command->add_option("--out", o->out, "where to write the page")->capture_default_str();
-  command->callback([o, &exit_code] { exit_code = run(*o); });
+  command->callback([o, &exit_code] { exit_code = run_report(*o); });
 }
 
 }  // namespace annulus::cli

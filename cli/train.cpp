@@ -6,8 +6,8 @@
 #include <memory>
 
 #include "annulus/core/errors.h"
-#include "annulus/cuda/memory.h"
 #include "cli/commands.h"
+#include "cli/device.h"
 #include "cli/progress.h"
 #include "train/checkpoint.h"
 #include "train/files.h"
@@ -16,7 +16,7 @@
 namespace annulus::cli {
 namespace {
 
-struct Options {
+struct TrainOptions {
   std::string recipe = "both", device = "auto", out = "ring-attractor", encoding;
   std::int64_t neurons = 0, actions = 0, batch = 0, steps = 0, length = 0, gain = 0;
   std::uint64_t seed = 0;
@@ -54,17 +54,8 @@ class StopOnSignal {
   struct sigaction terminate_ {};
 };
 
-Device pick_device(const std::string& name) {
-  const std::string why_not =
-      cuda::built() ? cuda::why_unavailable() : std::string("this build has no CUDA");
-  if (name == "cuda" && !why_not.empty()) {
-    throw NotSupported("device cuda is not available: " + why_not);
-  }
-  return name == "cuda" || (name == "auto" && why_not.empty()) ? cuda_device() : kCPU;
-}
-
 // What was given on the command line goes over what the recipe, or the checkpoint, says.
-void apply(const Options& o, train::Recipe& r) {
+void apply(const TrainOptions& o, train::Recipe& r) {
   if (o.given("--neurons")) r.neurons = o.neurons;
   if (o.given("--actions")) r.actions = o.actions;
   if (o.given("--encoding")) {
@@ -83,7 +74,7 @@ void apply(const Options& o, train::Recipe& r) {
   if (o.given("--seed")) r.seed = o.seed;
 }
 
-std::vector<train::Recipe> pick_recipes(const Options& o) {
+std::vector<train::Recipe> pick_recipes(const TrainOptions& o) {
   std::vector<train::Recipe> picked;
   for (train::Recipe r : {train::seed_recipe(), train::default_recipe()}) {
     if (o.recipe != "both" && o.recipe != r.name) continue;
@@ -100,7 +91,7 @@ std::vector<train::Recipe> pick_recipes(const Options& o) {
   return picked;
 }
 
-int run(const Options& o) {
+int run_training(const TrainOptions& o) {
   train::RunOptions options;
   options.out = o.out;
   options.device = pick_device(o.device);
@@ -154,9 +145,9 @@ int run(const Options& o) {
 }
 
 // Files that cannot be used are bad input; a training that diverged is a failure.
-int run_explained(const Options& o) {
+int run_explained(const TrainOptions& o) {
   try {
-    return run(o);
+    return run_training(o);
   } catch (const train::CheckpointError& e) {
     throw InvalidArgument(e.what());
   } catch (const train::FileError& e) {
@@ -169,7 +160,7 @@ int run_explained(const Options& o) {
 void add_train_command(CLI::App& app, int& exit_code) {
   CLI::App* train = app.add_subcommand("train", "train a model of ours, evaluate it, draw it");
   train->require_subcommand(1);
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<TrainOptions>();
   CLI::App* command = train->add_subcommand(
       "ring-attractor", "a recurrent network that learns to integrate angular velocity");
   o->command = command;

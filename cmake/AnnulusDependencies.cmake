@@ -181,18 +181,14 @@ else()
 endif()
 annulus_found(BLAS ${found} "install libopenblas-dev")
 
-# --- header-only helpers of the sources; nobody who links annulus needs them ---------------------
-find_package(fmt QUIET)
-if(NOT fmt_FOUND)
-  message(FATAL_ERROR "fmt was not found: install libfmt-dev")
-endif()
-target_link_libraries(annulus_dependencies INTERFACE $<BUILD_INTERFACE:fmt::fmt-header-only>)
-if(ANNULUS_BENCH OR ANNULUS_TESTS)
-  foreach(package nlohmann_json CLI11)
+# --- helpers of the benchmark, the training and the command; the library uses none of them ---------
+if(ANNULUS_BENCH)
+  # fmt is linked, not header-only: its templates in every file that formats were a sixth of the build.
+  foreach(package fmt nlohmann_json CLI11)
     find_package(${package} CONFIG QUIET)
     if(NOT ${package}_FOUND)
-      message(FATAL_ERROR "${package} was not found: install nlohmann-json3-dev and "
-        "libcli11-dev, or switch ANNULUS_BENCH and ANNULUS_TESTS off")
+      message(FATAL_ERROR "${package} was not found: install libfmt-dev, nlohmann-json3-dev and "
+        "libcli11-dev, or switch ANNULUS_BENCH off")
     endif()
   endforeach()
 endif()

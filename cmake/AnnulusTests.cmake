@@ -3,7 +3,7 @@
 # never run beside another.
 #
 # Under a sanitizer the program runs whole, in a few shards: the leak check at the exit of a process
-# takes four seconds on aarch64, which for three hundred processes was a third of `make test`.
+# takes four seconds on aarch64, which for three hundred processes was a third of the time.
 include(GoogleTest)
 set(ANNULUS_SANITIZER_SHARDS 4)
 

@@ -2,9 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
+
 #include "annulus/core/errors.h"
 #include "annulus/core/info.h"
 #include "bench/json_guard.h"
+#include "bench/words.h"
 #include "train/files.h"
 #include "train/recipe_json.h"
 #include "train/safetensors.h"

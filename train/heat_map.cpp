@@ -15,7 +15,7 @@ namespace {
 using bench::report::text;
 
 constexpr int kLevels = 15;  // of each hue; zero is the page itself
-constexpr double kTop = 28, kAxis = 40, kBar = 26;
+constexpr double kMapTop = 28, kAxis = 40, kBar = 26;
 
 int level_of(double value, double most, bool diverging) {
   if (!std::isfinite(value) || !(most > 0)) return 0;
@@ -62,21 +62,21 @@ std::string draw(const HeatMap& m) {
   }
   const double bottom = m.height - kAxis - (m.scale ? kBar : 0), right = m.width - m.right;
   const double cell_x = (right - m.left) / static_cast<double>(std::max<std::size_t>(m.columns, 1));
-  const double cell_y = (bottom - kTop) / static_cast<double>(std::max<std::size_t>(m.rows, 1));
+  const double cell_y = (bottom - kMapTop) / static_cast<double>(std::max<std::size_t>(m.rows, 1));
   std::string svg = fmt::format(
       "<svg class=\"fig\" viewBox=\"0 0 {:g} {:g}\" role=\"img\" aria-label=\"{}\">"
       "<text class=\"ft\" x=\"{:g}\" y=\"17\">{}</text>",
       m.width, m.height, text(m.title), m.left, text(m.title));
   svg += fmt::format(
       "<rect class=\"frame\" x=\"{:g}\" y=\"{:g}\" width=\"{:.2f}\" height=\"{:.2f}\"/>", m.left,
-      kTop, right - m.left, bottom - kTop);
+      kMapTop, right - m.left, bottom - kMapTop);
 
   std::vector<int> levels(m.values.size());
   std::transform(m.values.begin(), m.values.end(), levels.begin(),
                  [&](double v) { return level_of(v, most, m.diverging); });
   svg +=
       fmt::format("<g class=\"heat\" transform=\"translate({:.2f} {:.2f}) scale({:.5f} {:.5f})\">",
-                  m.left, kTop + cell_y / 2, cell_x, cell_y);
+                  m.left, kMapTop + cell_y / 2, cell_x, cell_y);
   for (int level = -kLevels; level <= kLevels; ++level) {
     if (level == 0) continue;
     const std::string d = strokes(levels, m.rows, m.columns, level);
@@ -90,8 +90,8 @@ std::string draw(const HeatMap& m) {
     for (const auto& [x, y] : m.trace) {
       const bool there = std::isfinite(x) && std::isfinite(y);
       if (there) {
-        d +=
-            fmt::format("{}{:.1f} {:.1f}", pen ? "L" : "M", m.left + x * cell_x, kTop + y * cell_y);
+        d += fmt::format("{}{:.1f} {:.1f}", pen ? "L" : "M", m.left + x * cell_x,
+                         kMapTop + y * cell_y);
       }
       pen = there;
     }
@@ -103,7 +103,7 @@ std::string draw(const HeatMap& m) {
   }
   for (const auto& [at, label] : m.y_ticks) {
     svg += fmt::format("<text text-anchor=\"end\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>", m.left - 7,
-                       kTop + at * cell_y + 4, text(label));
+                       kMapTop + at * cell_y + 4, text(label));
   }
   svg +=
       fmt::format("<text class=\"fl\" text-anchor=\"middle\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>",

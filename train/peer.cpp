@@ -5,6 +5,7 @@
 
 #include "annulus/core/errors.h"
 #include "bench/json_guard.h"
+#include "bench/words.h"
 #include "train/files.h"
 
 namespace annulus::train {

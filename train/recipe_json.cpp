@@ -3,9 +3,10 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
 
 #include "annulus/core/check.h"
-#include "bench/json_guard.h"
+#include "bench/words.h"
 
 namespace annulus::train {
 namespace {
@@ -138,6 +139,14 @@ Recipe recipe_from_json(const json& in) {
   reader.no_other();
   check(recipe);
   return recipe;
+}
+
+std::string difference(const Recipe& saved, const Recipe& asked) {
+  const json a = to_json(saved), b = to_json(asked);
+  for (const auto& [key, value] : a.items()) {
+    if (b.at(key) != value) return key + " " + value.dump() + ", not " + b.at(key).dump();
+  }
+  return "";
 }
 
 const char* name_of(Encoding e) { return kEncodings[static_cast<std::size_t>(e)]; }

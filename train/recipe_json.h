@@ -2,7 +2,8 @@
 // right type and in range; it throws InvalidArgument that names the key.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
 
 #include "train/recipe.h"
 
@@ -10,6 +11,9 @@ namespace annulus::train {
 
 nlohmann::ordered_json to_json(const Recipe& recipe);
 Recipe recipe_from_json(const nlohmann::ordered_json& json);
+
+// The first field in which two recipes differ, as "steps 1000, not 500"; empty when none does.
+std::string difference(const Recipe& saved, const Recipe& asked);
 
 const char* name_of(Encoding e);
 const char* name_of(RingActivation a);

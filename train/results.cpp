@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "annulus/core/info.h"
 #include "train/recipe_json.h"
@@ -12,7 +13,7 @@ namespace {
 
 using json = nlohmann::ordered_json;
 
-constexpr int kSchema = 1;
+constexpr int kResultsSchema = 1;
 constexpr int kGainPoints = 41;
 
 // Six digits: more than the figures are good for, and the same text for the same bits.
@@ -62,7 +63,7 @@ RecipeResult collect(Trainer& trainer, std::int64_t sequences) {
 
 std::string results_json(const Results& results) {
   json j;
-  j["schema"] = kSchema;
+  j["schema"] = kResultsSchema;
   j["kind"] = "annulus ring-attractor results";
   j["version"] = build_info().version;
   j["commit"] = build_info().commit;

@@ -13,17 +13,6 @@ namespace {
 
 std::string folder_of(const RunOptions& o, const Recipe& r) { return o.out + "/" + r.name; }
 
-// The first field in which two recipes differ, as "steps 1000, not 500"; empty when none does.
-std::string difference(const Recipe& saved, const Recipe& asked) {
-  const auto a = to_json(saved), b = to_json(asked);
-  for (const auto& [key, value] : a.items()) {
-    if (b.at(key) != value) {
-      return fmt::format("{} {}, not {}", key, value.dump(), b.at(key).dump());
-    }
-  }
-  return "";
-}
-
 // Where every recipe stands before anything is written.
 void look_before(const RunOptions& o) {
   if (o.checkpoint_every < 1) {

@@ -30,7 +30,7 @@ std::string shape_text(std::span<const std::int64_t> shape) {
 }
 
 // Names come from the file: control characters and what is not ASCII must not reach a terminal.
-std::string quoted(std::string_view name) {
+std::string in_quotes(std::string_view name) {
   std::string s = "\"";
   for (const char c : name.substr(0, 80)) s += c >= ' ' && c <= '~' ? c : '?';
   return s + (name.size() > 80 ? "...\"" : "\"");
@@ -48,7 +48,7 @@ std::uint64_t needed_bytes(const HeaderTensor& t) {
       continue;
     }
     if (n > kMost / static_cast<std::uint64_t>(extent)) {
-      throw SafetensorsError("tensor " + quoted(t.name) + ": the product of its shape " +
+      throw SafetensorsError("tensor " + in_quotes(t.name) + ": the product of its shape " +
                              shape_text(t.shape) + " does not fit in 63 bits");
     }
     n *= static_cast<std::uint64_t>(extent);
@@ -96,19 +96,19 @@ SafetensorsFile SafetensorsFile::parse(std::vector<std::byte> bytes,
   file.tensors_.reserve(header.tensors.size());
   for (HeaderTensor& t : header.tensors) {
     if (t.end < t.begin || t.end > data.size()) {
-      throw SafetensorsError("tensor " + quoted(t.name) + ": data_offsets [" +
+      throw SafetensorsError("tensor " + in_quotes(t.name) + ": data_offsets [" +
                              std::to_string(t.begin) + ", " + std::to_string(t.end) +
                              "] are not within the " + std::to_string(data.size()) +
                              " bytes of data");
     }
     if (t.begin != expected) {
-      throw SafetensorsError("tensor " + quoted(t.name) + ": begins at byte " +
+      throw SafetensorsError("tensor " + in_quotes(t.name) + ": begins at byte " +
                              std::to_string(t.begin) + " where " + std::to_string(expected) +
                              " is due: a hole or an overlap");
     }
     const std::uint64_t needed = needed_bytes(t);
     if (t.end - t.begin != needed) {
-      throw SafetensorsError("tensor " + quoted(t.name) + ": " + std::string(name_of(t.dtype)) +
+      throw SafetensorsError("tensor " + in_quotes(t.name) + ": " + std::string(name_of(t.dtype)) +
                              " of shape " + shape_text(t.shape) + " takes " +
                              std::to_string(needed) + " bytes but data_offsets span " +
                              std::to_string(t.end - t.begin));
@@ -145,12 +145,12 @@ const SafeTensor* SafetensorsFile::find(std::string_view name) const {
 std::vector<float> SafetensorsFile::f32(std::string_view name,
                                         std::span<const std::int64_t> shape) const {
   const SafeTensor* t = find(name);
-  if (t == nullptr) throw SafetensorsError("tensor " + quoted(name) + " is missing");
+  if (t == nullptr) throw SafetensorsError("tensor " + in_quotes(name) + " is missing");
   if (t->dtype != SafeDType::kF32 ||
       !std::equal(t->shape.begin(), t->shape.end(), shape.begin(), shape.end())) {
-    throw SafetensorsError("tensor " + quoted(name) + " must be F32 of shape " + shape_text(shape) +
-                           " but is " + std::string(name_of(t->dtype)) + " of shape " +
-                           shape_text(t->shape));
+    throw SafetensorsError("tensor " + in_quotes(name) + " must be F32 of shape " +
+                           shape_text(shape) + " but is " + std::string(name_of(t->dtype)) +
+                           " of shape " + shape_text(t->shape));
   }
   std::vector<float> values(t->data.size() / sizeof(float));
   if (!values.empty()) std::memcpy(values.data(), t->data.data(), t->data.size());

@@ -1,5 +1,5 @@
 // safetensors: what is written comes back; every one of some thousand damaged files is refused with
-// the typed error, and none is read beyond its end (run under AddressSanitizer in `make test`).
+// the typed error, and none is read beyond its end (run under AddressSanitizer in `make sanitize`).
 #include "train/safetensors.h"
 
 #include <gtest/gtest.h>

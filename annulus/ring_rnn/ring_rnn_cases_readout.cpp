@@ -18,8 +18,6 @@ namespace {
 
 using Expect = BadCall::Expect;
 
-DType state_of(DType dtype) { return dtype == DType::kF64 ? dtype : DType::kF32; }
-
 // ---- The naive program: a float angle for every neuron, sums in the order of the neurons.
 
 template <class C>
@@ -113,7 +111,7 @@ void draw_states(const RingReadoutProblem& p, Rng& rng, std::span<double> values
 }  // namespace
 
 Case ring_readout_case(const RingReadoutProblem& p) {
-  const DType wide = state_of(p.dtype);
+  const DType wide = p.dtype == DType::kF64 ? p.dtype : DType::kF32;
   const TensorSpec states{"states", p.dtype, {p.B, p.T, p.N}};
   Case c;
   c.op = "ring_readout";
@@ -236,9 +234,9 @@ RingReadoutProblem ring_readout_fuzz_problem(std::uint64_t seed) {
 namespace {
 
 // Good arguments, B = 2, T = 3, N = 4; a bad call spoils one.
-class Attempt : public AttemptTensors {
+class ReadoutAttempt : public AttemptTensors {
  public:
-  explicit Attempt(Device device) : AttemptTensors(device) {
+  explicit ReadoutAttempt(Device device) : AttemptTensors(device) {
     states = input("states", {2, 3, 4});
     dangle = input("dangle", {2, 3});
     damplitude = input("damplitude", {2, 3});
@@ -256,64 +254,70 @@ class Attempt : public AttemptTensors {
 }  // namespace
 
 std::vector<BadCall> ring_readout_bad_calls(Device device) {
-  BadCallsOf<Attempt> b;
-  b.add("states is missing", "states", [](Attempt& a) { a.states = {}, a.forward(); });
-  b.add("angle is missing", "angle", [](Attempt& a) { a.angle = {}, a.forward(); });
-  b.add("amplitude is missing", "amplitude", [](Attempt& a) { a.amplitude = {}, a.forward(); });
-  b.add("dstates is missing", "dstates", [](Attempt& a) { a.dstates = {}, a.backward(); });
-  b.add("states has 2 dimensions", "states", [](Attempt& a) { a.states.rank = 2, a.forward(); });
-  b.add("angle has 1 dimension", "angle", [](Attempt& a) { a.angle.rank = 1, a.forward(); });
+  BadCallsOf<ReadoutAttempt> b;
+  b.add("states is missing", "states", [](ReadoutAttempt& a) { a.states = {}, a.forward(); });
+  b.add("angle is missing", "angle", [](ReadoutAttempt& a) { a.angle = {}, a.forward(); });
+  b.add("amplitude is missing", "amplitude",
+        [](ReadoutAttempt& a) { a.amplitude = {}, a.forward(); });
+  b.add("dstates is missing", "dstates", [](ReadoutAttempt& a) { a.dstates = {}, a.backward(); });
+  b.add("states has 2 dimensions", "states",
+        [](ReadoutAttempt& a) { a.states.rank = 2, a.forward(); });
+  b.add("angle has 1 dimension", "angle", [](ReadoutAttempt& a) { a.angle.rank = 1, a.forward(); });
   b.add("dstates has 2 dimensions", "dstates",
-        [](Attempt& a) { a.dstates.rank = 2, a.backward(); });
-  b.add("states is i64", "states", [](Attempt& a) { a.states.dtype = DType::kI64, a.forward(); });
+        [](ReadoutAttempt& a) { a.dstates.rank = 2, a.backward(); });
+  b.add("states is i64", "states",
+        [](ReadoutAttempt& a) { a.states.dtype = DType::kI64, a.forward(); });
   b.add("states is bool", "states",
-        [](Attempt& a) { a.states.dtype = DType::kBool, a.backward(); });
-  b.add("angle is bf16", "angle", [](Attempt& a) { a.angle.dtype = DType::kBF16, a.forward(); });
+        [](ReadoutAttempt& a) { a.states.dtype = DType::kBool, a.backward(); });
+  b.add("angle is bf16", "angle",
+        [](ReadoutAttempt& a) { a.angle.dtype = DType::kBF16, a.forward(); });
   b.add("amplitude is f64 beside f32", "amplitude",
-        [](Attempt& a) { a.amplitude.dtype = DType::kF64, a.forward(); });
-  b.add("dangle is f16", "dangle", [](Attempt& a) { a.dangle.dtype = DType::kF16, a.backward(); });
+        [](ReadoutAttempt& a) { a.amplitude.dtype = DType::kF64, a.forward(); });
+  b.add("dangle is f16", "dangle",
+        [](ReadoutAttempt& a) { a.dangle.dtype = DType::kF16, a.backward(); });
   b.add("dstates has another dtype than states", "dstates",
-        [](Attempt& a) { a.dstates.dtype = DType::kBF16, a.backward(); });
+        [](ReadoutAttempt& a) { a.dstates.dtype = DType::kBF16, a.backward(); });
   b.add("angle on another device", "angle",
-        [](Attempt& a) { a.angle.device = a.other_device(), a.forward(); });
+        [](ReadoutAttempt& a) { a.angle.device = a.other_device(), a.forward(); });
   b.add("dstates on another device", "dstates",
-        [](Attempt& a) { a.dstates.device = a.other_device(), a.backward(); });
+        [](ReadoutAttempt& a) { a.dstates.device = a.other_device(), a.backward(); });
   b.add("damplitude on another device", "damplitude",
-        [](Attempt& a) { a.damplitude.device = a.other_device(), a.backward(); });
+        [](ReadoutAttempt& a) { a.damplitude.device = a.other_device(), a.backward(); });
   b.add("states is a null pointer", "states",
-        [](Attempt& a) { a.states.data = nullptr, a.forward(); });
+        [](ReadoutAttempt& a) { a.states.data = nullptr, a.forward(); });
   b.add("amplitude is a null pointer", "amplitude",
-        [](Attempt& a) { a.amplitude.data = nullptr, a.forward(); });
+        [](ReadoutAttempt& a) { a.amplitude.data = nullptr, a.forward(); });
   b.add("negative number of steps", "states",
-        [](Attempt& a) { a.states.shape[1] = -3, a.forward(); });
+        [](ReadoutAttempt& a) { a.states.shape[1] = -3, a.forward(); });
   b.add("sizes whose product is beyond 2^63", "63 bits",
-        [](Attempt& a) { a.states.shape[0] = a.states.shape[1] = 1ll << 40, a.forward(); });
-  b.add("states is not aligned to its elements", "states", [](Attempt& a) {
+        [](ReadoutAttempt& a) { a.states.shape[0] = a.states.shape[1] = 1ll << 40, a.forward(); });
+  b.add("states is not aligned to its elements", "states", [](ReadoutAttempt& a) {
     a.states.data = static_cast<std::byte*>(a.states.data) + 1, a.forward();
   });
   b.add("angle is (T, B)", "angle",
-        [](Attempt& a) { std::swap(a.angle.shape[0], a.angle.shape[1]), a.forward(); });
+        [](ReadoutAttempt& a) { std::swap(a.angle.shape[0], a.angle.shape[1]), a.forward(); });
   b.add("amplitude has the wrong shape", "amplitude",
-        [](Attempt& a) { a.amplitude.shape[1] = 2, a.forward(); });
+        [](ReadoutAttempt& a) { a.amplitude.shape[1] = 2, a.forward(); });
   b.add("dangle has the wrong shape", "dangle",
-        [](Attempt& a) { a.dangle.shape[0] = 1, a.backward(); });
+        [](ReadoutAttempt& a) { a.dangle.shape[0] = 1, a.backward(); });
   b.add("dstates has the wrong shape", "dstates",
-        [](Attempt& a) { a.dstates.shape[2] = 3, a.backward(); });
-  b.add("angle has stride 0", "angle", [](Attempt& a) { a.angle.stride[0] = 0, a.forward(); });
+        [](ReadoutAttempt& a) { a.dstates.shape[2] = 3, a.backward(); });
+  b.add("angle has stride 0", "angle",
+        [](ReadoutAttempt& a) { a.angle.stride[0] = 0, a.forward(); });
   b.add("dstates has stride 0", "dstates",
-        [](Attempt& a) { a.dstates.stride[1] = 0, a.backward(); });
+        [](ReadoutAttempt& a) { a.dstates.stride[1] = 0, a.backward(); });
   b.add("angle overlaps states", "angle",
-        [](Attempt& a) { a.states.data = a.angle.data, a.forward(); });
+        [](ReadoutAttempt& a) { a.states.data = a.angle.data, a.forward(); });
   b.add("angle and amplitude overlap", "amplitude",
-        [](Attempt& a) { a.amplitude.data = a.angle.data, a.forward(); });
+        [](ReadoutAttempt& a) { a.amplitude.data = a.angle.data, a.forward(); });
   b.add("dstates is states", "dstates",
-        [](Attempt& a) { a.states.data = a.dstates.data, a.backward(); });
+        [](ReadoutAttempt& a) { a.states.data = a.dstates.data, a.backward(); });
   b.add("dstates overlaps dangle", "dstates",
-        [](Attempt& a) { a.dangle.data = a.dstates.data, a.backward(); });
+        [](ReadoutAttempt& a) { a.dangle.data = a.dstates.data, a.backward(); });
   if (device.type == DeviceType::kCPU && !cuda::built()) {
     b.add(
         "CUDA tensors in a build without CUDA", "CUDA",
-        [](Attempt& a) {
+        [](ReadoutAttempt& a) {
           a.states.device = a.angle.device = a.amplitude.device = cuda_device(0);
           a.forward();
         },
@@ -323,7 +327,7 @@ std::vector<BadCall> ring_readout_bad_calls(Device device) {
 }
 
 namespace {
-const CasesRegistration kRegistration(
+const CasesRegistration kReadoutRegistration(
     {.op = "ring_readout",
      .named = ring_readout_named_cases,
      .fuzz = [](std::uint64_t seed) { return ring_readout_case(ring_readout_fuzz_problem(seed)); },

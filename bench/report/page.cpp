@@ -8,6 +8,7 @@
 #include "bench/report/chart.h"
 #include "bench/report/html.h"
 #include "bench/report/model.h"
+#include "bench/report/scale.h"
 #include "bench/report/style.h"
 #include "bench/report/tables.h"
 
@@ -19,12 +20,6 @@ struct Limits {
   std::size_t points = 300;  // a series and panel
   std::size_t places = 24;
 };
-
-std::string times(double v) {
-  return v >= 100  ? fmt::format("{:.0f}×", v)
-         : v >= 10 ? fmt::format("{:.1f}×", v)
-                   : fmt::format("{:.2f}×", v);
-}
 
 std::string tile(const std::string& value, const std::string& key, const std::string& detail,
                  const char* css = "") {

@@ -43,4 +43,10 @@ std::string duration_label(double ms) {
   return fmt::format("{:.4g} s", ms * 1e-3);
 }
 
+std::string times(double v) {
+  return v >= 100  ? fmt::format("{:.0f}×", v)
+         : v >= 10 ? fmt::format("{:.1f}×", v)
+                   : fmt::format("{:.2f}×", v);
+}
+
 }  // namespace annulus::bench::report

@@ -1,4 +1,4 @@
-// Axes on a logarithmic scale.
+// Axes on a logarithmic scale, and the labels of figures.
 #pragma once
 
 #include <string>
@@ -24,5 +24,7 @@ class LogScale {
 
 // 0.0005 -> "0.5 µs", 20 -> "20 ms", 3000 -> "3 s".
 std::string duration_label(double ms);
+// 2.5 -> "2.50×", 25 -> "25.0×".
+std::string times(double ratio);
 
 }  // namespace annulus::bench::report

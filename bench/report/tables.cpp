@@ -7,6 +7,7 @@
 
 #include "bench/report/chart.h"
 #include "bench/report/html.h"
+#include "bench/report/scale.h"
 
 namespace annulus::bench::report {
 namespace {
@@ -16,11 +17,6 @@ constexpr double kMiB = 1 << 20;
 // Four significant digits with their zeros, so that a column lines up.
 std::string ms(double v) {
   return v >= 1e4 || v == 0 ? fmt::format("{:.4g}", v) : fmt::format("{:#.4g}", v);
-}
-std::string times(double v) {
-  return v >= 100  ? fmt::format("{:.0f}×", v)
-         : v >= 10 ? fmt::format("{:.1f}×", v)
-                   : fmt::format("{:.2f}×", v);
 }
 std::string mib(double bytes) { return fmt::format("{:.1f}", bytes / kMiB); }
 

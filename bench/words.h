@@ -1,0 +1,17 @@
+// Words in messages: what was probably meant, and what strangers wrote made safe to print.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace annulus::bench {
+
+// The candidate with the smallest edit distance; empty when none is near.
+std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
+
+// For messages: control characters and anything outside ASCII become '?', long text is cut.
+std::string printable(std::string_view text, std::size_t max = 80);
+
+}  // namespace annulus::bench
