@@ -177,7 +177,7 @@ if(BLAS_FOUND AND CBLAS_INCLUDE_DIR)
   set(ANNULUS_BLAS_STRING "OpenBLAS")
   annulus_note(BLAS "OpenBLAS")
 else()
-  annulus_note(BLAS "no OpenBLAS with cblas.h (libopenblas-dev): no measured GEMM ceiling")
+  annulus_note(BLAS "no OpenBLAS with cblas.h (libopenblas-dev): the GEMM ceiling is our own loop of multiply-adds")
 endif()
 annulus_found(BLAS ${found} "install libopenblas-dev")
 
@@ -243,9 +243,16 @@ if(wanted)
   find_package(Python QUIET COMPONENTS Interpreter)
   if(Python_Interpreter_FOUND)
     # Reads the installed package's data instead of importing it: seconds saved per configure.
-    execute_process(COMMAND ${Python_EXECUTABLE} -c
-      "import importlib.util as u, importlib.metadata as m; print(m.version('torch'), u.find_spec('torch').submodule_search_locations[0], sep=';', end='')"
-      OUTPUT_VARIABLE torch ERROR_QUIET RESULT_VARIABLE failed)
+    # pip builds in an environment of its own, which it sets up by PYTHON* variables; -E looks past them at the
+    # torch the package will run with.
+    foreach(environment IN ITEMS "" -E)
+      execute_process(COMMAND ${Python_EXECUTABLE} ${environment} -c
+        "import importlib.util as u, importlib.metadata as m; print(m.version('torch'), u.find_spec('torch').submodule_search_locations[0], sep=';', end='')"
+        OUTPUT_VARIABLE torch ERROR_QUIET RESULT_VARIABLE failed)
+      if(NOT failed)
+        break()
+      endif()
+    endforeach()
     if(failed)
       annulus_note(TORCH "${Python_EXECUTABLE} has no torch: no PyTorch operators")
     else()
@@ -255,7 +262,6 @@ if(wanted)
         annulus_note(TORCH "torch ${torch_version} is too old (2.10 is needed): no PyTorch operators")
       else()
         set(found ON)
-        set(ANNULUS_PYTHON ${Python_EXECUTABLE})
         add_library(annulus_torch INTERFACE)
         target_include_directories(annulus_torch SYSTEM INTERFACE
           ${ANNULUS_TORCH_DIR}/include ${ANNULUS_TORCH_DIR}/include/torch/csrc/api/include)

@@ -1,9 +1,11 @@
 #include "annulus/core/check.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
+#include <optional>
+#include <span>
 #include <utility>
-#include <vector>
 
 #include "annulus/core/checked.h"
 
@@ -14,33 +16,54 @@ void invalid(const char* op, const std::string& argument, const std::string& rul
   throw InvalidArgument("[" + std::string(op) + "] " + argument + " must " + rule + " but " + came);
 }
 
+namespace {
+
+// The number of elements of a view, if it and the span of their addresses in bytes fit in 63 bits.
+std::optional<std::int64_t> addressable(const TensorView& v, std::int64_t size) {
+  std::int64_t n = 1, span = 1, reach = 0;
+  for (int i = 0; i < v.rank; ++i) {
+    const auto k = static_cast<std::size_t>(i);
+    if (__builtin_mul_overflow(n, v.shape[k], &n)) return std::nullopt;
+    if (v.shape[k] <= 1) continue;
+    if (v.stride[k] == INT64_MIN ||
+        __builtin_mul_overflow(v.shape[k] - 1, std::abs(v.stride[k]), &reach) ||
+        __builtin_add_overflow(span, reach, &span)) {
+      return std::nullopt;
+    }
+  }
+  if (n > 0 && __builtin_mul_overflow(span, size, &span)) return std::nullopt;
+  return n;
+}
+
+}  // namespace
+
 void check_tensor(const char* op, const char* name, const TensorView& v, int rank) {
   if (!v.defined()) invalid(op, name, "be given", "is missing");
+  if (v.rank > kMaxRank) {
+    invalid(op, name, "have at most " + std::to_string(kMaxRank) + " dimensions",
+            "has " + std::to_string(v.rank));
+  }
   if (v.rank != rank) {
     invalid(op, name, "have " + std::to_string(rank) + " dimensions",
             "has shape " + shape_string(v.sizes()));
   }
-  std::int64_t n = 1;
   for (std::int64_t s : v.sizes()) {
     if (s < 0) {
       invalid(op, name, "have no negative size", "has shape " + shape_string(v.sizes()));
     }
   }
-  // The span of addresses, not only the element count: both must be addressable in 63 bits.
-  std::int64_t span = 0;
-  for (int i = 0; i < v.rank; ++i) {
-    const auto k = static_cast<std::size_t>(i);
-    n = checked_mul(n, v.shape[k], op);
-    if (v.shape[k] > 1) {
-      if (v.stride[k] == INT64_MIN) invalid(op, name, "have strides above -2^63", "has -2^63");
-      span = checked_add(span, checked_mul(v.shape[k] - 1, std::abs(v.stride[k]), op), op);
-    }
+  const std::int64_t size = size_of(v.dtype);
+  if (size == 0) {
+    invalid(op, name, "have a dtype of annulus", "has number " + std::to_string(int(v.dtype)));
   }
-  if (n == 0) return;
-  (void)checked_mul(checked_add(span, 1, op), size_of(v.dtype), op);
+  const std::optional<std::int64_t> n = addressable(v, size);
+  if (!n) {
+    invalid(op, name, "span fewer than 2^63 bytes",
+            "has shape " + shape_string(v.sizes()) + " and strides " + shape_string(v.strides()));
+  }
+  if (*n == 0) return;
   if (v.data == nullptr) invalid(op, name, "have data", "is a null pointer");
-  const auto size = static_cast<std::uintptr_t>(size_of(v.dtype));
-  if (reinterpret_cast<std::uintptr_t>(v.data) % size != 0) {
+  if (reinterpret_cast<std::uintptr_t>(v.data) % static_cast<std::uintptr_t>(size) != 0) {
     invalid(op, name, "be aligned to its " + std::to_string(size) + "-byte elements", "is not");
   }
 }
@@ -79,18 +102,21 @@ void check_output_layout(const char* op, const char* name, const TensorView& v) 
   // Sufficient and cheap: sorted by stride, every dimension steps over the whole span of the finer
   // ones. Interleavings that are free of overlap in a cleverer way are refused too; no caller has
   // needed one.
-  std::vector<std::pair<std::int64_t, std::int64_t>> dims;
+  std::array<std::pair<std::int64_t, std::int64_t>, kMaxRank> dims;
+  std::size_t count = 0;
   for (int i = 0; i < v.rank; ++i) {
     const auto k = static_cast<std::size_t>(i);
-    if (v.shape[k] > 1) dims.emplace_back(std::abs(v.stride[k]), v.shape[k]);
+    if (v.shape[k] <= 1) continue;
+    std::size_t at = count++;  // kept in order
+    const std::pair dim(std::abs(v.stride[k]), v.shape[k]);
+    for (; at > 0 && dim < dims[at - 1]; --at) dims[at] = dims[at - 1];
+    dims[at] = dim;
   }
-  std::sort(dims.begin(), dims.end());
   std::int64_t span = 0;
-  for (const auto& [step, extent] : dims) {
+  for (const auto& [step, extent] : std::span(dims).first(count)) {
     if (step <= span) {
       invalid(op, name, "have strides under which no two elements share an address",
-              "has strides " + shape_string({v.stride.data(), static_cast<std::size_t>(v.rank)}) +
-                  " for shape " + shape_string(v.sizes()));
+              "has strides " + shape_string(v.strides()) + " for shape " + shape_string(v.sizes()));
     }
     span += (extent - 1) * step;
   }

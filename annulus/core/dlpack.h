@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "annulus/core/checked.h"
 #include "annulus/core/errors.h"
 #include "annulus/core/tensor.h"
 
@@ -68,8 +69,12 @@ TensorView from_dlpack(const DLTensorType& t) {
   for (int i = v.rank - 1; i >= 0; --i) {
     const auto k = static_cast<std::size_t>(i);
     v.shape[k] = t.shape[i];
+    if (v.shape[k] < 0) {
+      throw InvalidArgument("[from_dlpack] shape must have no negative size but has " +
+                            std::to_string(v.shape[k]));
+    }
     v.stride[k] = t.strides ? t.strides[i] : dense;
-    if (t.shape[i] > 0) dense *= t.shape[i];
+    if (v.shape[k] > 0) dense = checked_mul(dense, v.shape[k], "from_dlpack");
   }
   return v;
 }

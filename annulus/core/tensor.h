@@ -3,6 +3,7 @@
 // indexed as x(b, h, t, c), so that no kernel computes an offset by hand.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <initializer_list>
@@ -27,8 +28,9 @@ struct TensorView {
 
   bool defined() const { return rank >= 0; }
   std::span<const std::int64_t> sizes() const {
-    return {shape.data(), static_cast<std::size_t>(rank < 0 ? 0 : rank)};
+    return {shape.data(), static_cast<std::size_t>(std::clamp(rank, 0, kMaxRank))};
   }
+  std::span<const std::int64_t> strides() const { return {stride.data(), sizes().size()}; }
 
   // Number of elements; 0 if any extent is 0. Only for views whose sizes were checked.
   std::int64_t numel() const {

@@ -16,8 +16,11 @@
 
 namespace annulus::cpu {
 
+// More than any machine has cores; libgomp ends the process where it cannot start a thread (tens of thousands).
+constexpr int kMostThreads = 1024;
+
 int resolve_threads(int requested) {
-  if (requested > 0) return requested;
+  if (requested > 0) return std::min(requested, kMostThreads);
 #if defined(_OPENMP)
   return omp_get_max_threads();
 #else

@@ -47,8 +47,8 @@ void check_axes_have_columns(const Plan& plan, std::span<const std::int64_t> sha
     if (needed && j * plan.E >= plan.C) {
       invalid(plan.op, "theta",
               std::string("leave a column to every axis ") +
-                  (shape.empty() ? "of position_ids" : "longer than 1") + ": at most " +
-                  per_axis() + " or so columns",
+                  (shape.empty() ? "of position_ids" : "longer than 1") + ": about " + per_axis() +
+                  " columns",
               "has shape " + shape_string(plan.theta.sizes()) + ", so axis " +
                   std::to_string(j + 1) + " of " +
                   (shape.empty() ? "position_ids" : "shape " + shape_string(shape)) +
@@ -71,7 +71,8 @@ void check_grid(Plan& plan, const char* lead_name, const TensorView& lead, const
   for (std::size_t j = 0; j < axes; ++j) {
     if (extents[j] < 0)
       invalid(op, "shape", "have no negative size", "is " + shape_string(extents));
-    tokens = checked_mul(tokens, extents[j], op);
+    if (__builtin_mul_overflow(tokens, extents[j], &tokens))
+      invalid(op, "shape", "have a product below 2^63", "is " + shape_string(extents));
     plan.extent[j] = extents[j];
   }
   if (p.prefix < 0) {

@@ -179,7 +179,7 @@ inline void softmax_features(const Segments& segments, Real* x) {
     const Segment& g = segments.at[i];
     for (std::int64_t k = 0; k < g.length; ++k) high = max_with_nan(high, x[g.slot + k]);
   }
-  Real sum = 0;
+  double sum = 0;  // one after the other, of any number of them
   for (int i = 0; i < segments.count; ++i) {
     const Segment& g = segments.at[i];
     for (std::int64_t k = 0; k < g.length; ++k) {
@@ -187,7 +187,7 @@ inline void softmax_features(const Segments& segments, Real* x) {
       sum += x[g.slot + k];
     }
   }
-  const Real scale = 1 / sum;
+  const auto scale = static_cast<Real>(1 / sum);
   for (int i = 0; i < segments.count; ++i) {
     const Segment& g = segments.at[i];
     for (std::int64_t k = 0; k < g.length; ++k) x[g.slot + k] *= scale;
@@ -229,10 +229,14 @@ inline void activation_backward(LrpeActivation f, const Segments& segments, Real
                                 const Real* dot, Real* g_row) {
   Real row_dot = 0;
   if (f == LrpeActivation::kSoftmaxFeatures) {
+    double sum = 0;
     for (int i = 0; i < segments.count; ++i) {
       const Segment& g = segments.at[i];
-      for (std::int64_t k = g.slot; k < g.slot + g.length; ++k) row_dot += xb[k] * g_row[k];
+      for (std::int64_t k = g.slot; k < g.slot + g.length; ++k) {
+        sum += static_cast<double>(xb[k]) * static_cast<double>(g_row[k]);
+      }
     }
+    row_dot = static_cast<Real>(sum);
   }
   for (int i = 0; i < segments.count; ++i) {
     const Segment& g = segments.at[i];

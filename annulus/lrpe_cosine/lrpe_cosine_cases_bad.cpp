@@ -85,12 +85,21 @@ void add_tensor_rules(BadCalls& b) {
         [](Attempt& a) { shift_bytes(a.x, 2), a.forward(); });
   b.add("y is not aligned to its elements", "y",
         [](Attempt& a) { shift_bytes(a.y, 1), a.forward(); });
-  b.add("sizes whose product is beyond 2^63", "63 bits", [](Attempt& a) {
+  b.add("sizes whose product is beyond 2^63", "x", [](Attempt& a) {
     a.x.shape = {1ll << 40, 1ll << 40, 6, 8};
     a.forward();
   });
-  b.add("strides that reach beyond 2^63", "63 bits",
+  b.add("strides that reach beyond 2^63", "x",
         [](Attempt& a) { a.x.stride[0] = INT64_MAX, a.x.shape[0] = 3, a.forward(); });
+}
+
+void add_forged_views(BadCalls& b) {
+  b.add("x says it has more dimensions than a view can hold", "x",
+        [](Attempt& a) { a.x.rank = 100'000, a.forward(); });
+  b.add("theta says it has more dimensions than a view can hold", "theta",
+        [](Attempt& a) { a.theta.rank = kMaxRank + 1, a.forward(); });
+  b.add("x has a dtype that is none", "x",
+        [](Attempt& a) { a.x.dtype = static_cast<DType>(99), a.forward(); });
 }
 
 void add_shape_rules(BadCalls& b) {
@@ -125,7 +134,7 @@ void add_shape_rules(BadCalls& b) {
   b.add("no axes", "shape", [](Attempt& a) { a.cosine.shape = LrpeGrid(), a.forward(); });
   b.add("five axes", "shape", [](Attempt& a) { a.cosine.shape = {6, 1, 1, 1, 1}, a.forward(); });
   b.add("a negative axis", "shape", [](Attempt& a) { a.cosine.shape = {-2, -3}, a.forward(); });
-  b.add("axes whose product is beyond 2^63", "63 bits", [](Attempt& a) {
+  b.add("axes whose product is beyond 2^63", "shape", [](Attempt& a) {
     a.cosine.shape = {1ll << 40, 1ll << 40}, a.forward();
   });
   b.add("offset on a 2-D shape", "offset", [](Attempt& a) {
@@ -251,6 +260,7 @@ void add_form_rules(BadCalls& b) {
 std::vector<BadCall> lrpe_bad_calls(Device device) {
   BadCalls b;
   add_tensor_rules(b);
+  add_forged_views(b);
   add_shape_rules(b);
   add_memory_rules(b);
   add_form_rules(b);

@@ -100,6 +100,8 @@ void add_activations(Builder& b) {
     // Defect of the original's block kernel: wrong beyond one tile of tokens.
     b.add("more tokens than any tile",
           {.B = 1, .H = 1, .D = 4, .E = 4, .shape = {1500}, .prefix = 10, .activation = a});
+    b.add("thousands of features",
+          {.B = 1, .H = 1, .D = 5000, .E = 5000, .shape = {5}, .activation = a});
     b.add("activation without dtheta", {.B = 2,
                                         .H = 1,
                                         .D = 16,

@@ -143,7 +143,7 @@ void add_tensor_rules(BadCalls& b) {
   b.add("negative number of neurons", "r0", [](Attempt& a) { a.in.r0.shape[1] = -4, a.forward(); });
   b.add("Wa is not aligned to its elements", "Wa",
         [](Attempt& a) { a.in.Wa.data = static_cast<std::byte*>(a.in.Wa.data) + 2, a.forward(); });
-  b.add("sizes whose product is beyond 2^63", "63 bits", [](Attempt& a) {
+  b.add("sizes whose product is beyond 2^63", "A", [](Attempt& a) {
     a.in.A.shape = {1ll << 40, 1ll << 40, 2}, a.forward();
   });
   b.add("scratch whose size is beyond 2^63", "63 bits", [](Attempt& a) {

@@ -289,7 +289,7 @@ std::vector<BadCall> ring_readout_bad_calls(Device device) {
         [](ReadoutAttempt& a) { a.amplitude.data = nullptr, a.forward(); });
   b.add("negative number of steps", "states",
         [](ReadoutAttempt& a) { a.states.shape[1] = -3, a.forward(); });
-  b.add("sizes whose product is beyond 2^63", "63 bits",
+  b.add("sizes whose product is beyond 2^63", "states",
         [](ReadoutAttempt& a) { a.states.shape[0] = a.states.shape[1] = 1ll << 40, a.forward(); });
   b.add("states is not aligned to its elements", "states", [](ReadoutAttempt& a) {
     a.states.data = static_cast<std::byte*>(a.states.data) + 1, a.forward();

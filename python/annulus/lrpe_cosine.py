@@ -11,7 +11,8 @@ transposed (B, L, H, D) view goes through without a copy in either direction.
 import torch
 
 from ._autograd import (
-    below_autograd, call, call_backward, differentiable, needs_autograd, plain_op, refuse_double_backward,
+    are_transforms_active, below_autograd, call, call_backward, call_transformed, differentiable, needs_autograd,
+    plain_op, refuse_double_backward, refuse_tangents,
 )
 from ._library import ops
 from .errors import InvalidArgument, typed
@@ -35,7 +36,7 @@ def lrpe_cosine(x, theta, shape=None, *, prefix=0, activation="none", softmax_di
     try:
         return call(ops.lrpe_cosine.default, _Cosine, (x, theta), arguments)
     except RuntimeError as e:
-        raise typed(e) from None
+        raise _error(e) from None
 
 
 def lrpe_cosine_qk(
@@ -51,7 +52,7 @@ def lrpe_cosine_qk(
     try:
         return call(ops.lrpe_cosine_qk.default, _CosineQk, (q, k, theta), arguments)
     except RuntimeError as e:
-        raise typed(e) from None
+        raise _error(e) from None
 
 
 def lrpe_rotate(x, theta, shape=None, *, prefix=0, interleaved=False, offset=0, position_ids=None):
@@ -65,7 +66,7 @@ def lrpe_rotate(x, theta, shape=None, *, prefix=0, interleaved=False, offset=0, 
     try:
         return call(ops.lrpe_rotate.default, _Rotate, (x, theta), arguments)
     except RuntimeError as e:
-        raise typed(e) from None
+        raise _error(e) from None
 
 
 def lrpe_rotate_(x, theta, shape=None, *, prefix=0, interleaved=False, offset=0, position_ids=None):
@@ -74,6 +75,7 @@ def lrpe_rotate_(x, theta, shape=None, *, prefix=0, interleaved=False, offset=0,
     shape, position_ids = _grid("lrpe_rotate", shape, position_ids), _ids("lrpe_rotate", position_ids)
     arguments = (x, theta, shape, prefix, interleaved, offset, offsets, position_ids)
     try:
+        refuse_tangents(ops.lrpe_rotate.default, x, theta)
         if torch.compiler.is_compiling():
             if not needs_autograd(x, theta):
                 ops.lrpe_rotate_.default(*arguments)  # the compiler sees the mutation in the schema
@@ -81,6 +83,8 @@ def lrpe_rotate_(x, theta, shape=None, *, prefix=0, interleaved=False, offset=0,
             # The mutating op has no gradient: functional form plus copy. theta's gradient needs the x of before.
             source = x.clone() if theta.requires_grad else x
             return x.copy_(ops.lrpe_rotate.default(source, *arguments[1:]))
+        if are_transforms_active():
+            return x.copy_(call_transformed(ops.lrpe_rotate.default, x.clone(), *arguments[1:]))
         if needs_autograd(x, theta):
             if x.requires_grad and x.is_leaf:
                 raise InvalidArgument(
@@ -92,7 +96,14 @@ def lrpe_rotate_(x, theta, shape=None, *, prefix=0, interleaved=False, offset=0,
         torch.autograd.graph.increment_version(x)  # so that a graph that saved the old values notices
         return x
     except RuntimeError as e:
-        raise typed(e) from None
+        raise _error(e) from None
+
+
+def _error(e):
+    """The typed exception of a call of ours, in which the op's `offsets` is the tensor given as `offset`."""
+    e = typed(e)
+    e.args = tuple(a.replace("] offsets must", "] offset must") if isinstance(a, str) else a for a in e.args)
+    return e
 
 
 def _split_offset(offset):
@@ -127,8 +138,15 @@ def packed_positions(cu_seqlens, total):
     """position_ids (total,) of sequences packed one after the other along the tokens of a batch of one.
 
     cu_seqlens (sequences + 1,), from 0 on: where each begins and the last ends, as flash-attn has it: 0, n1, n1 + n2, ...
-    No synchronisation: fit for CUDA graphs and torch.compile. Tokens from cu_seqlens[-1] on are one more sequence.
+    Its values are not looked at (that would wait for the device): fit for CUDA graphs and torch.compile. Tokens from cu_seqlens[-1] on are one more sequence.
     """
+    if not isinstance(cu_seqlens, torch.Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
+        what = cu_seqlens.dtype if isinstance(cu_seqlens, torch.Tensor) else type(cu_seqlens).__name__
+        raise InvalidArgument(f"[packed_positions] cu_seqlens must be a tensor of int32 or int64 but is {what}")
+    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] == 0:
+        raise InvalidArgument(
+            f"[packed_positions] cu_seqlens must have shape (sequences + 1,) but has {tuple(cu_seqlens.shape)}"
+        )
     token = torch.arange(total, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
     sequence = torch.searchsorted(cu_seqlens, token, right=True) - 1
     return token - cu_seqlens[sequence]
@@ -148,16 +166,17 @@ def _empty(like, H, width, token_major):
     return like.new_empty((B, H, L, width))
 
 
-def _check(op, name, x, theta):
+def _check(op, name, x, **others):
     """The rules a fake kernel cannot go on without; all others are C++'s."""
     if x.dim() != 4:
         raise InvalidArgument(f"[{op}] {name} must have 4 dimensions but has shape {tuple(x.shape)}")
-    if theta.device != x.device:  # a meta tensor among real ones leads here, too
-        raise InvalidArgument(f"[{op}] theta must be on the device of {name}, {x.device}, but is on {theta.device}")
+    for other, t in others.items():  # a meta tensor among real ones leads here, too
+        if t is not None and t.device != x.device:
+            raise InvalidArgument(f"[{op}] {other} must be on the device of {name}, {x.device}, but is on {t.device}")
 
 
-def _encoded(op, name, x, theta, factor):
-    _check(op, name, x, theta)
+def _encoded(op, name, x, factor, **others):
+    _check(op, name, x, **others)
     return _empty(x, x.shape[1], factor * x.shape[3], _token_major(x))
 
 
@@ -171,7 +190,7 @@ def _theta_gradient(theta, needed):
 
 @torch.library.register_fake("annulus::lrpe_cosine")
 def _(x, theta, shape, prefix, activation, softmax_dim, offset, offsets, position_ids):
-    return _encoded("lrpe_cosine", "x", x, theta, 2)
+    return _encoded("lrpe_cosine", "x", x, 2, theta=theta, offset=offsets, position_ids=position_ids)
 
 
 @torch.library.register_fake("annulus::lrpe_cosine_backward")
@@ -182,7 +201,11 @@ def _(dy, x, theta, shape, prefix, activation, softmax_dim, offset, offsets, pos
 
 @torch.library.register_fake("annulus::lrpe_cosine_qk")
 def _(q, k, theta, shape, prefix, activation, softmax_dim, offset, offsets, position_ids):
-    return _encoded("lrpe_cosine_qk", "q", q, theta, 2), _encoded("lrpe_cosine_qk", "k", k, theta, 2)
+    op = "lrpe_cosine_qk"
+    return (
+        _encoded(op, "q", q, 2, k=k, theta=theta, offset=offsets, position_ids=position_ids),
+        _encoded(op, "k", k, 2),
+    )
 
 
 @torch.library.register_fake("annulus::lrpe_cosine_qk_backward")
@@ -197,12 +220,12 @@ def _(dyq, dyk, q, k, theta, shape, prefix, activation, softmax_dim, offset, off
 
 @torch.library.register_fake("annulus::lrpe_rotate")
 def _(x, theta, shape, prefix, interleaved, offset, offsets, position_ids):
-    return _encoded("lrpe_rotate", "x", x, theta, 1)
+    return _encoded("lrpe_rotate", "x", x, 1, theta=theta, offset=offsets, position_ids=position_ids)
 
 
 @torch.library.register_fake("annulus::lrpe_rotate_")
 def _(x, theta, shape, prefix, interleaved, offset, offsets, position_ids):
-    _check("lrpe_rotate", "x", x, theta)
+    _check("lrpe_rotate", "x", x, theta=theta, offset=offsets, position_ids=position_ids)
 
 
 @torch.library.register_fake("annulus::lrpe_rotate_backward")
@@ -318,14 +341,19 @@ def _plain_first(backward, inputs):
 
 
 class _RotateInPlace(torch.autograd.Function):
-    """x is gone after the forward, and not needed: a rotation turns the gradient of the phase, dy . J y, with it."""
+    """x is gone after the forward, and not needed: a rotation turns the gradient of the phase, dy . J y, with it.
+
+    16 bits of y are too few for that (dtheta would be 2e-3 off): where theta has a gradient, x is kept as a copy.
+    """
 
     @staticmethod
     def forward(ctx, x, theta, shape, prefix, interleaved, offset, offsets, position_ids):
+        ctx.keeps_x = ctx.needs_input_grad[1] and x.element_size() == 2
+        kept = x.clone() if ctx.keeps_x else x
         below_autograd(ops.lrpe_rotate_.default, x, theta, shape, prefix, interleaved, offset, offsets, position_ids)
         ctx.mark_dirty(x)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, theta, offsets, position_ids)
+        ctx.save_for_backward(kept if ctx.needs_input_grad[1] else None, theta, offsets, position_ids)
         ctx.options = (shape, prefix, interleaved, offset)
         ctx.token_major = _token_major(x)
         return x
@@ -335,15 +363,16 @@ class _RotateInPlace(torch.autograd.Function):
         need_dx, need_dtheta = ctx.needs_input_grad[:2]
         if dy is None:
             return (None,) * 8
-        y, theta, *positions = ctx.saved_tensors
+        kept, theta, *positions = ctx.saved_tensors
         options = (*ctx.options, *positions, ctx.token_major)
         backward = ops.lrpe_rotate_backward.default
         dx = dtheta = None
         try:
             if need_dx:
                 dx = call_backward(backward, dy, None, theta, *options, True, False)[0]
-            if need_dtheta:  # with theta = 0 the backward's x is its y
-                dtheta = call_backward(backward, dy, y, torch.zeros_like(theta), *options, False, True)[1]
+            if need_dtheta:  # of y, if that is what was kept: with theta = 0 the backward's x is its y
+                turned = theta if ctx.keeps_x else torch.zeros_like(theta)
+                dtheta = call_backward(backward, dy, kept, turned, *options, False, True)[1]
         except RuntimeError as e:
             raise typed(e) from None
         return (dx, dtheta) + (None,) * 6

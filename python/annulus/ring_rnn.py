@@ -8,7 +8,10 @@ strides; Python only routes.
 
 import torch
 
-from ._autograd import below_autograd, call, call_backward, differentiable, needs_autograd, refuse_double_backward
+from ._autograd import (
+    are_transforms_active, below_autograd, call, call_backward, call_transformed, differentiable, needs_autograd,
+    refuse_double_backward, refuse_tangents, register_formulas,
+)
 from ._library import ops
 from .errors import InvalidArgument, typed
 
@@ -62,9 +65,12 @@ def ring_rnn(
             "[ring_rnn] packed must be left out where Wa or Wo requires grad, since their values will change; but is given"
         )
     options = (reset, mask, J0, J1, alpha, activation, precision, checkpoint, packed, save, return_readout)
+    refuse_tangents(ops.ring_rnn.default, *tensors)
     try:
         if torch.compiler.is_compiling():
             out, h_n, _, *read = ops.ring_rnn.default(*tensors, *options)
+        elif are_transforms_active():
+            out, h_n, _, *read = call_transformed(ops.ring_rnn.default, *tensors, *options)
         elif save:
             out, h_n, *read = _RingRnn.apply(*tensors, options)
         else:
@@ -225,7 +231,7 @@ def _readout_backward(ctx, dangle, damplitude):
         raise typed(e) from None
 
 
-torch.library.register_autograd(ops.ring_rnn.default, _backward, setup_context=_setup)
+register_formulas(ops.ring_rnn.default, _setup, _backward)
 _Readout = differentiable(ops.ring_readout.default, _readout_setup, _readout_backward)
 for _op in (ops.ring_rnn_backward, ops.ring_readout_backward):
     refuse_double_backward(_op.default)

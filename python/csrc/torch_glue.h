@@ -87,6 +87,24 @@ E chosen(const char* op, const char* argument_name, const std::string& text,
                         "'");
 }
 
+// A dtype of torch's that is none of ours. torch keeps these numbers: they are part of its files.
+inline std::string foreign_dtype_name(std::int32_t code) {
+  switch (code) {
+    case 0:
+      return "uint8";
+    case 1:
+      return "int8";
+    case 2:
+      return "int16";
+    case 8:
+    case 9:
+    case 10:
+      return "a complex one";
+    default:
+      return "number " + std::to_string(code) + " of torch's list";
+  }
+}
+
 inline DType dtype_from_torch(const char* op, const char* name, const Tensor& t) {
   std::int32_t code = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &code));
@@ -99,9 +117,8 @@ inline DType dtype_from_torch(const char* op, const char* name, const Tensor& t)
   if (code == aoti_torch_dtype_bool()) return DType::kBool;
   throw InvalidArgument(
       argument(op, name) +
-      " must have a dtype that annulus knows (f64, f32, f16, bf16, i64, i32, bool) "
-      "but has number " +
-      std::to_string(code) + " of torch's list");
+      " must have a dtype that annulus knows (f64, f32, f16, bf16, i64, i32, bool) but has " +
+      foreign_dtype_name(code));
 }
 
 inline std::int32_t dtype_to_torch(DType t) {
@@ -126,6 +143,7 @@ inline std::int32_t dtype_to_torch(DType t) {
 
 // A view of the tensor's own memory: nothing is copied, whatever the strides.
 inline TensorView view_of(const char* op, const char* name, const Tensor& t) {
+  if (!t.defined()) throw InvalidArgument(argument(op, name) + " must be a tensor but is None");
   TensorView v;
   v.dtype = dtype_from_torch(op, name, t);
   std::int32_t device_type = 0;

@@ -44,10 +44,10 @@ BAD = [
     (dict(offset=2**80), r"offset must be int"),
     (dict(offset=0.5), r"offset must be int"),
     (dict(offset=1, shape=(2, 5), theta=(3, 4)), r"offset must be 0 for a shape of several axes"),
-    (dict(offset=torch.zeros(3, dtype=torch.int64)), r"offsets must have shape \(2,\)"),
-    (dict(offset=torch.zeros(2)), r"offsets must be one of i32, i64 but is f32"),
-    (dict(offset=torch.zeros(2, 1, dtype=torch.int64)), r"offsets must have 1 dimension"),
-    (dict(offset=torch.zeros(2, dtype=torch.int64), shape=(2, 5), theta=(3, 4)), r"offsets must be left out"),
+    (dict(offset=torch.zeros(3, dtype=torch.int64)), r"offset must have shape \(2,\)"),
+    (dict(offset=torch.zeros(2)), r"offset must be one of i32, i64 but is f32"),
+    (dict(offset=torch.zeros(2, 1, dtype=torch.int64)), r"offset must have 1 dimension"),
+    (dict(offset=torch.zeros(2, dtype=torch.int64), shape=(2, 5), theta=(3, 4)), r"offset must be left out"),
     (dict(shape=None), r"shape must be a tuple of 1 to 4 integers, unless position_ids is given, but is None"),
     (dict(position_ids=torch.zeros(10, dtype=torch.int64)), r"shape must be left out where position_ids is given"),
     (dict(shape=None, position_ids=list(range(10))), r"position_ids must be a tensor but is list"),
@@ -57,7 +57,7 @@ BAD = [
      r"position_ids must have shape \(2 or 1, 10, 1 to 4\) but has \(3, 10, 1\)"),
     (dict(shape=None, position_ids=torch.zeros(1, 10, 2, dtype=torch.int32)),
      r"axis 2 of position_ids is encoded nowhere"),
-    (dict(shape=(2**62, 4)), r"\[lrpe_cosine\] a size must fit in 63 bits"),
+    (dict(shape=(2**62, 4)), r"\[lrpe_cosine\] shape must have a product below 2\^63 but is \(4611686018427387904, 4\)"),
     (dict(function=annulus.lrpe_rotate, size=(2, 3, 10, 7)), r"\[lrpe_rotate\] x must have an even number of columns"),
     (dict(function=annulus.lrpe_rotate, theta=(3, 3)), r"\[lrpe_rotate\] theta must have at least"),
     (dict(function=annulus.lrpe_rotate_, size=(2, 3, 10, 7)), r"\[lrpe_rotate\] x must have an even number"),
@@ -80,8 +80,31 @@ def test_bad_pairs_and_devices():
         annulus.lrpe_cosine_qk(q, torch.ones(2, 2, 9, 8), theta[:2], (10,))
     with pytest.raises(annulus.InvalidArgument, match="theta must be on the device of x"):
         annulus.lrpe_cosine(torch.ones(X["size"]), torch.ones(X["theta"], device="meta"), (10,))
+    for name in ("offset", "position_ids"):  # torch would take the call for one without data, and return garbage
+        for function in (annulus.lrpe_cosine, annulus.lrpe_rotate, annulus.lrpe_rotate_):
+            x, positions = torch.ones(2, 3, 10, 8), torch.zeros(2, dtype=torch.int64, device="meta")
+            with pytest.raises(annulus.InvalidArgument, match=f"{name} must be on the device of x, cpu, but is on meta"):
+                function(x, theta, (10,) if name == "offset" else None, **{name: positions})
+            assert torch.equal(x, torch.ones_like(x))
     with pytest.raises(annulus.InvalidArgument, match=r"x must be Tensor but is ndarray|x must be Tensor"):
         annulus.lrpe_cosine([1.0], theta, (10,))
+    with pytest.raises(annulus.InvalidArgument, match="x must be a tensor but is None"):
+        annulus.lrpe_cosine(None, theta, (10,))
+    with pytest.raises(annulus.InvalidArgument, match="x must have a dtype that annulus knows .* but has int16"):
+        annulus.lrpe_cosine(torch.ones(X["size"], dtype=torch.int16), theta, (10,))
+
+
+def test_bad_packed_positions():
+    for cu_seqlens, came in (
+        ([0, 3], "list"),
+        (torch.tensor([0.0, 3.0]), "torch.float32"),
+        (torch.tensor([0, 3], dtype=torch.uint8), "torch.uint8"),
+    ):
+        with pytest.raises(annulus.InvalidArgument, match=rf"cu_seqlens must be a tensor of int32 or int64 but is {came}"):
+            annulus.packed_positions(cu_seqlens, 3)
+    for size in ((0,), (1, 2), ()):
+        with pytest.raises(annulus.InvalidArgument, match=r"cu_seqlens must have shape \(sequences \+ 1,\)"):
+            annulus.packed_positions(torch.zeros(size, dtype=torch.int64), 3)
 
 
 def test_in_place_needs_distinct_elements():

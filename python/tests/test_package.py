@@ -52,6 +52,24 @@ def test_module(device):
         annulus.nn.LrpeCosine(8, 2, 5)
     with pytest.raises(annulus.InvalidArgument, match="head_dim"):
         annulus.nn.LrpeCosine(4, 2, 3)  # two columns an axis leave none to the third
+    for arguments, name in (((8.5, 2), "head_dim"), ((0, 2), "head_dim"), ((8, -2), "n_heads"), ((8, 2, 1, 0), "base")):
+        with pytest.raises(annulus.InvalidArgument, match=rf"\[LrpeCosine\] {name} must"):
+            annulus.nn.LrpeCosine(*arguments)
+
+
+@pytest.mark.parametrize("learnable", [False, True])
+def test_frequencies_stay_wide(device, learnable):
+    """bfloat16 frequencies would be radians off at position 100 000."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), annulus.nn.LrpeCosine(8, 2, learnable=learnable))
+    want = model[1].theta.detach().clone()
+    for cast in (lambda: model.to(torch.bfloat16), model.half, lambda: model.to(device, torch.float16)):
+        cast()
+        assert model[0].weight.dtype.itemsize == 2
+        assert model[1].theta.dtype == torch.float32 and torch.equal(model[1].theta.detach().cpu(), want)
+    assert model[1].theta.device.type == torch.device(device).type
+    x = torch.randn(1, 2, 3, 8, device=device, dtype=torch.bfloat16)
+    assert model[1](x, (3,), offset=100_000).dtype == torch.bfloat16
+    assert model.double()[1].theta.dtype == torch.float64
 
 
 def test_last_backend(device):
