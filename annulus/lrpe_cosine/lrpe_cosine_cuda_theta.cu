@@ -280,11 +280,11 @@ void launch_dtheta(const Plan& plan, const Args& a, bool vectors, double* partia
   r.stride[0] = plan.dtheta.stride[0];
   r.stride[1] = plan.dtheta.stride[1];
   const std::int64_t column_blocks = (plan.E + 31) / 32;
-  const std::int64_t blocks = plan.theta_rows * column_blocks;
+  const unsigned blocks = checked_blocks(plan, plan.theta_rows * column_blocks);
   if (blocks == 0) return;
   visit_floating(plan.dtheta.dtype, [&]<class U>() {
-    reduce_kernel<U><<<static_cast<unsigned>(blocks), dim3(32, 32), 0, stream>>>(
-        r, static_cast<std::int32_t>(column_blocks));
+    reduce_kernel<U>
+        <<<blocks, dim3(32, 32), 0, stream>>>(r, static_cast<std::int32_t>(column_blocks));
   });
   annulus::cuda::check_launch(plan.op, "reduce_kernel");
 }

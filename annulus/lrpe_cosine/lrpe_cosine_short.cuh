@@ -228,7 +228,9 @@ inline bool make_short_args(const Plan& plan, bool backward, ShortArgs& a) {
     return false;
   }
   const auto& theta = plan.theta;
-  if (!narrow(plan.theta_rows * theta.stride[0]) || !narrow(plan.E * theta.stride[1])) return false;
+  const std::int64_t last_row = plan.theta_rows * theta.stride[0],
+                     last_column = plan.E * theta.stride[1];
+  if (!narrow(last_row) || !narrow(last_column) || !narrow(last_row + last_column)) return false;
 
   a.in = in.first;
   a.out = out.first;
