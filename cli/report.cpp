@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "bench/record.h"
+#include "bench/report/model.h"
 #include "bench/report/page.h"
 #include "cli/commands.h"
 
@@ -23,10 +24,17 @@ int run_report(const ReportOptions& o) {
     for (const std::string& warning : file.warnings) std::cerr << "annulus: " << warning << "\n";
     std::move(file.records.begin(), file.records.end(), std::back_inserter(records));
   }
-  const std::string page = bench::report::render(records);
+  const bench::report::Model model = bench::report::build_model(records);
+  if (model.superseded > 0) {
+    std::cerr << fmt::format(
+        "annulus: {} {} of a row that was measured again; the newest of each row is shown\n",
+        model.superseded, model.superseded == 1 ? "record is" : "records are");
+  }
+  const std::string page = bench::report::render(model);
   bench::write_file_atomically(o.out, page);
-  std::cout << fmt::format("{}: {} rows from {} file{}, {} KiB\n", o.out, records.size(),
-                           o.files.size(), o.files.size() == 1 ? "" : "s",
+  std::cout << fmt::format("{}: {} row{} from {} file{}, {} KiB\n", o.out, model.records,
+                           model.records == 1 ? "" : "s", o.files.size(),
+                           o.files.size() == 1 ? "" : "s",
                            (page.size() + 1023) / 1024);
   return kDone;
 }

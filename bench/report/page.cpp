@@ -102,8 +102,8 @@ std::string tiles(const Place& place) {
     s += tile(times(f.best), "the floor, best row", f.best_row);
     s += tile(times(f.worst), "the floor, worst row", f.worst_row);
   }
-  // Peers run under PyTorch; where annulus was timed there too, in the same run, that is the fair
-  // one to hold against them.
+  // Peers run under PyTorch; where annulus was timed there too, that is the fair one to hold against
+  // them.
   const bool in_torch =
       std::find(place.impls.begin(), place.impls.end(), kOursInTorch) != place.impls.end();
   for (const std::string& impl : place.impls) {
@@ -120,7 +120,7 @@ std::string tiles(const Place& place) {
       s += tile(times(faster ? c.geometric_mean : 1 / c.geometric_mean),
                 (faster ? "faster than " : "slower than ") + impl,
                 fmt::format("{} to {} over {} rows{}", times(c.low), times(c.high), c.rows,
-                            in_torch ? ", same run" : ""));
+                            c.same_run ? ", same run" : ""));
     }
   }
   s += tile(fmt::format("{}", place.ok), "rows measured",
@@ -143,7 +143,8 @@ std::string where_line(const Place& place) {
                                 : fmt::format("{:.4g} GFLOP/s", c.gemm_gflops);
     }
     if (step > 0) s += fmt::format(", {:.3g} µs between two steps", step);
-    s += " measured in the same run";
+    s += place.one_run ? " measured in the same run"
+                       : " measured in one of several runs; each floor is by those of its own run";
   }
   if (!place.commits.empty()) {
     s += ", commit ";
@@ -219,7 +220,8 @@ std::string render_within(const Model& model, const Limits& limits) {
   }
   s += "<footer><p>Time: median of interleaved repetitions with cold caches. Floor: the larger of "
        "bytes / copy bandwidth and flops / GEMM rate of the products used, for a recurrence plus a "
-       "barrier a step, and never less than an empty launch; all measured in the same run. "
+       "barrier a step, and never less than an empty launch; all measured at the start of the "
+       "run that timed the row. "
        "move: the same bytes moved and nothing else. Error: as the cell's tooltip says, against a "
        "double-precision definition. Peak: inputs, outputs and scratch. Seed: the table that "
        "started "
@@ -229,8 +231,7 @@ std::string render_within(const Model& model, const Limits& limits) {
 
 }  // namespace
 
-std::string render(const std::vector<Record>& records) {
-  const Model model = build_model(records);
+std::string render(const Model& model) {
   Limits limits;
   for (;;) {
     std::string page = render_within(model, limits);
