@@ -209,27 +209,6 @@ TEST(RecordFile, ToleratesALastLineCutShortAndSaysSo) {
   EXPECT_NE(file_refusal(good + "garbage"), "accepted");
 }
 
-TEST(RecordFile, WriterLeavesWholeLines) {
-  const TemporaryFile file("old content");
-  {
-    RecordWriter writer(file.path());
-    writer.write(full_record());
-    EXPECT_EQ(read_records(file.path()).records.size(), 1u);  // on disk before the writer is gone
-    writer.write(full_record());
-  }
-  EXPECT_EQ(read_records(file.path()).records.size(), 2u);
-  EXPECT_THROW(RecordWriter("/nonexistent/file.jsonl"), RecordError);
-}
-
-TEST(RecordFile, AtomicWriteReplacesOrLeavesAlone) {
-  const TemporaryFile file("old");
-  write_file_atomically(file.path(), "new");
-  std::ifstream in(file.path());
-  std::string content((std::istreambuf_iterator<char>(in)), {});
-  EXPECT_EQ(content, "new");
-  EXPECT_THROW(write_file_atomically("/nonexistent/x", "new"), RecordError);
-}
-
 TEST(Nearest, FindsTheNeighbourOrNothing) {
   EXPECT_EQ(nearest("devise", {"suite", "device", "dtype"}), "device");
   EXPECT_EQ(nearest("qqqqqqqqqq", {"suite", "device"}), "");
