@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <regex>
@@ -15,6 +16,8 @@
 
 #include "annulus/cuda/memory.h"
 #include "cli/commands.h"
+#include "cli/stop_signal.h"
+#include "cli/whole_number.h"
 #include "testing/suite.h"
 
 namespace annulus::cli {
@@ -30,6 +33,7 @@ struct CheckArguments {
   std::int64_t cases = 1000;
   std::uint64_t seed = 0;
   std::string repro;
+  bool repro_given = false;  // "" names no case, which is not the same as no --repro
   bool named_only = false;
   std::string filter;  // of named cases
   std::string format = "md";
@@ -37,6 +41,8 @@ struct CheckArguments {
 };
 
 constexpr std::size_t kMostFailuresShown = 20;
+constexpr std::uint64_t kMostCases = 1'000'000'000;
+constexpr std::uint64_t kMostJobs = 256;  // more threads than any machine this runs on has use for
 
 void show_progress(const SuiteRow& row, std::int64_t done, std::int64_t all) {
   if (isatty(STDERR_FILENO) == 0) return;
@@ -98,9 +104,36 @@ void print_json(const std::vector<SuiteRow>& rows, const std::string& device) {
   std::printf("%s\n", out.dump(2).c_str());
 }
 
-std::vector<SuiteRow> run_all(const CheckArguments& a, Device device) {
+// In parts, so that a signal is noticed between two of them.
+SuiteRow run_fuzz(const OperatorCases& op, const CheckArguments& a, testing::SuiteOptions options,
+                  const StopOnSignal& signals) {
+  SuiteRow whole{.op = op.op, .kind = "fuzz", .failures = {}};
+  const std::int64_t part_cases = std::int64_t{64} * options.jobs;
+  for (std::int64_t first = 0; first < a.cases && !signals.asked(); first += part_cases) {
+    options.progress = [&](std::int64_t done, std::int64_t) {
+      show_progress(whole, first + done, a.cases);
+    };
+    const std::uint64_t seed = a.seed + static_cast<std::uint64_t>(first);
+    SuiteRow part = testing::run_fuzz(op, seed, std::min(part_cases, a.cases - first), options);
+    whole.cases += part.cases;
+    whole.mistrusted += part.mistrusted;
+    whole.worst_ratio = std::max(whole.worst_ratio, part.worst_ratio);
+    for (testing::Failure& f : part.failures) {
+      // A case that could not even be made is known only by its place in this part.
+      if (f.repro.empty()) f.where += ", counted from seed " + std::to_string(seed);
+      whole.failures.push_back(std::move(f));
+    }
+  }
+  return whole;
+}
+
+std::vector<SuiteRow> run_all(const CheckArguments& a, Device device,
+                              const StopOnSignal& signals) {
   std::vector<const OperatorCases*> ops;
-  for (const std::string& name : a.ops) ops.push_back(&testing::find_cases(name));
+  for (const std::string& name : a.ops) {  // one that is named twice runs once
+    const OperatorCases* op = &testing::find_cases(name);
+    if (std::find(ops.begin(), ops.end(), op) == ops.end()) ops.push_back(op);
+  }
   if (ops.empty()) {
     for (const OperatorCases& op : testing::all_cases()) ops.push_back(&op);
   }
@@ -130,16 +163,16 @@ std::vector<SuiteRow> run_all(const CheckArguments& a, Device device) {
         show_progress(label, done, all);
       };
     };
+    if (signals.asked()) break;
     with_progress("named");
     rows.push_back(testing::run_named(*op, options));
-    if (options.wants) continue;
+    if (options.wants || signals.asked()) continue;
     with_progress("bad calls");
     rows.push_back(testing::run_bad_calls(*op, options));
-    if (a.named_only || a.cases == 0) continue;
-    with_progress("fuzz");
-    rows.push_back(testing::run_fuzz(*op, a.seed, a.cases, options));
+    if (a.named_only || a.cases == 0 || signals.asked()) continue;
+    rows.push_back(run_fuzz(*op, a, options, signals));
   }
-  if (options.wants &&
+  if (options.wants && !signals.asked() &&
       std::all_of(rows.begin(), rows.end(), [](const SuiteRow& row) { return row.cases == 0; })) {
     throw std::invalid_argument("--filter: no named case matches '" + a.filter + "'");
   }
@@ -149,7 +182,12 @@ std::vector<SuiteRow> run_all(const CheckArguments& a, Device device) {
 int check(const CheckArguments& a) {
   testing::Repro repro;
   try {
-    if (!a.repro.empty()) repro = testing::parse_repro(a.repro);
+    if (a.repro_given) repro = testing::parse_repro(a.repro);
+    if (a.repro_given && !a.ops.empty() &&
+        std::find(a.ops.begin(), a.ops.end(), repro.op->op) == a.ops.end()) {
+      throw std::invalid_argument("it names " + repro.op->op + ", but the operator asked for is " +
+                                  a.ops.front());
+    }
   } catch (const std::invalid_argument& e) {
     std::fprintf(stderr, "annulus check: --repro: %s\n", e.what());
     return kBadUsage;
@@ -165,13 +203,14 @@ int check(const CheckArguments& a) {
       return kNotAvailable;
     }
   }
+  const StopOnSignal signals;
   std::vector<SuiteRow> rows;
   try {
     if (repro.op != nullptr) {
       repro.device = device;
       rows.push_back(testing::run_repro(repro));
     } else {
-      rows = run_all(a, device);
+      rows = run_all(a, device, signals);
     }
   } catch (const std::invalid_argument& e) {
     std::fprintf(stderr, "annulus check: %s\n", e.what());
@@ -181,6 +220,13 @@ int check(const CheckArguments& a) {
     print_json(rows, device_name);
   } else {
     print_md(rows, device_name);
+  }
+  if (signals.asked()) {
+    std::int64_t cases = 0;
+    for (const SuiteRow& r : rows) cases += r.cases;
+    std::fprintf(stderr, "annulus check: stopped; the %lld cases so far are in the table\n",
+                 static_cast<long long>(cases));
+    return signals.exit_code();
   }
   const bool passed =
       std::all_of(rows.begin(), rows.end(), [](const SuiteRow& r) { return r.passed(); });
@@ -197,10 +243,12 @@ void add_check_command(CLI::App& app, int& exit_code) {
   command->add_option("--device", a->device, "cpu (the default) or cuda")
       ->check(CLI::IsMember({"cpu", "cuda"}));
   command->add_option("--cases", a->cases, "Fuzzed cases per operator")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number(0, kMostCases))
       ->capture_default_str();
-  command->add_option("--seed", a->seed, "First seed of the fuzzed cases")->capture_default_str();
-  command->add_option("--repro", a->repro,
+  command->add_option("--seed", a->seed, "First seed of the fuzzed cases")
+      ->check(whole_number(0, std::numeric_limits<std::uint64_t>::max()))
+      ->capture_default_str();
+  const CLI::Option* repro = command->add_option("--repro", a->repro,
                       "Run one case again, as a failure printed it: \"OP seed=N device=cpu\"");
   command->add_flag("--named-only", a->named_only, "Skip the fuzzed cases");
   command->add_option("--filter", a->filter,
@@ -209,8 +257,13 @@ void add_check_command(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"md", "json"}))
       ->capture_default_str();
   command->add_option("--jobs", a->jobs, "Host threads (default: all processors; 1 on CUDA)")
-      ->check(CLI::NonNegativeNumber);
-  command->callback([a, &exit_code] { exit_code = check(*a); });
+      ->check(whole_number(0, kMostJobs));
+  command->footer(
+      std::string("Ctrl-C prints what was checked so far and ends with code 130.\n") + kExitCodes);
+  command->callback([a, repro, &exit_code] {
+    a->repro_given = repro->count() > 0;
+    exit_code = check(*a);
+  });
 }
 
 }  // namespace annulus::cli

@@ -1,9 +1,12 @@
 // annulus report: result files in, one self-contained page out.
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <iostream>
 #include <memory>
 
+#include "annulus/core/errors.h"
+#include "bench/files.h"
 #include "bench/record.h"
 #include "bench/report/model.h"
 #include "bench/report/page.h"
@@ -17,7 +20,19 @@ struct ReportOptions {
   std::string out = "report.html";
 };
 
+// Before anything is read: a page written over its own rows would lose them.
+void check_output(const ReportOptions& o) {
+  bench::replaceable_file(o.out);
+  for (const std::string& path : o.files) {
+    std::error_code error;  // a file that is not there is not the same
+    if (std::filesystem::equivalent(o.out, path, error)) {
+      throw InvalidArgument(fmt::format("--out {} is one of the result files ({})", o.out, path));
+    }
+  }
+}
+
 int run_report(const ReportOptions& o) {
+  check_output(o);
   std::vector<bench::Record> records;
   for (const std::string& path : o.files) {
     bench::RecordFile file = bench::read_records(path);
