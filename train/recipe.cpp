@@ -42,7 +42,7 @@ void check(const Recipe& r) {
   const auto range = [](const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
     if (value >= low && value <= high) return;
     invalid("train", name,
-            "must be between " + std::to_string(low) + " and " + std::to_string(high),
+            "be between " + std::to_string(low) + " and " + std::to_string(high),
             "is " + std::to_string(value));
   };
   range("neurons", r.neurons, 3, 8192);
@@ -57,7 +57,7 @@ void check(const Recipe& r) {
   const auto real = [](const char* name, double value, double low, double high) {
     if (value >= low && value <= high) return;  // false for NaN
     invalid("train", name,
-            "must be between " + std::to_string(low) + " and " + std::to_string(high),
+            "be between " + std::to_string(low) + " and " + std::to_string(high),
             "is " + std::to_string(value));
   };
   real("rate", r.schedule.rate, 0, 10);
