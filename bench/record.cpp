@@ -153,10 +153,19 @@ void read_measurement(const Object& o, Record& r) {
     const Object t(o.at("time_ms"), "time_ms", {"median", "min", "p95", "n"});
     r.time_ms = TimeMs{t.real("median", 0, 1e12), t.real("min", 0, 1e12), t.real("p95", 0, 1e12),
                        t.whole("n", 1, 1'000'000'000)};
+    if (r.time_ms->min > r.time_ms->median || r.time_ms->median > r.time_ms->p95) {
+      throw RecordError(
+          fmt::format("\"time_ms\" must have min <= median <= p95 but has {:g}, {:g}, {:g}",
+                      r.time_ms->min, r.time_ms->median, r.time_ms->p95));
+    }
   }
   if (o.has("error")) {
     const Object e(o.at("error"), "error", {"metric", "value"});
     r.error = ErrorFigure{e.text("metric"), e.any_real("value")};
+    if (r.error->value < 0) {
+      throw RecordError(
+          fmt::format("\"error.value\" must not be below 0 but is {:g}", r.error->value));
+    }
   }
   if (r.status != Status::kOk) return;
   if (!r.time_ms) throw RecordError("key \"time_ms\" is missing, and status is ok");

@@ -109,8 +109,8 @@ TEST(Record, NanAndInfinityAreStrings) {
   r.error->value = std::nan("");
   EXPECT_NE(to_json_line(r).find("\"value\":\"NaN\""), std::string::npos);
   EXPECT_TRUE(std::isnan(parse_record(to_json_line(r)).error->value));
-  r.error->value = -HUGE_VAL;
-  EXPECT_EQ(parse_record(to_json_line(r)).error->value, -HUGE_VAL);
+  r.error->value = HUGE_VAL;
+  EXPECT_EQ(parse_record(to_json_line(r)).error->value, HUGE_VAL);
   // A time has no such excuse.
   EXPECT_NE(refusal(replaced("\"median\":1.25", "\"median\":\"NaN\"")).find("time_ms.median"),
             std::string::npos);
@@ -150,8 +150,13 @@ TEST(Record, TypesAndRangesAreChecked) {
         Bad{"\"median\":1.25", "\"median\":-1", "time_ms.median"},
         Bad{"\"median\":1.25", "\"median\":1e300", "time_ms.median"},
         Bad{"\"median\":1.25", "\"median\":[1]", "time_ms.median"},
-        Bad{"\"n\":30", "\"n\":0", "time_ms.n"}, Bad{"\"n\":30", "\"n\":1.5", "time_ms.n"},
+        Bad{"\"n\":30", "\"n\":0", "time_ms.n"},
+        Bad{"\"n\":30", "\"n\":1.5", "time_ms.n"},
         Bad{"\"n\":30", "\"n\":99999999999999999999", "time_ms.n"},
+        Bad{"\"min\":1,", "\"min\":1.3,", "time_ms"},
+        Bad{"\"p95\":2.5", "\"p95\":1.2", "time_ms"},
+        Bad{"\"value\":3e-07", "\"value\":-3e-07", "error.value"},
+        Bad{"\"value\":3e-07", "\"value\":\"-Infinity\"", "error.value"},
         Bad{"\"zero_rows\":0.25", "\"zero_rows\":1.5", "zero_rows"},
         Bad{"\"floor_kind\":\"bandwidth\"", "\"floor_kind\":\"width\"", "floor_kind"},
         Bad{"\"status\":\"ok\"", "\"status\":\"fine\"", "status"},
@@ -178,6 +183,7 @@ TEST(Record, HostileShapesAreRefusedBeforeParsing) {
   EXPECT_NE(refusal(replaced("a CPU", std::string(70000, 'x'))).find("longer"), std::string::npos);
   EXPECT_NE(refusal(replaced("a CPU", "\xff\xfe")).find("JSON"), std::string::npos);
   EXPECT_NE(refusal(replaced("1.25", "1e999")).find("JSON"), std::string::npos);
+  EXPECT_EQ(refusal(replaced("1.25", "1e400")).find("exception"), std::string::npos);
   EXPECT_NE(refusal("").find("JSON"), std::string::npos);
 }
 

@@ -52,8 +52,7 @@ std::vector<const bench::Suite*> pick_suites(const std::vector<std::string>& nam
       for (const auto& k : known) message += " " + k;
       throw InvalidArgument(message);
     }
-    const bench::Suite* suite =
-        &bench::all_suites()[static_cast<std::size_t>(it - known.begin())];
+    const bench::Suite* suite = &bench::all_suites()[static_cast<std::size_t>(it - known.begin())];
     if (std::find(picked.begin(), picked.end(), suite) == picked.end()) picked.push_back(suite);
   }
   return picked;
@@ -93,8 +92,6 @@ std::vector<Job> pick_rows(const BenchOptions& o, Device device) {
     throw InvalidArgument("--filter \"" + bench::printable(o.filter) + "\" leaves no row");
   return jobs;
 }
-
-std::string rows_text(std::size_t n) { return fmt::format("{} row{}", n, n == 1 ? "" : "s"); }
 
 struct Outcome {
   std::size_t failed = 0, skipped = 0;  // rows
@@ -149,7 +146,7 @@ int run_bench(const BenchOptions& o) {
   if (!o.save.empty()) writer = std::make_unique<bench::RecordWriter>(o.save);
   const auto say_where_rows_are = [&] {
     if (writer && writer->rows() > 0) {
-      std::cerr << fmt::format("annulus: {} saved to {}\n", rows_text(writer->rows()),
+      std::cerr << fmt::format("annulus: {} saved to {}\n", bench::counted(writer->rows(), "row"),
                                writer->partial_path());
     }
   };
@@ -158,10 +155,10 @@ int run_bench(const BenchOptions& o) {
     const Outcome outcome = measure(o, device, jobs, signals, writer.get());
     if (outcome.skipped > 0) {
       std::cerr << fmt::format("annulus: {} skipped, reasons in the table\n",
-                               rows_text(outcome.skipped));
+                               bench::counted(outcome.skipped, "row"));
     }
     if (outcome.failed > 0) {
-      std::cerr << fmt::format("annulus: {} FAILED\n", rows_text(outcome.failed));
+      std::cerr << fmt::format("annulus: {} FAILED\n", bench::counted(outcome.failed, "row"));
     }
     if (outcome.jobs_done < jobs.size()) {
       std::cerr << fmt::format("annulus: stopped after {} of {} problems\n", outcome.jobs_done,
@@ -171,7 +168,8 @@ int run_bench(const BenchOptions& o) {
     }
     if (writer) {
       writer->finish();
-      std::cerr << fmt::format("annulus: {} saved to {}\n", rows_text(writer->rows()), o.save);
+      std::cerr << fmt::format("annulus: {} saved to {}\n", bench::counted(writer->rows(), "row"),
+                               o.save);
     }
     return outcome.failed > 0 ? kFailed : kDone;
   } catch (...) {
@@ -188,10 +186,11 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       "bench", "time the operators against floors measured here and the seed's tables");
   std::string suites;
   for (const bench::Suite& s : bench::all_suites()) suites += "\n  " + s.name + "  " + s.summary;
-  command->footer("Suites:" + suites +
-                  "\n\nCtrl-C stops after the row under way, prints what there is and ends with code\n"
-                  "130 (143 after a polite kill); rows to be saved are then in F.partial.\n" +
-                  kExitCodes);
+  command->footer(
+      "Suites:" + suites +
+      "\n\nCtrl-C stops after the row under way, prints what there is and ends with code\n"
+      "130 (143 after a polite kill); rows to be saved are then in F.partial.\n" +
+      kExitCodes);
   command->add_option("SUITE", o->suites, "which tables; all when none is named");
   command->add_option("--device", o->device, "cpu, cuda, or auto: cuda where there is one")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
@@ -212,9 +211,10 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->add_option("--format", o->format, "md, csv or json, on stdout")
       ->check(CLI::IsMember({"md", "csv", "json"}))
       ->capture_default_str();
-  command->add_option("--save", o->save,
-                      "write the rows here (JSONL); until the run is done they are in F.partial, each "
-                      "as soon as it is measured, and an older F stays as it is")
+  command
+      ->add_option("--save", o->save,
+                   "write the rows here (JSONL); until the run is done they are in F.partial, each "
+                   "as soon as it is measured, and an older F stays as it is")
       ->type_name("F");
   command->add_flag("--list", o->list, "print the rows that would run, and stop");
   command->callback([o, &exit_code] { exit_code = run_bench(*o); });

@@ -127,8 +127,7 @@ SuiteRow run_fuzz(const OperatorCases& op, const CheckArguments& a, testing::Sui
   return whole;
 }
 
-std::vector<SuiteRow> run_all(const CheckArguments& a, Device device,
-                              const StopOnSignal& signals) {
+std::vector<SuiteRow> run_all(const CheckArguments& a, Device device, const StopOnSignal& signals) {
   std::vector<const OperatorCases*> ops;
   for (const std::string& name : a.ops) {  // one that is named twice runs once
     const OperatorCases* op = &testing::find_cases(name);
@@ -248,8 +247,8 @@ void add_check_command(CLI::App& app, int& exit_code) {
   command->add_option("--seed", a->seed, "First seed of the fuzzed cases")
       ->check(whole_number(0, std::numeric_limits<std::uint64_t>::max()))
       ->capture_default_str();
-  const CLI::Option* repro = command->add_option("--repro", a->repro,
-                      "Run one case again, as a failure printed it: \"OP seed=N device=cpu\"");
+  const CLI::Option* repro = command->add_option(
+      "--repro", a->repro, "Run one case again, as a failure printed it: \"OP seed=N device=cpu\"");
   command->add_flag("--named-only", a->named_only, "Skip the fuzzed cases");
   command->add_option("--filter", a->filter,
                       "Only the named cases whose description matches this regular expression");
@@ -258,8 +257,8 @@ void add_check_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_option("--jobs", a->jobs, "Host threads (default: all processors; 1 on CUDA)")
       ->check(whole_number(0, kMostJobs));
-  command->footer(
-      std::string("Ctrl-C prints what was checked so far and ends with code 130.\n") + kExitCodes);
+  command->footer(std::string("Ctrl-C prints what was checked so far and ends with code 130.\n") +
+                  kExitCodes);
   command->callback([a, repro, &exit_code] {
     a->repro_given = repro->count() > 0;
     exit_code = check(*a);

@@ -10,6 +10,7 @@
 #include "bench/record.h"
 #include "bench/report/model.h"
 #include "bench/report/page.h"
+#include "bench/words.h"
 #include "cli/commands.h"
 
 namespace annulus::cli {
@@ -47,10 +48,8 @@ int run_report(const ReportOptions& o) {
   }
   const std::string page = bench::report::render(model);
   bench::write_file_atomically(o.out, page);
-  std::cout << fmt::format("{}: {} row{} from {} file{}, {} KiB\n", o.out, model.records,
-                           model.records == 1 ? "" : "s", o.files.size(),
-                           o.files.size() == 1 ? "" : "s",
-                           (page.size() + 1023) / 1024);
+  std::cout << fmt::format("{}: {} from {}, {} KiB\n", o.out, bench::counted(model.records, "row"),
+                           bench::counted(o.files.size(), "file"), (page.size() + 1023) / 1024);
   return kDone;
 }
 

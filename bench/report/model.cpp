@@ -122,7 +122,9 @@ Model build_model(const std::vector<Record>& records) {
 }
 
 std::optional<double> over_floor(const Record& r) {
-  if (r.status != Status::kOk || !r.time_ms || !r.floor_ms || !(*r.floor_ms > 0) || !(r.time_ms->median > 0)) return {};
+  if (r.status != Status::kOk || !r.time_ms || !r.floor_ms || !(*r.floor_ms > 0) ||
+      !(r.time_ms->median > 0))
+    return {};
   return r.time_ms->median / *r.floor_ms;
 }
 

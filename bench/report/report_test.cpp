@@ -100,8 +100,8 @@ TEST(Model, OnlyOkRowsCount) {
   EXPECT_DOUBLE_EQ(floor_spread(place, "annulus").best, 2);
   EXPECT_EQ(place.failed, 1u);
   const std::string page = render(m);
-  EXPECT_EQ(count(page, "0.00×"), 0u);            // neither a tile nor a cell
-  EXPECT_EQ(count(page, "7000×"), 0u);            // nor beside the seed
+  EXPECT_EQ(count(page, "0.00×"), 0u);             // neither a tile nor a cell
+  EXPECT_EQ(count(page, "7000×"), 0u);             // nor beside the seed
   EXPECT_EQ(count(page, "annulus 0.001 ms"), 0u);  // nor a mark of the chart
   EXPECT_EQ(count(page, "failed: error 1 is above the limit"), 1u);
   EXPECT_EQ(count(page, "skipped: not enough memory"), 1u);
@@ -201,6 +201,16 @@ TEST(Page, IsSelfContained) {
   EXPECT_EQ(count(page, "<svg"), count(page, "</svg>"));
 }
 
+TEST(Page, EveryPanelIsADrawingOfItsOwnWithItsAxis) {
+  std::vector<Record> records = {record("fwd", "annulus", 2, 1), record("bwd", "annulus", 3, 1)};
+  records[0].params["direction"] = std::string("fwd");
+  records[1].params["direction"] = std::string("bwd");
+  const std::string page = page_of(records);
+  EXPECT_EQ(count(page, "<svg class=\"chart\""), 2u);  // so that they wrap where the page is narrow
+  const auto second = page.rfind("<svg class=\"chart\"");
+  EXPECT_GT(count(page.substr(second), "text-anchor=\"end\""), 0u);
+}
+
 TEST(Page, StaysUnderAMegabyteAndSaysWhatItLeftOut) {
   std::vector<Record> records;
   for (int i = 0; i < 20000; ++i) {
@@ -222,6 +232,13 @@ TEST(Page, StaysUnderAMegabyteWithThousandsOfPlacesAndLongNames) {
     records.push_back(r);
   }
   EXPECT_LE(page_of(records).size(), kMaxPageBytes);
+}
+
+TEST(Page, OneRowIsNotRows) {
+  const std::string page = page_of({record("r1", "annulus", 2, 1), record("r1", "move", 1, 1)});
+  EXPECT_EQ(count(page, " 1 rows"), 0u);
+  EXPECT_EQ(count(page, "annulus over 1 row<"), 1u);
+  EXPECT_EQ(count(page_of({record("r1", "annulus", 2, 1)}), ">1 row, 1 place."), 1u);
 }
 
 TEST(Page, CopesWithNumbersAtTheEdges) {

@@ -27,10 +27,8 @@ std::string cell(const std::string& content, const char* css = "") {
 
 std::string left_out(std::size_t rows) {
   if (rows == 0) return "";
-  return fmt::format(
-      "<p class=\"note\">{} more rows are in the result files; the page keeps to a "
-      "megabyte.</p>",
-      rows);
+  return fmt::format("<p class=\"note\">{} in the result files; the page keeps to a megabyte.</p>",
+                     rows == 1 ? "1 more row is" : fmt::format("{} more rows are", rows));
 }
 
 bool has_seed_time(const Record& r) { return r.seed && r.seed->unit == "ms"; }
@@ -55,9 +53,8 @@ std::string error_cell(const Record& r) {
 
 // Why the row above does not count.
 std::string reason_row(const Record& r, std::size_t columns) {
-  return fmt::format(
-      "<tr><td></td><td></td><td class=\"why bad\" colspan=\"{}\">{}: {}</td></tr>", columns,
-      name_of(r.status), text(r.reason));
+  return fmt::format("<tr><td></td><td></td><td class=\"why bad\" colspan=\"{}\">{}: {}</td></tr>",
+                     columns, name_of(r.status), text(r.reason));
 }
 
 std::string time_row(const Place& place, const ProblemGroup& g, const Record& r, bool first,
