@@ -104,25 +104,56 @@ void print_json(const std::vector<SuiteRow>& rows, const std::string& device) {
   std::printf("%s\n", out.dump(2).c_str());
 }
 
-// In parts, so that a signal is noticed between two of them.
+// Named and fuzzed cases run in parts, so that a signal is noticed between two of them. A part is
+// large enough that threads seldom wait for the last of its cases.
+constexpr std::int64_t kNamedPerJob = 8, kFuzzedPerJob = 64;
+
+void add_part(SuiteRow& whole, SuiteRow part, const std::string& first_case) {
+  whole.cases += part.cases;
+  whole.mistrusted += part.mistrusted;
+  whole.worst_ratio = std::max(whole.worst_ratio, part.worst_ratio);
+  for (testing::Failure& f : part.failures) {
+    // A case that could not even be made is known only by its place in this part.
+    if (f.repro.empty()) f.where += ", counted from " + first_case;
+    whole.failures.push_back(std::move(f));
+  }
+}
+
+SuiteRow run_named(const OperatorCases& op, testing::SuiteOptions options,
+                   const StopOnSignal& signals) {
+  SuiteRow whole{.op = op.op, .kind = "named", .failures = {}};
+  std::vector<std::string> wanted;  // what describes two cases runs them in the same part
+  for (const testing::Case& c : op.named()) {
+    if (options.wants && !options.wants(c.params)) continue;
+    if (std::find(wanted.begin(), wanted.end(), c.params) == wanted.end()) {
+      wanted.push_back(c.params);
+    }
+  }
+  const auto all = static_cast<std::int64_t>(wanted.size());
+  const std::int64_t part_cases = kNamedPerJob * options.jobs;
+  for (std::int64_t first = 0; first < all && !signals.asked(); first += part_cases) {
+    const auto begin = wanted.begin() + first,
+               end = wanted.begin() + std::min(first + part_cases, all);
+    options.wants = [&](const std::string& params) { return std::find(begin, end, params) != end; };
+    options.progress = [&](std::int64_t done, std::int64_t) {
+      show_progress(whole, first + done, all);
+    };
+    add_part(whole, testing::run_named(op, options), *begin);
+  }
+  return whole;
+}
+
 SuiteRow run_fuzz(const OperatorCases& op, const CheckArguments& a, testing::SuiteOptions options,
                   const StopOnSignal& signals) {
   SuiteRow whole{.op = op.op, .kind = "fuzz", .failures = {}};
-  const std::int64_t part_cases = std::int64_t{64} * options.jobs;
+  const std::int64_t part_cases = kFuzzedPerJob * options.jobs;
   for (std::int64_t first = 0; first < a.cases && !signals.asked(); first += part_cases) {
     options.progress = [&](std::int64_t done, std::int64_t) {
       show_progress(whole, first + done, a.cases);
     };
     const std::uint64_t seed = a.seed + static_cast<std::uint64_t>(first);
-    SuiteRow part = testing::run_fuzz(op, seed, std::min(part_cases, a.cases - first), options);
-    whole.cases += part.cases;
-    whole.mistrusted += part.mistrusted;
-    whole.worst_ratio = std::max(whole.worst_ratio, part.worst_ratio);
-    for (testing::Failure& f : part.failures) {
-      // A case that could not even be made is known only by its place in this part.
-      if (f.repro.empty()) f.where += ", counted from seed " + std::to_string(seed);
-      whole.failures.push_back(std::move(f));
-    }
+    add_part(whole, testing::run_fuzz(op, seed, std::min(part_cases, a.cases - first), options),
+             "seed " + std::to_string(seed));
   }
   return whole;
 }
@@ -156,17 +187,9 @@ std::vector<SuiteRow> run_all(const CheckArguments& a, Device device, const Stop
   }
   std::vector<SuiteRow> rows;
   for (const OperatorCases* op : ops) {
-    const auto with_progress = [&](const char* kind) {
-      SuiteRow label{.op = op->op, .kind = kind, .failures = {}};
-      options.progress = [label](std::int64_t done, std::int64_t all) {
-        show_progress(label, done, all);
-      };
-    };
     if (signals.asked()) break;
-    with_progress("named");
-    rows.push_back(testing::run_named(*op, options));
+    rows.push_back(run_named(*op, options, signals));
     if (options.wants || signals.asked()) continue;
-    with_progress("bad calls");
     rows.push_back(testing::run_bad_calls(*op, options));
     if (a.named_only || a.cases == 0 || signals.asked()) continue;
     rows.push_back(run_fuzz(*op, a, options, signals));

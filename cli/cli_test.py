@@ -95,7 +95,7 @@ def test_ctrl_c(folder):
     code, out, err = interrupted(["check", "lrpe_cosine", "--cases", "1000000000", "--format", "json"],
                                  lambda: time.monotonic() - start > 3, folder)
     expect(code == 130 and "stopped" in err, f"check after Ctrl-C: exit code {code}, {err!r}")
-    expect(json.loads(out)[0]["op"] == "lrpe_cosine", f"check after Ctrl-C prints {out!r}")
+    expect(json.loads(out)[0]["cases"] > 0, f"check after Ctrl-C prints {out!r}")
 
 
 def test_saved_at_the_end(folder):
