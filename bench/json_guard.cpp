@@ -77,7 +77,13 @@ nlohmann::ordered_json parse_guarded(std::string_view text, int max_depth, std::
     }
     throw JsonError("not valid JSON: " + printable(what, 160), e.byte >= text.size());
   } catch (const json::exception& e) {
-    throw JsonError("not valid JSON: " + printable(e.what(), 160), false);
+    // "[json.exception.out_of_range.406] what": the library's number says nothing to a reader.
+    const std::string what = e.what();
+    const auto bracket = what.find("] ");
+    throw JsonError(
+        "not valid JSON: " +
+            printable(bracket == std::string::npos ? what : what.substr(bracket + 2), 160),
+        false);
   }
   if (!duplicate.empty()) {
     throw JsonError("key \"" + printable(duplicate) + "\" appears twice", false);

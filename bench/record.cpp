@@ -1,13 +1,10 @@
 #include "bench/record.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -156,10 +153,19 @@ void read_measurement(const Object& o, Record& r) {
     const Object t(o.at("time_ms"), "time_ms", {"median", "min", "p95", "n"});
     r.time_ms = TimeMs{t.real("median", 0, 1e12), t.real("min", 0, 1e12), t.real("p95", 0, 1e12),
                        t.whole("n", 1, 1'000'000'000)};
+    if (r.time_ms->min > r.time_ms->median || r.time_ms->median > r.time_ms->p95) {
+      throw RecordError(
+          fmt::format("\"time_ms\" must have min <= median <= p95 but has {:g}, {:g}, {:g}",
+                      r.time_ms->min, r.time_ms->median, r.time_ms->p95));
+    }
   }
   if (o.has("error")) {
     const Object e(o.at("error"), "error", {"metric", "value"});
     r.error = ErrorFigure{e.text("metric"), e.any_real("value")};
+    if (r.error->value < 0) {
+      throw RecordError(
+          fmt::format("\"error.value\" must not be below 0 but is {:g}", r.error->value));
+    }
   }
   if (r.status != Status::kOk) return;
   if (!r.time_ms) throw RecordError("key \"time_ms\" is missing, and status is ok");
@@ -242,16 +248,6 @@ Record from_json(const json& j) {
 }
 
 std::string errno_text() { return std::strerror(errno); }
-
-// All of it, or an exception.
-void write_all(int fd, std::string_view data, const std::string& path) {
-  while (!data.empty()) {
-    const ssize_t n = ::write(fd, data.data(), data.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) throw RecordError(fmt::format("cannot write {}: {}", path, errno_text()));
-    data.remove_prefix(static_cast<std::size_t>(n));
-  }
-}
 
 }  // namespace
 
@@ -378,37 +374,6 @@ RecordFile read_records(const std::string& path, const ReadLimits& limits) {
   }
   if (file.records.empty()) throw RecordError(fmt::format("{} holds no row", path));
   return file;
-}
-
-RecordWriter::RecordWriter(const std::string& path) : path_(path) {
-  fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd_ < 0) throw RecordError(fmt::format("cannot write {}: {}", path, errno_text()));
-}
-RecordWriter::~RecordWriter() {
-  if (fd_ >= 0) ::close(fd_);
-}
-void RecordWriter::write(const Record& r) { write_all(fd_, to_json_line(r) + "\n", path_); }
-
-void write_file_atomically(const std::string& path, std::string_view content) {
-  const std::string temporary = fmt::format("{}.{}.tmp", path, ::getpid());
-  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  if (fd < 0) throw RecordError(fmt::format("cannot write {}: {}", temporary, errno_text()));
-  try {
-    write_all(fd, content, temporary);
-    if (::fsync(fd) != 0 && errno != EINVAL) {
-      throw RecordError(fmt::format("cannot write {}: {}", temporary, errno_text()));
-    }
-    ::close(fd);
-  } catch (...) {
-    ::close(fd);
-    ::unlink(temporary.c_str());
-    throw;
-  }
-  if (::rename(temporary.c_str(), path.c_str()) != 0) {
-    const std::string why = errno_text();
-    ::unlink(temporary.c_str());
-    throw RecordError(fmt::format("cannot write {}: {}", path, why));
-  }
 }
 
 }  // namespace annulus::bench

@@ -102,24 +102,4 @@ struct RecordFile {
 };
 RecordFile read_records(const std::string& path, const ReadLimits& limits = {});
 
-// Appends row by row; every row is on disk before the next is measured, so a crash loses nothing.
-// The file has its final name from the start, and `truncated last line` is what the reader
-// tolerates.
-class RecordWriter {
- public:
-  explicit RecordWriter(const std::string& path);  // truncates; throws RecordError
-  ~RecordWriter();
-  RecordWriter(const RecordWriter&) = delete;
-  RecordWriter& operator=(const RecordWriter&) = delete;
-  void write(const Record& r);
-
- private:
-  std::string path_;
-  int fd_ = -1;
-};
-
-// Writes all of it to a temporary name beside `path`, then renames: a reader sees the old file or
-// the new one, never half of either. Throws RecordError.
-void write_file_atomically(const std::string& path, std::string_view content);
-
 }  // namespace annulus::bench

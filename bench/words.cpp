@@ -38,4 +38,8 @@ std::string printable(std::string_view text, std::size_t max) {
   return out;
 }
 
+std::string counted(std::size_t n, const char* thing) {
+  return std::to_string(n) + " " + thing + (n == 1 ? "" : "s");
+}
+
 }  // namespace annulus::bench

@@ -14,4 +14,7 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
 // For messages: control characters and anything outside ASCII become '?', long text is cut.
 std::string printable(std::string_view text, std::size_t max = 80);
 
+// "1 row", "2 rows".
+std::string counted(std::size_t n, const char* thing);
+
 }  // namespace annulus::bench

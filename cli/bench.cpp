@@ -9,6 +9,7 @@
 
 #include "annulus/core/errors.h"
 #include "annulus/core/info.h"
+#include "bench/files.h"
 #include "bench/output.h"
 #include "bench/record.h"
 #include "bench/runner.h"
@@ -17,6 +18,7 @@
 #include "cli/commands.h"
 #include "cli/device.h"
 #include "cli/progress.h"
+#include "cli/stop_signal.h"
 
 namespace annulus::cli {
 namespace {
@@ -40,7 +42,7 @@ std::vector<const bench::Suite*> pick_suites(const std::vector<std::string>& nam
     known.push_back(s.name);
     if (names.empty()) picked.push_back(&s);
   }
-  for (const std::string& name : names) {
+  for (const std::string& name : names) {  // one that is named twice runs once
     const auto it = std::find(known.begin(), known.end(), name);
     if (it == known.end()) {
       const std::string near = bench::nearest(name, known);
@@ -50,7 +52,8 @@ std::vector<const bench::Suite*> pick_suites(const std::vector<std::string>& nam
       for (const auto& k : known) message += " " + k;
       throw InvalidArgument(message);
     }
-    picked.push_back(&bench::all_suites()[static_cast<std::size_t>(it - known.begin())]);
+    const bench::Suite* suite = &bench::all_suites()[static_cast<std::size_t>(it - known.begin())];
+    if (std::find(picked.begin(), picked.end(), suite) == picked.end()) picked.push_back(suite);
   }
   return picked;
 }
@@ -90,18 +93,14 @@ std::vector<Job> pick_rows(const BenchOptions& o, Device device) {
   return jobs;
 }
 
-int run_bench(const BenchOptions& o) {
-  const Device device = pick_device(o.device);
-  const std::vector<Job> jobs = pick_rows(o, device);
-  if (o.list) {
-    for (const Job& job : jobs) {
-      std::cout << full_name(*job.suite, job.row) << "\n";
-    }
-    return kDone;
-  }
-  std::unique_ptr<bench::RecordWriter> writer;
-  if (!o.save.empty()) writer = std::make_unique<bench::RecordWriter>(o.save);
+struct Outcome {
+  std::size_t failed = 0, skipped = 0;  // rows
+  std::size_t jobs_done = 0;            // fewer than there are when a signal asked for a stop
+};
 
+// Prints the rows as they come and hands each to the writer, where there is one.
+Outcome measure(const BenchOptions& o, Device device, const std::vector<Job>& jobs,
+                const StopOnSignal& signals, bench::RecordWriter* writer) {
   Progress progress(jobs.size());
   progress.start("measuring the ceilings of this machine");
   bench::RunnerOptions runner_options;
@@ -114,26 +113,69 @@ int run_bench(const BenchOptions& o) {
   progress.clear();
   output->begin({runner.hardware(), to_string(device), build.version, build.commit, build.compiler,
                  bench::iso_date(), runner.ceilings()});
-  std::size_t failed = 0, skipped = 0;
+  Outcome outcome;
   for (const Job& job : jobs) {
+    if (signals.asked()) break;
     progress.start(job.row.name);
     const auto records = runner.measure(job.suite->name, job.row);
     for (const bench::Record& r : records) {
       if (writer) writer->write(r);
-      failed += r.status == bench::Status::kFailed;
-      skipped += r.status == bench::Status::kSkipped;
+      outcome.failed += r.status == bench::Status::kFailed;
+      outcome.skipped += r.status == bench::Status::kSkipped;
     }
     progress.clear();
     output->rows(records);
     progress.advance();
+    ++outcome.jobs_done;
   }
   progress.clear();
   output->end();
-  if (skipped > 0)
-    std::cerr << fmt::format("annulus: {} rows skipped, reasons in the table\n", skipped);
-  if (failed > 0) std::cerr << fmt::format("annulus: {} rows FAILED\n", failed);
-  if (writer) std::cerr << fmt::format("annulus: rows saved in {}\n", o.save);
-  return failed > 0 ? kFailed : kDone;
+  return outcome;
+}
+
+int run_bench(const BenchOptions& o) {
+  const Device device = pick_device(o.device);
+  const std::vector<Job> jobs = pick_rows(o, device);
+  if (o.list) {
+    for (const Job& job : jobs) {
+      std::cout << full_name(*job.suite, job.row) << "\n";
+    }
+    return kDone;
+  }
+  std::unique_ptr<bench::RecordWriter> writer;
+  if (!o.save.empty()) writer = std::make_unique<bench::RecordWriter>(o.save);
+  const auto say_where_rows_are = [&] {
+    if (writer && writer->rows() > 0) {
+      std::cerr << fmt::format("annulus: {} saved to {}\n", bench::counted(writer->rows(), "row"),
+                               writer->partial_path());
+    }
+  };
+  try {
+    const StopOnSignal signals;
+    const Outcome outcome = measure(o, device, jobs, signals, writer.get());
+    if (outcome.skipped > 0) {
+      std::cerr << fmt::format("annulus: {} skipped, reasons in the table\n",
+                               bench::counted(outcome.skipped, "row"));
+    }
+    if (outcome.failed > 0) {
+      std::cerr << fmt::format("annulus: {} FAILED\n", bench::counted(outcome.failed, "row"));
+    }
+    if (outcome.jobs_done < jobs.size()) {
+      std::cerr << fmt::format("annulus: stopped after {} of {} problems\n", outcome.jobs_done,
+                               jobs.size());
+      say_where_rows_are();
+      return signals.exit_code();
+    }
+    if (writer) {
+      writer->finish();
+      std::cerr << fmt::format("annulus: {} saved to {}\n", bench::counted(writer->rows(), "row"),
+                               o.save);
+    }
+    return outcome.failed > 0 ? kFailed : kDone;
+  } catch (...) {
+    say_where_rows_are();
+    throw;
+  }
 }
 
 }  // namespace
@@ -144,7 +186,11 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       "bench", "time the operators against floors measured here and the seed's tables");
   std::string suites;
   for (const bench::Suite& s : bench::all_suites()) suites += "\n  " + s.name + "  " + s.summary;
-  command->footer("Suites:" + suites);
+  command->footer(
+      "Suites:" + suites +
+      "\n\nCtrl-C stops after the row under way, prints what there is and ends with code\n"
+      "130 (143 after a polite kill); rows to be saved are then in F.partial.\n" +
+      kExitCodes);
   command->add_option("SUITE", o->suites, "which tables; all when none is named");
   command->add_option("--device", o->device, "cpu, cuda, or auto: cuda where there is one")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
@@ -165,8 +211,11 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->add_option("--format", o->format, "md, csv or json, on stdout")
       ->check(CLI::IsMember({"md", "csv", "json"}))
       ->capture_default_str();
-  command->add_option("--save", o->save,
-                      "write every row to this file as soon as it is measured (JSONL)");
+  command
+      ->add_option("--save", o->save,
+                   "write the rows here (JSONL); until the run is done they are in F.partial, each "
+                   "as soon as it is measured, and an older F stays as it is")
+      ->type_name("F");
   command->add_flag("--list", o->list, "print the rows that would run, and stop");
   command->callback([o, &exit_code] { exit_code = run_bench(*o); });
 }

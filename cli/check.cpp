@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <regex>
@@ -15,6 +16,8 @@
 
 #include "annulus/cuda/memory.h"
 #include "cli/commands.h"
+#include "cli/stop_signal.h"
+#include "cli/whole_number.h"
 #include "testing/suite.h"
 
 namespace annulus::cli {
@@ -30,6 +33,7 @@ struct CheckArguments {
   std::int64_t cases = 1000;
   std::uint64_t seed = 0;
   std::string repro;
+  bool repro_given = false;  // "" names no case, which is not the same as no --repro
   bool named_only = false;
   std::string filter;  // of named cases
   std::string format = "md";
@@ -37,6 +41,8 @@ struct CheckArguments {
 };
 
 constexpr std::size_t kMostFailuresShown = 20;
+constexpr std::uint64_t kMostCases = 1'000'000'000;
+constexpr std::uint64_t kMostJobs = 256;  // more threads than any machine this runs on has use for
 
 void show_progress(const SuiteRow& row, std::int64_t done, std::int64_t all) {
   if (isatty(STDERR_FILENO) == 0) return;
@@ -98,9 +104,66 @@ void print_json(const std::vector<SuiteRow>& rows, const std::string& device) {
   std::printf("%s\n", out.dump(2).c_str());
 }
 
-std::vector<SuiteRow> run_all(const CheckArguments& a, Device device) {
+// Named and fuzzed cases run in parts, so that a signal is noticed between two of them. A part is
+// large enough that threads seldom wait for the last of its cases.
+constexpr std::int64_t kNamedPerJob = 8, kFuzzedPerJob = 64;
+
+void add_part(SuiteRow& whole, SuiteRow part, const std::string& first_case) {
+  whole.cases += part.cases;
+  whole.mistrusted += part.mistrusted;
+  whole.worst_ratio = std::max(whole.worst_ratio, part.worst_ratio);
+  for (testing::Failure& f : part.failures) {
+    // A case that could not even be made is known only by its place in this part.
+    if (f.repro.empty()) f.where += ", counted from " + first_case;
+    whole.failures.push_back(std::move(f));
+  }
+}
+
+SuiteRow run_named(const OperatorCases& op, testing::SuiteOptions options,
+                   const StopOnSignal& signals) {
+  SuiteRow whole{.op = op.op, .kind = "named", .failures = {}};
+  std::vector<std::string> wanted;  // what describes two cases runs them in the same part
+  for (const testing::Case& c : op.named()) {
+    if (options.wants && !options.wants(c.params)) continue;
+    if (std::find(wanted.begin(), wanted.end(), c.params) == wanted.end()) {
+      wanted.push_back(c.params);
+    }
+  }
+  const auto all = static_cast<std::int64_t>(wanted.size());
+  const std::int64_t part_cases = kNamedPerJob * options.jobs;
+  for (std::int64_t first = 0; first < all && !signals.asked(); first += part_cases) {
+    const auto begin = wanted.begin() + first,
+               end = wanted.begin() + std::min(first + part_cases, all);
+    options.wants = [&](const std::string& params) { return std::find(begin, end, params) != end; };
+    options.progress = [&](std::int64_t done, std::int64_t) {
+      show_progress(whole, first + done, all);
+    };
+    add_part(whole, testing::run_named(op, options), *begin);
+  }
+  return whole;
+}
+
+SuiteRow run_fuzz(const OperatorCases& op, const CheckArguments& a, testing::SuiteOptions options,
+                  const StopOnSignal& signals) {
+  SuiteRow whole{.op = op.op, .kind = "fuzz", .failures = {}};
+  const std::int64_t part_cases = kFuzzedPerJob * options.jobs;
+  for (std::int64_t first = 0; first < a.cases && !signals.asked(); first += part_cases) {
+    options.progress = [&](std::int64_t done, std::int64_t) {
+      show_progress(whole, first + done, a.cases);
+    };
+    const std::uint64_t seed = a.seed + static_cast<std::uint64_t>(first);
+    add_part(whole, testing::run_fuzz(op, seed, std::min(part_cases, a.cases - first), options),
+             "seed " + std::to_string(seed));
+  }
+  return whole;
+}
+
+std::vector<SuiteRow> run_all(const CheckArguments& a, Device device, const StopOnSignal& signals) {
   std::vector<const OperatorCases*> ops;
-  for (const std::string& name : a.ops) ops.push_back(&testing::find_cases(name));
+  for (const std::string& name : a.ops) {  // one that is named twice runs once
+    const OperatorCases* op = &testing::find_cases(name);
+    if (std::find(ops.begin(), ops.end(), op) == ops.end()) ops.push_back(op);
+  }
   if (ops.empty()) {
     for (const OperatorCases& op : testing::all_cases()) ops.push_back(&op);
   }
@@ -124,22 +187,14 @@ std::vector<SuiteRow> run_all(const CheckArguments& a, Device device) {
   }
   std::vector<SuiteRow> rows;
   for (const OperatorCases* op : ops) {
-    const auto with_progress = [&](const char* kind) {
-      SuiteRow label{.op = op->op, .kind = kind, .failures = {}};
-      options.progress = [label](std::int64_t done, std::int64_t all) {
-        show_progress(label, done, all);
-      };
-    };
-    with_progress("named");
-    rows.push_back(testing::run_named(*op, options));
-    if (options.wants) continue;
-    with_progress("bad calls");
+    if (signals.asked()) break;
+    rows.push_back(run_named(*op, options, signals));
+    if (options.wants || signals.asked()) continue;
     rows.push_back(testing::run_bad_calls(*op, options));
-    if (a.named_only || a.cases == 0) continue;
-    with_progress("fuzz");
-    rows.push_back(testing::run_fuzz(*op, a.seed, a.cases, options));
+    if (a.named_only || a.cases == 0 || signals.asked()) continue;
+    rows.push_back(run_fuzz(*op, a, options, signals));
   }
-  if (options.wants &&
+  if (options.wants && !signals.asked() &&
       std::all_of(rows.begin(), rows.end(), [](const SuiteRow& row) { return row.cases == 0; })) {
     throw std::invalid_argument("--filter: no named case matches '" + a.filter + "'");
   }
@@ -149,7 +204,12 @@ std::vector<SuiteRow> run_all(const CheckArguments& a, Device device) {
 int check(const CheckArguments& a) {
   testing::Repro repro;
   try {
-    if (!a.repro.empty()) repro = testing::parse_repro(a.repro);
+    if (a.repro_given) repro = testing::parse_repro(a.repro);
+    if (a.repro_given && !a.ops.empty() &&
+        std::find(a.ops.begin(), a.ops.end(), repro.op->op) == a.ops.end()) {
+      throw std::invalid_argument("it names " + repro.op->op + ", but the operator asked for is " +
+                                  a.ops.front());
+    }
   } catch (const std::invalid_argument& e) {
     std::fprintf(stderr, "annulus check: --repro: %s\n", e.what());
     return kBadUsage;
@@ -165,13 +225,14 @@ int check(const CheckArguments& a) {
       return kNotAvailable;
     }
   }
+  const StopOnSignal signals;
   std::vector<SuiteRow> rows;
   try {
     if (repro.op != nullptr) {
       repro.device = device;
       rows.push_back(testing::run_repro(repro));
     } else {
-      rows = run_all(a, device);
+      rows = run_all(a, device, signals);
     }
   } catch (const std::invalid_argument& e) {
     std::fprintf(stderr, "annulus check: %s\n", e.what());
@@ -181,6 +242,13 @@ int check(const CheckArguments& a) {
     print_json(rows, device_name);
   } else {
     print_md(rows, device_name);
+  }
+  if (signals.asked()) {
+    std::int64_t cases = 0;
+    for (const SuiteRow& r : rows) cases += r.cases;
+    std::fprintf(stderr, "annulus check: stopped; the %lld cases so far are in the table\n",
+                 static_cast<long long>(cases));
+    return signals.exit_code();
   }
   const bool passed =
       std::all_of(rows.begin(), rows.end(), [](const SuiteRow& r) { return r.passed(); });
@@ -197,11 +265,13 @@ void add_check_command(CLI::App& app, int& exit_code) {
   command->add_option("--device", a->device, "cpu (the default) or cuda")
       ->check(CLI::IsMember({"cpu", "cuda"}));
   command->add_option("--cases", a->cases, "Fuzzed cases per operator")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number(0, kMostCases))
       ->capture_default_str();
-  command->add_option("--seed", a->seed, "First seed of the fuzzed cases")->capture_default_str();
-  command->add_option("--repro", a->repro,
-                      "Run one case again, as a failure printed it: \"OP seed=N device=cpu\"");
+  command->add_option("--seed", a->seed, "First seed of the fuzzed cases")
+      ->check(whole_number(0, std::numeric_limits<std::uint64_t>::max()))
+      ->capture_default_str();
+  const CLI::Option* repro = command->add_option(
+      "--repro", a->repro, "Run one case again, as a failure printed it: \"OP seed=N device=cpu\"");
   command->add_flag("--named-only", a->named_only, "Skip the fuzzed cases");
   command->add_option("--filter", a->filter,
                       "Only the named cases whose description matches this regular expression");
@@ -209,8 +279,13 @@ void add_check_command(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"md", "json"}))
       ->capture_default_str();
   command->add_option("--jobs", a->jobs, "Host threads (default: all processors; 1 on CUDA)")
-      ->check(CLI::NonNegativeNumber);
-  command->callback([a, &exit_code] { exit_code = check(*a); });
+      ->check(whole_number(0, kMostJobs));
+  command->footer(std::string("Ctrl-C prints what was checked so far and ends with code 130.\n") +
+                  kExitCodes);
+  command->callback([a, repro, &exit_code] {
+    a->repro_given = repro->count() > 0;
+    exit_code = check(*a);
+  });
 }
 
 }  // namespace annulus::cli

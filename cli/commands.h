@@ -11,6 +11,11 @@ inline constexpr int kFailed = 1;        // a check or a comparison failed
 inline constexpr int kBadUsage = 2;      // bad usage or input
 inline constexpr int kNotAvailable = 3;  // what was asked for is not available here (and why)
 
+// At the end of every --help.
+inline constexpr const char* kExitCodes =
+    "Exit codes: 0 done, 1 a check or a comparison failed, 2 bad usage or input,\n"
+    "3 what was asked for is not available here (and why).";
+
 void add_info_command(CLI::App& app, int& exit_code);
 void add_check_command(CLI::App& app, int& exit_code);
 void add_bench_command(CLI::App& app, int& exit_code);

@@ -1,6 +1,9 @@
 // annulus: the command line. Results go to stdout, everything else to stderr.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
 #include <exception>
 #include <iostream>
 #include <new>
@@ -16,11 +19,25 @@
 namespace {
 
 using namespace annulus::cli;
+using annulus::bench::nearest;
+using annulus::bench::printable;
 
 // Turns whatever a command throws into its exit code and one line on stderr.
 int explain(const std::exception& e, int code) {
   std::cerr << "annulus: " << e.what() << "\n";
   return code;
+}
+
+// The command that the words so far have reached.
+const CLI::App& innermost(const CLI::App& app) {
+  const CLI::App* at = &app;
+  while (!at->get_subcommands().empty()) at = at->get_subcommands().back();
+  return *at;
+}
+
+std::string full_name(const CLI::App& command) {
+  const CLI::App* parent = command.get_parent();
+  return parent ? full_name(*parent) + " " + command.get_name() : command.get_name();
 }
 
 int run(int argc, char** argv) {
@@ -29,9 +46,7 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   app.set_version_flag("--version", "annulus " + annulus::build_info().version + " (" +
                                         annulus::build_info().commit + ")");
-  app.footer(
-      "Exit codes: 0 done, 1 a check or a comparison failed, 2 bad usage or input,\n"
-      "3 what was asked for is not available here (and why).");
+  app.footer(kExitCodes);
   int exit_code = kDone;
   add_info_command(app, exit_code);
   add_check_command(app, exit_code);
@@ -43,8 +58,8 @@ int run(int argc, char** argv) {
   const bool named = argc > 1 && argv[1][0] != '-';
   if (named && std::find(known.begin(), known.end(), argv[1]) == known.end()) {
     // CLI11 would only say that a subcommand is required.
-    const std::string near = annulus::bench::nearest(argv[1], known);
-    std::cerr << "annulus: unknown command \"" << annulus::bench::printable(argv[1]) << "\"";
+    const std::string near = nearest(argv[1], known);
+    std::cerr << "annulus: unknown command \"" << printable(argv[1]) << "\"";
     if (!near.empty()) std::cerr << ", did you mean \"" << near << "\"?";
     std::cerr << "\nRun annulus --help for what there is.\n";
     return kBadUsage;
@@ -53,6 +68,16 @@ int run(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {  // --help, --version
     return app.exit(e);
+  } catch (const CLI::RequiredError& e) {
+    // CLI11 says what is missing before what it did not understand, which is the likelier mistake.
+    const CLI::App& command = innermost(app);
+    if (command.remaining().empty()) {
+      app.exit(e);
+    } else {
+      std::cerr << "annulus: unknown word \"" << printable(command.remaining().front())
+                << "\"\nRun " << full_name(command) << " --help for what there is.\n";
+    }
+    return kBadUsage;
   } catch (const CLI::ParseError& e) {
     app.exit(e);
     return kBadUsage;
@@ -60,11 +85,23 @@ int run(int argc, char** argv) {
   return exit_code;
 }
 
+// A result that did not get out was not given: a full disk must not look like success.
+int after_flush(int exit_code) {
+  errno = 0;
+  std::cout.flush();
+  const bool flushed = std::fflush(stdout) == 0 && std::cout.good() && std::ferror(stdout) == 0;
+  if (flushed) return exit_code;
+  const int error = errno;
+  std::cerr << "annulus: cannot write to stdout"
+            << (error != 0 ? std::string(": ") + std::strerror(error) : "") << "\n";
+  return exit_code == kDone ? kBadUsage : exit_code;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
-    return run(argc, argv);
+    return after_flush(run(argc, argv));
   } catch (const annulus::bench::RecordError& e) {
     return explain(e, kBadUsage);
   } catch (const annulus::InvalidArgument& e) {

@@ -1,11 +1,16 @@
 // annulus report: result files in, one self-contained page out.
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <iostream>
 #include <memory>
 
+#include "annulus/core/errors.h"
+#include "bench/files.h"
 #include "bench/record.h"
+#include "bench/report/model.h"
 #include "bench/report/page.h"
+#include "bench/words.h"
 #include "cli/commands.h"
 
 namespace annulus::cli {
@@ -16,18 +21,35 @@ struct ReportOptions {
   std::string out = "report.html";
 };
 
+// Before anything is read: a page written over its own rows would lose them.
+void check_output(const ReportOptions& o) {
+  bench::replaceable_file(o.out);
+  for (const std::string& path : o.files) {
+    std::error_code error;  // a file that is not there is not the same
+    if (std::filesystem::equivalent(o.out, path, error)) {
+      throw InvalidArgument(fmt::format("--out {} is one of the result files ({})", o.out, path));
+    }
+  }
+}
+
 int run_report(const ReportOptions& o) {
+  check_output(o);
   std::vector<bench::Record> records;
   for (const std::string& path : o.files) {
     bench::RecordFile file = bench::read_records(path);
     for (const std::string& warning : file.warnings) std::cerr << "annulus: " << warning << "\n";
     std::move(file.records.begin(), file.records.end(), std::back_inserter(records));
   }
-  const std::string page = bench::report::render(records);
+  const bench::report::Model model = bench::report::build_model(records);
+  if (model.superseded > 0) {
+    std::cerr << fmt::format(
+        "annulus: {} {} of a row that was measured again; the newest of each row is shown\n",
+        model.superseded, model.superseded == 1 ? "record is" : "records are");
+  }
+  const std::string page = bench::report::render(model);
   bench::write_file_atomically(o.out, page);
-  std::cout << fmt::format("{}: {} rows from {} file{}, {} KiB\n", o.out, records.size(),
-                           o.files.size(), o.files.size() == 1 ? "" : "s",
-                           (page.size() + 1023) / 1024);
+  std::cout << fmt::format("{}: {} from {}, {} KiB\n", o.out, bench::counted(model.records, "row"),
+                           bench::counted(o.files.size(), "file"), (page.size() + 1023) / 1024);
   return kDone;
 }
 

@@ -1,14 +1,16 @@
 // annulus train ring-attractor: trains, evaluates, and writes the curves and a page of figures.
 #include <fmt/format.h>
 
-#include <csignal>
 #include <iostream>
+#include <limits>
 #include <memory>
 
 #include "annulus/core/errors.h"
 #include "cli/commands.h"
 #include "cli/device.h"
 #include "cli/progress.h"
+#include "cli/stop_signal.h"
+#include "cli/whole_number.h"
 #include "train/checkpoint.h"
 #include "train/files.h"
 #include "train/run.h"
@@ -27,31 +29,6 @@ struct TrainOptions {
   const CLI::App* command = nullptr;
 
   bool given(const char* name) const { return command->get_option(name)->count() > 0; }
-};
-
-// Ctrl-C and a polite kill ask for a stop; a second one ends the process as always.
-volatile std::sig_atomic_t stop_signal = 0;
-void ask_to_stop(int signal) { stop_signal = signal; }
-
-class StopOnSignal {
- public:
-  StopOnSignal() {
-    struct sigaction action {};
-    action.sa_handler = ask_to_stop;
-    action.sa_flags = static_cast<int>(SA_RESETHAND);
-    sigaction(SIGINT, &action, &interrupt_);
-    sigaction(SIGTERM, &action, &terminate_);
-  }
-  ~StopOnSignal() {
-    sigaction(SIGINT, &interrupt_, nullptr);
-    sigaction(SIGTERM, &terminate_, nullptr);
-  }
-  StopOnSignal(const StopOnSignal&) = delete;
-  StopOnSignal& operator=(const StopOnSignal&) = delete;
-
- private:
-  struct sigaction interrupt_ {};
-  struct sigaction terminate_ {};
 };
 
 // What was given on the command line goes over what the recipe, or the checkpoint, says.
@@ -120,14 +97,13 @@ int run_training(const TrainOptions& o) {
   watcher.evaluating = [&](const train::Trainer& t) {
     progress->start("evaluating " + t.recipe().name);
   };
-  watcher.stop = [] { return stop_signal != 0; };
+  const StopOnSignal signals;
+  watcher.stop = [&] { return signals.asked(); };
   watcher.note = [&](const std::string& text) {
     if (progress) progress->clear();
     std::cerr << "annulus: " << text << "\n";
   };
 
-  stop_signal = 0;
-  const StopOnSignal guard;
   const train::RunOutcome outcome = train::run(options, watcher);
   progress.reset();
   if (outcome.stopped) {
@@ -136,7 +112,7 @@ int run_training(const TrainOptions& o) {
         "annulus: stopped, recipe {} at step {} of {}; nothing is lost.\n"
         "annulus: go on with: annulus train ring-attractor --out {} --resume\n",
         s.recipe, s.step, s.steps, o.out);
-    return 128 + stop_signal;
+    return signals.exit_code();
   }
   std::cout << train::results_table(outcome.results);
   std::cerr << fmt::format("annulus: figures in {}, numbers in {}/results.json\n", outcome.page,
@@ -184,7 +160,7 @@ void add_train_command(CLI::App& app, int& exit_code) {
   command->add_option("--length", o->length, "steps of a training sequence");
   command->add_option("--gain", o->gain, "hidden neurons of the gain network; 0: none");
   command->add_option("--seed", o->seed, "the same seed gives the same figures (0)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole_number(0, std::numeric_limits<std::uint64_t>::max()));
   command->add_option("--device", o->device, "cpu, cuda, or auto: cuda where there is one")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();

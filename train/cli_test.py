@@ -108,7 +108,7 @@ def test_command():
         f.write("in the way")
     for bad, word in (([], None), (["--neurons", "2"], "neurons"), (["--neurons", "many"], "--neurons"),
                       (["--neurons", "-5"], "neurons"), (["--actions", "1"], "actions"),
-                      (["--batch", "0"], "batch"), (["--steps", "0"], "steps"), (["--length", "0"], "length"),
+                      (["--batch", "0"], "batch"), (["--steps", "0"], "steps must be between 1"), (["--length", "0"], "length"),
                       (["--gain", "-1"], "gain"), (["--recipe", "best"], "--recipe"),
                       (["--encoding", "x"], "--encoding"), (["--device", "tpu"], "--device"),
                       (["--checkpoint-every", "0"], "--checkpoint-every"), (["--threads", "-1"], "--threads"),

@@ -41,8 +41,7 @@ std::int64_t length_at(const Recipe& r, std::int64_t step) {
 void check(const Recipe& r) {
   const auto range = [](const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
     if (value >= low && value <= high) return;
-    invalid("train", name,
-            "must be between " + std::to_string(low) + " and " + std::to_string(high),
+    invalid("train", name, "be between " + std::to_string(low) + " and " + std::to_string(high),
             "is " + std::to_string(value));
   };
   range("neurons", r.neurons, 3, 8192);
@@ -56,8 +55,7 @@ void check(const Recipe& r) {
   range("warm_up", r.schedule.warm_up, 0, 10'000'000);
   const auto real = [](const char* name, double value, double low, double high) {
     if (value >= low && value <= high) return;  // false for NaN
-    invalid("train", name,
-            "must be between " + std::to_string(low) + " and " + std::to_string(high),
+    invalid("train", name, "be between " + std::to_string(low) + " and " + std::to_string(high),
             "is " + std::to_string(value));
   };
   real("rate", r.schedule.rate, 0, 10);

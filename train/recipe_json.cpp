@@ -33,11 +33,11 @@ class Writer {
 class Reader {
  public:
   explicit Reader(const json& in) : in_(in) {
-    if (!in.is_object()) invalid("train", "recipe", "must be an object", "is not");
+    if (!in.is_object()) invalid("train", "recipe", "be an object", "is not");
   }
   void text(const char* key, std::string& v) {
     const json& j = at(key);
-    if (!j.is_string()) wrong(key, "must be a string");
+    if (!j.is_string()) wrong(key, "be a string");
     v = j.get<std::string>();
   }
   void whole(const char* key, std::int64_t& v) {
@@ -46,19 +46,19 @@ class Reader {
                       (!j.is_number_unsigned() ||
                        j.get<std::uint64_t>() <=
                            static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()));
-    if (!fits) wrong(key, "must be a whole number");
+    if (!fits) wrong(key, "be a whole number");
     v = j.get<std::int64_t>();
   }
   void bits(const char* key, std::uint64_t& v) {
     const json& j = at(key);
-    if (!j.is_number_unsigned()) wrong(key, "must be a whole number, zero or more");
+    if (!j.is_number_unsigned()) wrong(key, "be a whole number, zero or more");
     v = j.get<std::uint64_t>();
   }
   void real(const char* key, double& v) {
     const json& j = at(key);
-    if (!j.is_number()) wrong(key, "must be a number");
+    if (!j.is_number()) wrong(key, "be a number");
     v = j.get<double>();
-    if (!std::isfinite(v)) wrong(key, "must be finite");
+    if (!std::isfinite(v)) wrong(key, "be finite");
   }
   template <class E, std::size_t n>
   void choice(const char* key, E& v, const std::array<const char*, n>& names) {
@@ -70,13 +70,13 @@ class Reader {
         return;
       }
     }
-    wrong(key, "must be one of its names");
+    wrong(key, "be one of its names");
   }
   void no_other() const {
     for (const auto& [key, value] : in_.items()) {
       if (std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
       const std::string near = bench::nearest(key, known_);
-      invalid("train", "recipe", "must have known keys only",
+      invalid("train", "recipe", "have known keys only",
               "has \"" + bench::printable(key) + "\"" +
                   (near.empty() ? "" : ", did you mean \"" + near + "\"?"));
     }
@@ -85,7 +85,7 @@ class Reader {
  private:
   const json& at(const char* key) {
     known_.push_back(key);
-    if (!in_.contains(key)) invalid("train", key, "must be in the recipe", "is not there");
+    if (!in_.contains(key)) invalid("train", key, "be in the recipe", "is not there");
     return in_.at(key);
   }
   [[noreturn]] void wrong(const char* key, const char* rule) const {

@@ -11,9 +11,11 @@
 namespace annulus::bench::report {
 namespace {
 
-constexpr double kWidth = 1120, kHeight = 400;
-constexpr double kLeft = 62, kRight = 8, kTop = 34, kBottom = 48, kGap = 20, kLabels = 124;
-constexpr double kLabelStep = 14;  // closer than this two direct labels would touch
+// As wide as a telephone: there a panel is shown at its own size, and on a desk three of them fit.
+constexpr double kWidth = 380, kHeight = 380;
+constexpr double kLeft = 54, kTop = 34, kBottom = 48, kLabels = 116;
+constexpr double kRight = kWidth - kLabels;  // of the axes; names of series stand beside them
+constexpr double kLabelStep = 14;            // closer than this two direct labels would touch
 
 // Four shapes in turn, so that colour is never the only difference.
 std::string mark(double x, double y, int style, bool hollow, double r, const std::string& tip) {
@@ -71,25 +73,21 @@ void spread(std::vector<DirectLabel>& labels, double bottom) {
 
 class PanelDrawing {
  public:
-  PanelDrawing(double left, double right, Domain floor, Domain time)
-      : left_(left),
-        right_(right),
-        x_(floor.low, floor.high, left + 8, right - 8),
+  PanelDrawing(Domain floor, Domain time)
+      : x_(floor.low, floor.high, kLeft + 8, kRight - 8),
         y_(time.low, time.high, kHeight - kBottom - 6, kTop + 6) {}
 
-  void axes(std::string& svg, const std::string& title, bool with_labels) const {
-    svg += fmt::format("<text class=\"ptitle\" x=\"{:.1f}\" y=\"18\">{}</text>", left_,
+  void axes(std::string& svg, const std::string& title) const {
+    svg += fmt::format("<text class=\"ptitle\" x=\"{:.1f}\" y=\"18\">{}</text>", kLeft,
                        text(title, 60));
     for (const double t : y_.ticks(18)) {
       const double y = y_(t);
       svg += fmt::format(
-          "<line class=\"grid\" x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>", left_,
-          right_, y, y);
-      if (with_labels) {
-        svg += fmt::format(
-            "<text class=\"tick\" text-anchor=\"end\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>",
-            left_ - 8, y + 4, duration_label(t));
-      }
+          "<line class=\"grid\" x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>", kLeft,
+          kRight, y, y);
+      svg += fmt::format(
+          "<text class=\"tick\" text-anchor=\"end\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>", kLeft - 6,
+          y + 4, duration_label(t));
     }
     const auto ticks = x_.ticks(50);
     double last = -1e9;
@@ -98,7 +96,7 @@ class PanelDrawing {
       svg += fmt::format(
           "<line class=\"grid\" x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>", x, x,
           kTop, kHeight - kBottom);
-      if (x - last < 46 || x > right_ - 12) continue;
+      if (x - last < 46 || x > kRight - 12) continue;
       last = x;
       svg += fmt::format(
           "<text class=\"tick\" text-anchor=\"middle\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>", x,
@@ -106,7 +104,7 @@ class PanelDrawing {
     }
     svg += fmt::format(
         "<text class=\"axis\" text-anchor=\"middle\" x=\"{:.1f}\" y=\"{:.1f}\">floor</text>",
-        (left_ + right_) / 2, kHeight - 8);
+        (kLeft + kRight) / 2, kHeight - 8);
   }
 
   // time = factor * floor: straight and rising in log-log, clipped to the panel.
@@ -146,7 +144,6 @@ class PanelDrawing {
   }
 
  private:
-  double left_, right_;
   LogScale x_, y_;
 };
 
@@ -178,32 +175,30 @@ std::string chart(const std::vector<Panel>& panels, std::size_t max_points, std:
   time.low = std::min(time.low / 1.25, floor.low);
   time.high *= 1.35;
 
-  std::string svg = fmt::format(
-      "<svg class=\"chart\" viewBox=\"0 0 {} {}\" role=\"img\" "
-      "aria-label=\"Time against floor, log axes\">",
-      kWidth, kHeight);
-  const double count = static_cast<double>(panels.size());
-  const double each = (kWidth - kLeft - kRight - kGap * (count - 1)) / count;
-  for (std::size_t i = 0; i < panels.size(); ++i) {
-    const double left = kLeft + static_cast<double>(i) * (each + kGap);
-    const double right = left + each - kLabels;
-    const PanelDrawing panel(left, right, floor, time);
-    panel.axes(svg, panels[i].title, i == 0);
-    panel.diagonal(svg, 10, "times", "10×");
-    panel.diagonal(svg, 2, "times", "2×");
-    panel.diagonal(svg, 1, "floor", "floor");
+  std::string drawings;
+  for (const Panel& panel : panels) {
+    drawings += fmt::format(
+        "<svg class=\"chart\" viewBox=\"0 0 {} {}\" role=\"img\" "
+        "aria-label=\"{}: time against floor, log axes\">",
+        kWidth, kHeight, text(panel.title, 60));
+    const PanelDrawing drawing(floor, time);
+    drawing.axes(drawings, panel.title);
+    drawing.diagonal(drawings, 10, "times", "10×");
+    drawing.diagonal(drawings, 2, "times", "2×");
+    drawing.diagonal(drawings, 1, "floor", "floor");
     std::vector<DirectLabel> labels;
     // Our own points last, on top.
-    for (std::size_t k = panels[i].series.size(); k-- > 0;) {
-      panel.points(svg, panels[i].series[k], max_points, thinned, labels);
+    for (std::size_t k = panel.series.size(); k-- > 0;) {
+      drawing.points(drawings, panel.series[k], max_points, thinned, labels);
     }
     spread(labels, kHeight - kBottom);
     for (const DirectLabel& l : labels) {
-      svg += fmt::format("<text class=\"label {}\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>", l.css,
-                         right + 4, l.y, text(l.name, 17));
+      drawings += fmt::format("<text class=\"label {}\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>", l.css,
+                              kRight + 4, l.y, text(l.name, 17));
     }
+    drawings += "</svg>";
   }
-  return svg + "</svg>";
+  return drawings;
 }
 
 }  // namespace annulus::bench::report

@@ -28,7 +28,8 @@ struct Panel {
   std::vector<Series> series;
 };
 
-// Panels side by side with common axes. At most `max_points` points a series are drawn; `thinned`
+// A drawing for each panel, all with the same axes: the page sets them side by side where it is wide
+// and below each other where it is narrow. At most `max_points` points a series are drawn; `thinned`
 // counts the rest.
 std::string chart(const std::vector<Panel>& panels, std::size_t max_points, std::size_t* thinned);
 

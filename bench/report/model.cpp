@@ -41,6 +41,23 @@ void count(Place& place, const Record& r) {
   if (r.date > place.last_date) place.last_date = r.date;
 }
 
+// A run measures its ceilings once, so that two runs differ in some digit of the copy bandwidth.
+bool of_one_run(const Place& place) {
+  const Record* first = nullptr;
+  for (const auto* groups : {&place.time, &place.memory}) {
+    for (const ProblemGroup& g : *groups) {
+      for (const Record* r : g.records) {
+        if (!r->ceiling) continue;
+        if (!first) first = r;
+        if (r->commit != first->commit || r->ceiling->copy_gbs != first->ceiling->copy_gbs) {
+          return false;
+        }
+      }
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 bool is_our_option(const std::string& impl) {
@@ -49,7 +66,7 @@ bool is_our_option(const std::string& impl) {
 
 const Record* ProblemGroup::find(const std::string& impl) const {
   for (const Record* r : records) {
-    if (r->impl == impl && r->time_ms) return r;
+    if (r->impl == impl && r->status == Status::kOk && r->time_ms) return r;
   }
   return nullptr;
 }
@@ -80,9 +97,11 @@ Model build_model(const std::vector<Record>& records) {
         {place_it->second, memory, group_it->second, r.impl}, members.size());
     if (new_member) {
       members.push_back(&r);
-    } else {
-      members[member_it->second] = &r;
+      continue;
     }
+    ++model.superseded;
+    const Record*& kept = members[member_it->second];
+    if (r.date >= kept->date) kept = &r;  // ISO 8601 sorts as text
   }
   for (Place& place : model.places) {
     for (auto* groups : {&place.time, &place.memory}) {
@@ -93,6 +112,7 @@ Model build_model(const std::vector<Record>& records) {
         model.records += g.records.size();
       }
     }
+    place.one_run = of_one_run(place);
     std::sort(place.impls.begin(), place.impls.end(),
               [](const auto& a, const auto& b) { return rank(a) < rank(b); });
   }
@@ -102,7 +122,9 @@ Model build_model(const std::vector<Record>& records) {
 }
 
 std::optional<double> over_floor(const Record& r) {
-  if (!r.time_ms || !r.floor_ms || !(*r.floor_ms > 0) || !(r.time_ms->median > 0)) return {};
+  if (r.status != Status::kOk || !r.time_ms || !r.floor_ms || !(*r.floor_ms > 0) ||
+      !(r.time_ms->median > 0))
+    return {};
   return r.time_ms->median / *r.floor_ms;
 }
 
@@ -117,6 +139,8 @@ Comparison compare(const Place& place, const std::string& ours, const std::strin
     c.low = c.rows == 0 ? ratio : std::min(c.low, ratio);
     c.high = std::max(c.high, ratio);
     log_sum += std::log(ratio);
+    // Whoever times implementations in turns dates them together.
+    c.same_run = c.same_run && !a->date.empty() && a->date == b->date && a->commit == b->commit;
     ++c.rows;
   }
   if (c.rows > 0) c.geometric_mean = std::exp(log_sum / static_cast<double>(c.rows));

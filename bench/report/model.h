@@ -20,7 +20,9 @@ struct ProblemGroup {
   std::string row, dtype;
   std::vector<const Record*> records;  // annulus first, its options, then move, then peers by name
 
-  const Record* find(const std::string& impl) const;  // status ok or failed with a time; or nullptr
+  // The timed record of that implementation, or nullptr. Only one with status ok: a time whose
+  // result is wrong is no time to headline, to draw or to compare with.
+  const Record* find(const std::string& impl) const;
 };
 
 struct Place {
@@ -28,6 +30,7 @@ struct Place {
   std::vector<ProblemGroup> time, memory;  // in order of appearance
   std::vector<std::string> impls;          // in the same order; sixteen at most
   std::vector<Ceiling> ceilings;           // one for each kind of product
+  bool one_run = true;                     // every row that names a ceiling is of the same run
   std::vector<std::string> commits;
   std::string first_date, last_date;
   std::size_t ok = 0, skipped = 0, failed = 0;
@@ -36,19 +39,21 @@ struct Place {
 struct Model {
   std::vector<Place> places;  // by suite, then in order of appearance
   std::size_t records = 0;
+  std::size_t superseded = 0;  // left out, because the same row was measured again
 };
 
-// A record measured twice (same problem, same implementation, same place) counts once: the later
-// one.
+// A record measured twice (same problem, same implementation, same place) counts once: the one with
+// the newer date, and the later one where dates do not say. The model points into `records`.
 Model build_model(const std::vector<Record>& records);
 
-// time / floor of a record that has both.
+// time / floor of a record that has both and is right.
 std::optional<double> over_floor(const Record& r);
 
 // How one implementation compares with another over the problems both solved.
 struct Comparison {
   std::size_t rows = 0;
   double low = 0, geometric_mean = 0, high = 0;  // of other / ours
+  bool same_run = true;                          // both were timed in turns, in every row
 };
 Comparison compare(const Place& place, const std::string& ours, const std::string& other);
 

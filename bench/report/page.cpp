@@ -11,6 +11,7 @@
 #include "bench/report/scale.h"
 #include "bench/report/style.h"
 #include "bench/report/tables.h"
+#include "bench/words.h"
 
 namespace annulus::bench::report {
 namespace {
@@ -97,13 +98,13 @@ std::string tiles(const Place& place) {
   std::string s = "<div class=\"tiles\">";
   const FloorSpread f = floor_spread(place, "annulus");
   if (f.rows > 0) {
-    s += tile(times(f.median), "the floor, median row", fmt::format("annulus over {} rows", f.rows),
+    s += tile(times(f.median), "the floor, median row", "annulus over " + counted(f.rows, "row"),
               "lead");
     s += tile(times(f.best), "the floor, best row", f.best_row);
     s += tile(times(f.worst), "the floor, worst row", f.worst_row);
   }
-  // Peers run under PyTorch; where annulus was timed there too, in the same run, that is the fair
-  // one to hold against them.
+  // Peers run under PyTorch; where annulus was timed there too, that is the fair one to hold against
+  // them.
   const bool in_torch =
       std::find(place.impls.begin(), place.impls.end(), kOursInTorch) != place.impls.end();
   for (const std::string& impl : place.impls) {
@@ -114,16 +115,17 @@ std::string tiles(const Place& place) {
     if (move) {
       // Against the yardstick the reader asks how much longer we take, so the ratio is turned.
       s += tile(times(1 / c.geometric_mean), "the time of a plain move",
-                fmt::format("{} to {} over {} rows", times(1 / c.high), times(1 / c.low), c.rows));
+                fmt::format("{} to {} over {}", times(1 / c.high), times(1 / c.low),
+                            counted(c.rows, "row")));
     } else {
       const bool faster = c.geometric_mean >= 1;
       s += tile(times(faster ? c.geometric_mean : 1 / c.geometric_mean),
                 (faster ? "faster than " : "slower than ") + impl,
-                fmt::format("{} to {} over {} rows{}", times(c.low), times(c.high), c.rows,
-                            in_torch ? ", same run" : ""));
+                fmt::format("{} to {} over {}{}", times(c.low), times(c.high),
+                            counted(c.rows, "row"), c.same_run ? ", same run" : ""));
     }
   }
-  s += tile(fmt::format("{}", place.ok), "rows measured",
+  s += tile(fmt::format("{}", place.ok), place.ok == 1 ? "row measured" : "rows measured",
             fmt::format("{} skipped, {} failed", place.skipped, place.failed),
             place.failed > 0 ? "bad" : "");
   return s + "</div>";
@@ -143,7 +145,8 @@ std::string where_line(const Place& place) {
                                 : fmt::format("{:.4g} GFLOP/s", c.gemm_gflops);
     }
     if (step > 0) s += fmt::format(", {:.3g} µs between two steps", step);
-    s += " measured in the same run";
+    s += place.one_run ? " measured in the same run"
+                       : " measured in one of several runs; each floor is by those of its own run";
   }
   if (!place.commits.empty()) {
     s += ", commit ";
@@ -171,7 +174,7 @@ std::string place_section(const Place& place, const Limits& limits, std::size_t*
                          text(series.name, 48));
       }
     }
-    s += "</div><div class=\"card\">" + drawing + "</div>";
+    s += "</div><div class=\"card panels\">" + drawing + "</div>";
     s += "<p class=\"note\">Each column of marks is one problem; the diagonal is the floor, the "
          "least "
          "time this machine could take. Point at a mark to read it.";
@@ -200,9 +203,9 @@ std::string render_within(const Model& model, const Limits& limits) {
       "stroke-width=\"2\"/></svg><h1>Annulus benchmark report</h1></header>";
   const std::size_t shown = std::min(model.places.size(), limits.places);
   s += fmt::format(
-      "<p class=\"lede\">{} rows, {} place{}. Every time stands beside the least this "
+      "<p class=\"lede\">{}, {}. Every time stands beside the least this "
       "hardware could take and the error against double precision.</p>",
-      model.records, model.places.size(), model.places.size() == 1 ? "" : "s");
+      counted(model.records, "row"), counted(model.places.size(), "place"));
   for (std::size_t i = 0; i < shown; ++i) {
     s += fmt::format("<h3>{}</h3>", text(place_name(model.places[i])));
     s += tiles(model.places[i]);
@@ -219,7 +222,8 @@ std::string render_within(const Model& model, const Limits& limits) {
   }
   s += "<footer><p>Time: median of interleaved repetitions with cold caches. Floor: the larger of "
        "bytes / copy bandwidth and flops / GEMM rate of the products used, for a recurrence plus a "
-       "barrier a step, and never less than an empty launch; all measured in the same run. "
+       "barrier a step, and never less than an empty launch; all measured at the start of the "
+       "run that timed the row. "
        "move: the same bytes moved and nothing else. Error: as the cell's tooltip says, against a "
        "double-precision definition. Peak: inputs, outputs and scratch. Seed: the table that "
        "started "
@@ -229,8 +233,7 @@ std::string render_within(const Model& model, const Limits& limits) {
 
 }  // namespace
 
-std::string render(const std::vector<Record>& records) {
-  const Model model = build_model(records);
+std::string render(const Model& model) {
   Limits limits;
   for (;;) {
     std::string page = render_within(model, limits);

@@ -33,6 +33,8 @@ std::size_t count(const std::string& page, const std::string& word) {
   return n;
 }
 
+std::string page_of(const std::vector<Record>& records) { return render(build_model(records)); }
+
 TEST(Html, EscapesEverythingThatCouldBeMarkup) {
   EXPECT_EQ(text("<b a='1' c=\"2\">&"), "&lt;b a=&#39;1&#39; c=&quot;2&quot;&gt;&amp;");
   EXPECT_EQ(text("a\x01\n\x7f"), "a\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD");
@@ -80,6 +82,68 @@ TEST(Model, MergesPeersByRowAndKeepsTheLaterOfTwo) {
   EXPECT_DOUBLE_EQ(f.worst, 4);
 }
 
+TEST(Model, OnlyOkRowsCount) {
+  Record wrong = record("r1", "annulus", 0.001, 1);
+  wrong.status = Status::kFailed;
+  wrong.reason = "error 1 is above the limit";
+  wrong.seed = SeedFigure{7, "ms", "A800", {{"Triton", 7}}};
+  Record skipped = record("r2", "eager", 0.001, 1);
+  skipped.status = Status::kSkipped;
+  skipped.reason = "not enough memory";
+  const std::vector<Record> records = {wrong, skipped, record("r1", "eager", 4, 1),
+                                       record("r2", "annulus", 2, 1)};
+  const Model m = build_model(records);
+  const Place& place = m.places[0];
+  EXPECT_EQ(place.time[0].find("annulus"), nullptr);
+  EXPECT_EQ(compare(place, "annulus", "eager").rows, 0u);
+  EXPECT_EQ(floor_spread(place, "annulus").rows, 1u);
+  EXPECT_DOUBLE_EQ(floor_spread(place, "annulus").best, 2);
+  EXPECT_EQ(place.failed, 1u);
+  const std::string page = render(m);
+  EXPECT_EQ(count(page, "0.00×"), 0u);             // neither a tile nor a cell
+  EXPECT_EQ(count(page, "7000×"), 0u);             // nor beside the seed
+  EXPECT_EQ(count(page, "annulus 0.001 ms"), 0u);  // nor a mark of the chart
+  EXPECT_EQ(count(page, "failed: error 1 is above the limit"), 1u);
+  EXPECT_EQ(count(page, "skipped: not enough memory"), 1u);
+}
+
+TEST(Model, AFailedMemoryRowIsMarkedAndHasNoRatio) {
+  Record wrong = record("memory-r1", "annulus", 1, 1);
+  wrong.measures = Measures::kMemory;
+  wrong.status = Status::kFailed;
+  wrong.reason = "wrong result";
+  wrong.peak_bytes = 1 << 20;
+  wrong.seed = SeedFigure{3, "MiB", "A800", {}};
+  const std::string page = page_of({wrong});
+  EXPECT_EQ(count(page, "failed: wrong result"), 1u);
+  EXPECT_EQ(count(page, "3.00×"), 0u);
+}
+
+TEST(Model, OfARowMeasuredTwiceTheNewerCountsWhateverTheOrderOfTheFiles) {
+  std::vector<Record> records = {record("r1", "annulus", 2, 1), record("r1", "annulus", 4, 1)};
+  records[0].date = "2025-02-01T00:00:00Z";
+  records[1].date = "2025-01-01T00:00:00Z";
+  const Model m = build_model(records);
+  EXPECT_EQ(m.places[0].time[0].find("annulus")->time_ms->median, 2);
+  EXPECT_EQ(m.superseded, 1u);
+  EXPECT_EQ(m.records, 1u);
+}
+
+TEST(Page, SaysOneRunOnlyWhereItIsOne) {
+  std::vector<Record> records = {record("r1", "annulus", 2, 1), record("r2", "annulus", 2, 1)};
+  for (Record& r : records) r.ceiling = Ceiling{100, 400e3, Products::kTf32, 0};
+  EXPECT_EQ(count(page_of(records), "measured in the same run"), 1u);
+  records[1].ceiling->copy_gbs = 101;
+  EXPECT_EQ(count(page_of(records), "measured in the same run"), 0u);
+  EXPECT_EQ(count(page_of(records), "one of several runs"), 1u);
+
+  std::vector<Record> peers = {record("r1", kOursInTorch, 2, 1), record("r1", "eager", 4, 1)};
+  for (Record& r : peers) r.date = "2025-01-01T00:00:00Z";
+  EXPECT_EQ(count(page_of(peers), ", same run"), 1u);
+  peers[1].date = "2025-01-02T00:00:00Z";
+  EXPECT_EQ(count(page_of(peers), ", same run"), 0u);
+}
+
 TEST(Model, OtherHardwareIsAnotherPlace) {
   Record elsewhere = record("r1", "annulus", 1, 1);
   elsewhere.hardware = "another CPU";
@@ -96,7 +160,7 @@ TEST(Model, OptionsOfOursFollowOursAndAreNoPeers) {
   EXPECT_EQ(m.places[0].impls,
             (std::vector<std::string>{"annulus", "annulus-tf32", "annulus-torch", "torch-gemm"}));
   EXPECT_EQ(m.places[0].ceilings.size(), 2u);
-  const std::string page = render(records);
+  const std::string page = page_of(records);
   EXPECT_EQ(count(page, "faster than torch-gemm"), 1u);
   EXPECT_EQ(count(page, "faster than annulus"), 0u);
   EXPECT_EQ(count(page, "bf16 GEMM 800 TFLOP/s, tf32 GEMM 400 TFLOP/s"), 1u);
@@ -119,7 +183,7 @@ TEST(Page, ShowsMarkupAsText) {
   Record memory = r;
   memory.measures = Measures::kMemory;
   memory.peak_bytes = 1;
-  const std::string page = render({r, peer, skipped, memory});
+  const std::string page = page_of({r, peer, skipped, memory});
   EXPECT_EQ(count(page, "<script"), 0u);
   EXPECT_EQ(count(page, "<img"), 0u);
   EXPECT_EQ(count(page, "</style>"), 1u);
@@ -128,13 +192,23 @@ TEST(Page, ShowsMarkupAsText) {
 }
 
 TEST(Page, IsSelfContained) {
-  const std::string page = render({record("r1", "annulus", 2, 1), record("r1", "move", 1.5, 1)});
+  const std::string page = page_of({record("r1", "annulus", 2, 1), record("r1", "move", 1.5, 1)});
   for (const char* word :
        {"http:", "https:", "src=", "href=", "url(", "@import", "<script", "<link"}) {
     EXPECT_EQ(count(page, word), 0u) << word;
   }
   EXPECT_EQ(count(page, "default-src 'none'; style-src 'unsafe-inline'; img-src data:"), 1u);
   EXPECT_EQ(count(page, "<svg"), count(page, "</svg>"));
+}
+
+TEST(Page, EveryPanelIsADrawingOfItsOwnWithItsAxis) {
+  std::vector<Record> records = {record("fwd", "annulus", 2, 1), record("bwd", "annulus", 3, 1)};
+  records[0].params["direction"] = std::string("fwd");
+  records[1].params["direction"] = std::string("bwd");
+  const std::string page = page_of(records);
+  EXPECT_EQ(count(page, "<svg class=\"chart\""), 2u);  // so that they wrap where the page is narrow
+  const auto second = page.rfind("<svg class=\"chart\"");
+  EXPECT_GT(count(page.substr(second), "text-anchor=\"end\""), 0u);
 }
 
 TEST(Page, StaysUnderAMegabyteAndSaysWhatItLeftOut) {
@@ -144,7 +218,7 @@ TEST(Page, StaysUnderAMegabyteAndSaysWhatItLeftOut) {
     r.seed = SeedFigure{1, "ms", "A800", {{"Triton", 1}, {"Torch", 2}}};
     records.push_back(r);
   }
-  const std::string page = render(records);
+  const std::string page = page_of(records);
   EXPECT_LE(page.size(), kMaxPageBytes);
   EXPECT_GT(count(page, "more rows are in the result files"), 0u);
 }
@@ -157,7 +231,14 @@ TEST(Page, StaysUnderAMegabyteWithThousandsOfPlacesAndLongNames) {
     r.hardware = std::string(3000, '<');
     records.push_back(r);
   }
-  EXPECT_LE(render(records).size(), kMaxPageBytes);
+  EXPECT_LE(page_of(records).size(), kMaxPageBytes);
+}
+
+TEST(Page, OneRowIsNotRows) {
+  const std::string page = page_of({record("r1", "annulus", 2, 1), record("r1", "move", 1, 1)});
+  EXPECT_EQ(count(page, " 1 rows"), 0u);
+  EXPECT_EQ(count(page, "annulus over 1 row<"), 1u);
+  EXPECT_EQ(count(page_of({record("r1", "annulus", 2, 1)}), ">1 row, 1 place."), 1u);
 }
 
 TEST(Page, CopesWithNumbersAtTheEdges) {
@@ -165,7 +246,7 @@ TEST(Page, CopesWithNumbersAtTheEdges) {
   Record huge = record("huge", "annulus", 1e12, 1e-12);
   huge.error->value = __builtin_nan("");
   huge.seed = SeedFigure{0, "ms", "", {}};
-  const std::string page = render({zero, huge});
+  const std::string page = page_of({zero, huge});
   EXPECT_EQ(count(page, "\"nan"), 0u);
   EXPECT_EQ(count(page, "\"inf"), 0u);
   EXPECT_EQ(count(page, "NaN"), 1u);  // the error figure, shown as what it is

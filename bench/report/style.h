@@ -7,10 +7,12 @@ namespace annulus::bench::report {
 inline constexpr const char* kStyle = R"css(
 :root{color-scheme:light dark;--bg:#fbfaf7;--card:#fff;--ink:#1d2126;--soft:#5d6670;--faint:#8b939c;
 --line:#e4e1da;--grid:#edeae3;--s0:#0b6e69;--s1:#8a929a;--s2:#c2571a;--s3:#5b52b5;--s4:#b3861b;
---s5:#b0396a;--s6:#3b7a2a;--s7:#2a6db0;--s8:#8a5a44;--bad:#b3261e;--wash:#e3f1ef}
+--s5:#b0396a;--s6:#3b7a2a;--s7:#2a6db0;--s8:#8a5a44;--bad:#b3261e;--wash:#e3f1ef;
+--shade:#1d212633}
 @media(prefers-color-scheme:dark){:root{--bg:#14171a;--card:#1b1f23;--ink:#e8eaec;--soft:#a4adb6;
 --faint:#78828c;--line:#2c3238;--grid:#262b30;--s0:#4fc3b8;--s1:#8d97a1;--s2:#f0905a;--s3:#a79ff0;
---s4:#e0b84f;--s5:#ee82ad;--s6:#8bc873;--s7:#77b3ec;--s8:#c79a84;--bad:#ff8a80;--wash:#173430}}
+--s4:#e0b84f;--s5:#ee82ad;--s6:#8bc873;--s7:#77b3ec;--s8:#c79a84;--bad:#ff8a80;--wash:#173430;
+--shade:#0009}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--bg);color:var(--ink);font:15px/1.55 ui-sans-serif,system-ui,"Segoe UI",
 "Helvetica Neue",Arial,sans-serif;-webkit-font-smoothing:antialiased}
@@ -35,7 +37,8 @@ letter-spacing:-.02em}
 .legend{display:flex;flex-wrap:wrap;gap:4px 20px;color:var(--soft);font-size:13px;margin:18px 0 2px}
 .legend span{display:inline-flex;align-items:center;gap:6px}
 .card{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 14px 6px}
-.chart{display:block;width:100%;height:auto;font-size:12px}
+.panels{display:flex;flex-wrap:wrap;gap:12px 6px}
+.chart{display:block;flex:1 1 300px;min-width:0;max-width:560px;height:auto;font-size:12px}
 .chart text{fill:var(--soft);font-variant-numeric:tabular-nums}
 .chart .ptitle{fill:var(--ink);font-size:13.5px;font-weight:600}
 .chart .axis,.chart .dname{fill:var(--faint);font-size:11px}
@@ -50,7 +53,11 @@ letter-spacing:-.02em}
 .chart .t0{fill:var(--s0)}.chart .t1{fill:var(--s1)}.chart .t2{fill:var(--s2)}.chart .t3{fill:var(--s3)}
 .chart .t4{fill:var(--s4)}.chart .t5{fill:var(--s5)}.chart .t6{fill:var(--s6)}.chart .t7{fill:var(--s7)}
 .chart .t8{fill:var(--s8)}.chart .thollow{fill:var(--faint)}
-.scroll{overflow-x:auto;background:var(--card);border:1px solid var(--line);border-radius:10px}
+.scroll{overflow-x:auto;border:1px solid var(--line);border-radius:10px;background:
+linear-gradient(90deg,transparent,var(--card) 70%) right/48px 100% local,
+linear-gradient(90deg,transparent,var(--shade)) right/18px 100% scroll,var(--card);
+background-repeat:no-repeat}
+th:first-child,td:first-child{position:sticky;left:0;background:var(--card)}
 table{border-collapse:collapse;width:100%;font-size:13px;font-variant-numeric:tabular-nums}
 th{font-weight:600;color:var(--soft);text-align:right;padding:9px 10px;white-space:nowrap;
 border-bottom:1px solid var(--line);font-size:12px}
@@ -71,7 +78,10 @@ td.why{text-align:left;color:var(--soft);white-space:normal}
 .note,footer{color:var(--faint);font-size:12.5px}.note{max-width:none}
 footer{margin-top:56px;padding-top:18px;border-top:1px solid var(--line)}
 footer p{max-width:92ch}
-@media(max-width:640px){main{padding:24px 16px 48px}h1{font-size:27px}}
+@media(max-width:640px){main{padding:24px 16px 48px}h1{font-size:27px}.card{padding:10px 6px 4px}
+.chart{flex-basis:100%}td.row{white-space:normal;overflow-wrap:anywhere;min-width:132px}
+.scroll::before{content:"more columns to the right →";position:sticky;left:0;display:inline-block;
+padding:6px 10px 0;color:var(--faint);font-size:12px}}
 @media print{.scroll,.card{break-inside:avoid}}
 )css";
 

@@ -27,10 +27,8 @@ std::string cell(const std::string& content, const char* css = "") {
 
 std::string left_out(std::size_t rows) {
   if (rows == 0) return "";
-  return fmt::format(
-      "<p class=\"note\">{} more rows are in the result files; the page keeps to a "
-      "megabyte.</p>",
-      rows);
+  return fmt::format("<p class=\"note\">{} in the result files; the page keeps to a megabyte.</p>",
+                     rows == 1 ? "1 more row is" : fmt::format("{} more rows are", rows));
 }
 
 bool has_seed_time(const Record& r) { return r.seed && r.seed->unit == "ms"; }
@@ -53,6 +51,12 @@ std::string error_cell(const Record& r) {
                                      : fmt::format("{:.1e}", v));
 }
 
+// Why the row above does not count.
+std::string reason_row(const Record& r, std::size_t columns) {
+  return fmt::format("<tr><td></td><td></td><td class=\"why bad\" colspan=\"{}\">{}: {}</td></tr>",
+                     columns, name_of(r.status), text(r.reason));
+}
+
 std::string time_row(const Place& place, const ProblemGroup& g, const Record& r, bool first,
                      bool with_seed) {
   const int style = style_of(place, r.impl);
@@ -69,15 +73,17 @@ std::string time_row(const Place& place, const ProblemGroup& g, const Record& r,
   row += cell(r.floor_ms ? ms(*r.floor_ms) : "", "dim");
   const auto ratio = over_floor(r);
   row += cell(ratio ? bar(*ratio, style) + times(*ratio) : "");
+  // What is not right is shown with its time and its reason, and held against nothing.
+  const bool ok = r.status == Status::kOk;
   const Record* ours = g.find("annulus");
-  row += cell(ours && ours != &r && ours->time_ms->median > 0
+  row += cell(ok && ours && ours != &r && ours->time_ms->median > 0
                   ? times(r.time_ms->median / ours->time_ms->median)
                   : "");
   row += error_cell(r);
   row += cell(r.peak_bytes ? mib(*r.peak_bytes) : "");
   if (!with_seed) {
     // No row of this table has one: the column is not there.
-  } else if (has_seed_time(r) && r.time_ms->median > 0) {
+  } else if (ok && has_seed_time(r) && r.time_ms->median > 0) {
     row += fmt::format("<td title=\"{}\">{} <span class=\"dim\">({})</span></td>",
                        text(r.seed->hardware), ms(r.seed->value),
                        times(r.seed->value / r.time_ms->median));
@@ -85,11 +91,7 @@ std::string time_row(const Place& place, const ProblemGroup& g, const Record& r,
     row += cell("");
   }
   row += "</tr>";
-  if (r.status == Status::kFailed) {
-    row += fmt::format(
-        "<tr><td></td><td></td><td class=\"why bad\" colspan=\"8\">failed: {}</td></tr>",
-        text(r.reason));
-  }
+  if (!ok) row += reason_row(r, with_seed ? 9 : 8);
   return row;
 }
 
@@ -188,8 +190,10 @@ std::string memory_table(const Place& place, std::size_t* budget) {
         }
         s += cell(value);
       }
-      const bool both = r->seed && r->peak_bytes && *r->peak_bytes > 0;
+      const bool ok = r->status == Status::kOk;
+      const bool both = ok && r->seed && r->peak_bytes && *r->peak_bytes > 0;
       s += cell(both ? times(r->seed->value / (*r->peak_bytes / kMiB)) : "") + "</tr>";
+      if (!ok) s += reason_row(*r, columns.size() + 4);
     }
   }
   return s + kCloseTable + left_out(omitted);

@@ -1,12 +1,14 @@
 """`python -m annulus.peers`: times what a user would otherwise write, beside annulus, in one run.
 
-Results go to stdout as a table and, with --save, row by row to a JSONL file in the format of `annulus bench`, which
-`annulus report` merges by row. Progress goes to stderr. Exit codes: 0 done, 1 a row of annulus failed, 2 bad usage,
-3 the device is not available here.
+Results go to stdout as a table and, with --save F, to a JSONL file in the format of `annulus bench`, which `annulus
+report` merges by row: row by row to F.partial, which becomes F when the run is done, so that an older F stays until then.
+Progress goes to stderr. Exit codes: 0 done, 1 a row of annulus failed, 2 bad usage, 3 the device is not available here,
+130 stopped by Ctrl-C.
 """
 
 import argparse
 import datetime
+import errno
 import json
 import os
 import re
@@ -28,13 +30,23 @@ OURS = "annulus-torch"
 
 
 class Output:
-    """The table on stdout and the records in a file, one row at a time: a crash loses nothing."""
+    """The table on stdout and the records in path.partial, one row at a time: a crash loses nothing."""
 
     def __init__(self, path):
-        self._file = open(path, "w", encoding="utf-8") if path else None
+        self._path = os.path.realpath(path) if path else None  # of a link the target is replaced, not the link
+        self._file = None
+        self.rows = 0
         self.failed = False
+        if path:
+            if os.path.exists(path) and not os.path.isfile(path):
+                raise OSError(errno.EINVAL, "it exists and is not a regular file", path)
+            self._file = open(self.partial, "w", encoding="utf-8")
         print("| row | dtype | implementation | median ms | p95 ms | peak MiB | error | x baseline |")
         print("|---|---|---|--:|--:|--:|--:|--:|")
+
+    @property
+    def partial(self):
+        return self._path + ".partial"
 
     def write(self, record, baseline_ms=None):
         self.failed |= record["status"] == "failed"
@@ -42,6 +54,7 @@ class Output:
             self._file.write(json.dumps(record, allow_nan=False) + "\n")
             self._file.flush()
             os.fsync(self._file.fileno())
+            self.rows += 1
         cells = [record["row"], record["dtype"], record["impl"]]
         if "time_ms" in record:
             t = record["time_ms"]
@@ -54,9 +67,21 @@ class Output:
             cells += [f"{record['status']}: {record['reason']}".replace("|", "/"), "", "", "", ""]
         print("| " + " | ".join(cells) + " |", flush=True)
 
-    def close(self):
+    def finish(self):
+        """All rows are there: the file takes its name."""
         if self._file:
             self._file.close()
+            os.replace(self.partial, self._path)
+
+    def break_off(self):
+        """Says where the rows are that an unfinished run leaves; a run without any leaves no file."""
+        if not self._file:
+            return
+        self._file.close()
+        if self.rows:
+            print(f"peers: {self.rows} row{'' if self.rows == 1 else 's'} saved to {self.partial}", file=sys.stderr)
+        else:
+            os.remove(self.partial)
 
 
 def measure(suite, problem, directions, clock, reps, hardware, commit, output):
@@ -134,7 +159,7 @@ def parse(arguments):
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"all by default: {', '.join(SUITES)}")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--size", choices=("quick", "full"), help="quick on the CPU, full on CUDA by default")
-    parser.add_argument("--save", metavar="F.jsonl", help="write the records here, row by row")
+    parser.add_argument("--save", metavar="F.jsonl", help="write the records here; in F.jsonl.partial until the run is done")
     parser.add_argument("--filter", type=_regex, default=None, metavar="RE", help="only rows whose name matches")
     parser.add_argument("--reps", type=_positive, default=None, metavar="N", help="repetitions (default: by time)")
     options = parser.parse_args(arguments)
@@ -159,6 +184,30 @@ def _positive(text):
     return int(text)
 
 
+def chosen(options):
+    """(suite, problem, directions) of what --filter leaves."""
+    picked = []
+    for suite in dict.fromkeys(options.suites):  # one that is named twice runs once
+        for problem in SUITES[suite].problems(options.size):
+            wanted = [d for d in problem.directions if options.filter is None or options.filter.search(problem.row(d))]
+            if wanted:
+                picked.append((suite, problem, wanted))
+    return picked
+
+
+def run(options, problems, info, output):
+    # The protocol keeps the graph for the next repetition; compiled code must not reuse its buffers.
+    torch._functorch.config.donated_buffer = False
+    clock = Clock(options.device)
+    hardware = hardware_name(options.device, info)
+    for suite, problem, wanted in problems:
+        print(f"peers: {suite} {problem.row('+'.join(wanted))} {problem.dtype}", file=sys.stderr, flush=True)
+        torch.compiler.reset()  # shapes are compiled for themselves; without this a limit on recompiles is hit
+        measure(suite, problem, wanted, clock, options.reps, hardware, info["commit"], output)
+        if options.device == "cuda":
+            torch.cuda.empty_cache()
+
+
 def main(arguments):
     options = parse(arguments)
     info = build_info()
@@ -166,26 +215,24 @@ def main(arguments):
     if not support["available"]:
         print(f"peers: device {options.device} is not available: {support['reason']}", file=sys.stderr)
         return 3
+    problems = chosen(options)
+    if not problems:
+        print(f"peers: --filter '{options.filter.pattern}' leaves no row", file=sys.stderr)
+        return 2
     try:
         output = Output(options.save)
     except OSError as e:
         print(f"peers: cannot write {options.save}: {e.strerror}", file=sys.stderr)
         return 2
-    # The protocol keeps the graph for the next repetition; compiled code must not reuse its buffers.
-    torch._functorch.config.donated_buffer = False
-    clock = Clock(options.device)
-    hardware = hardware_name(options.device, info)
-    for suite in options.suites:
-        for problem in SUITES[suite].problems(options.size):
-            wanted = [d for d in problem.directions if options.filter is None or options.filter.search(problem.row(d))]
-            if not wanted:
-                continue
-            print(f"peers: {suite} {problem.row('+'.join(wanted))} {problem.dtype}", file=sys.stderr, flush=True)
-            torch.compiler.reset()  # shapes are compiled for themselves; without this a limit on recompiles is hit
-            measure(suite, problem, wanted, clock, options.reps, hardware, info["commit"], output)
-            if options.device == "cuda":
-                torch.cuda.empty_cache()
-    output.close()
+    try:
+        run(options, problems, info, output)
+        output.finish()
+    except KeyboardInterrupt:
+        output.break_off()
+        return 130
+    except BaseException:
+        output.break_off()
+        raise
     return 1 if output.failed else 0
 
 

@@ -226,6 +226,38 @@ def test_peers_usage(arguments, capsys):
     assert stopped.value.code == 2 and "usage" in capsys.readouterr().err
 
 
+def test_peers_filter_that_leaves_nothing_writes_nothing(capsys, tmp_path):
+    path = tmp_path / "peers.jsonl"
+    path.write_text("old")
+    assert peers.main(["--filter", "nomatch", "--save", str(path)]) == 2
+    assert "nomatch" in capsys.readouterr().err and path.read_text() == "old" and len(os.listdir(tmp_path)) == 1
+
+
+def test_peers_keep_the_old_file_until_all_rows_are_there(capsys, tmp_path):
+    path, partial = tmp_path / "peers.jsonl", tmp_path / "peers.jsonl.partial"
+    path.write_text("old")
+    record = {"row": "r", "dtype": "f32", "impl": "i", "status": "skipped", "reason": "none"}
+
+    stopped = peers.Output(str(path))
+    stopped.write(record)
+    stopped.break_off()
+    assert path.read_text() == "old" and json.loads(partial.read_text()) == record
+    assert f"1 row saved to {partial}" in capsys.readouterr().err
+
+    without_rows = peers.Output(str(path))
+    without_rows.break_off()
+    assert path.read_text() == "old" and not partial.exists()
+
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    whole = peers.Output(str(link))
+    whole.write(record)
+    whole.finish()
+    assert json.loads(path.read_text()) == record and link.is_symlink() and not partial.exists()
+    with pytest.raises(OSError, match="regular file"):
+        peers.Output("/dev/null")
+
+
 def test_peers_cannot_run(capsys):
     assert peers.main(["--save", "/no/such/folder/f.jsonl"]) == 2
     assert "cannot write" in capsys.readouterr().err
