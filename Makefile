@@ -1,7 +1,7 @@
 # Task names; what they do is in scripts/.
 CASES ?= 1000
 
-.PHONY: help setup build test sanitize bench check lint format cuda gpu wheel clean
+.PHONY: help setup build test sanitize bench check lint format cuda gpu wheel wheel-test clean
 
 help:
 	@echo "make setup    install what is missing (Debian packages, .venv with torch)"
@@ -13,7 +13,7 @@ help:
 	@echo "make lint     formatting and forbidden words;  make format rewrites the files"
 	@echo "make cuda     compile and link all CUDA code (needs nvcc 13, no GPU)"
 	@echo "make gpu      build, test, check, sanitize and measure on a machine with a Hopper GPU"
-	@echo "make wheel    dist/annulus-*.whl"
+	@echo "make wheel    dist/annulus-*.whl;  make wheel-test builds one without CUDA and tests it installed"
 	@echo "make clean    remove build/, out/ and dist/"
 
 setup:
@@ -38,5 +38,7 @@ gpu:
 	@scripts/gpu
 wheel: setup
 	@scripts/wheel
+wheel-test: setup
+	@scripts/wheel --test
 clean:
 	@rm -rf build out dist
