@@ -54,6 +54,10 @@ struct TensorSpec {
   bool unpaired = false;
   // An angle: errors count modulo 2 pi.
   bool circular = false;
+  // An output that this problem makes zero whatever the values are (NaN where they are not finite), by
+  // a rule that stands where this is set: it counts neither as trusted nor as mistrusted. The runner
+  // reports a reference that is not zero.
+  bool zero = false;
 };
 
 using Views = std::span<const TensorView>;
