@@ -246,6 +246,28 @@ std::vector<Planted> wrong_numbers() {
                             [](std::size_t i, double v) { return i == 33 ? v * (1 + 0x1p-6) : v; });
                      });
        }},
+      {"rotate: one f16 element two ulps off", "ulps of the exact value",
+       [] {
+         const LrpeProblem p = with(kSmall, [](auto& q) {
+           q.form = Form::kRotateHalves;
+           q.dtype = DType::kF16;
+         });
+         return then(p, kForward, [](Views, Views out, Context&) {
+           edit(out[0], [](std::size_t i, double v) { return i == 33 ? v * (1 + 0x1p-9) : v; });
+         });
+       }},
+      {"silu in f32 right to 3e-7 of the largest", "relative maximum",
+       [] {
+         const LrpeProblem p = with(kSmall, [](auto& q) { q.activation = LrpeActivation::kSilu; });
+         return then(p, kForward, [](Views, Views out, Context&) {
+           const std::vector<double> y = read_elements(out[0]);
+           std::size_t largest = 0;
+           for (std::size_t i = 0; i < y.size(); ++i) {
+             if (std::abs(y[i]) > std::abs(y[largest])) largest = i;
+           }
+           edit(out[0], [&](std::size_t i, double v) { return i == largest ? v * (1 + 3e-7) : v; });
+         });
+       }},
       {"NaN swallowed", "where the reference is nan",
        [] {
          Case c = then(kSmall, kForward, [](Views, Views out, Context&) {

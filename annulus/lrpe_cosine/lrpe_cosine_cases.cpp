@@ -447,14 +447,9 @@ Case lrpe_case(const LrpeProblem& p) {
     const bool is_x = spec.name == "x" || spec.name == "q" || spec.name == "k";
     if (is_x && Rng(p.seed ^ 0x59ec1a1).below(20) == 0) draw_specials(rng, p, spec, values);
   };
-  // The cosine form multiplies once, so it can be held to the spacing of its output type; the
-  // rotating form subtracts products, which the common policy judges. exp and the sums of softmax
-  // cost fp32 a few ulps more than the 2e-7 of a plain product: the common policy again.
-  if (!is_rotate(p)) c.limits.ulp_f16_bf16 = 1;
-  if (p.activation == LrpeActivation::kNone || p.activation == LrpeActivation::kRelu) {
-    c.limits.relative_f32 = 2e-7;
-  }
-  c.limits.relative_f64 = 1e-12;
+  const bool softmax = p.activation == LrpeActivation::kSoftmaxFeatures ||
+                       p.activation == LrpeActivation::kSoftmaxTokens;
+  c.limits = is_rotate(p) ? kLrpeRotateLimits : softmax ? kLrpeSoftmaxLimits : kLrpeProductLimits;
   return c;
 }
 
