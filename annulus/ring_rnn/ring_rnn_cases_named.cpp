@@ -419,7 +419,10 @@ RingRnnProblem ring_rnn_fuzz_problem(std::uint64_t seed) {
   if (p.readout) {  // a bump under a drive that keeps it, so that there is an angle to decode
     p.drive = true;
     p.gain = 0.4;
-    if (p.N == 1 || p.N == 2) p.N = 3;  // their angle is 0 or pi: the named cases have it
+    if (p.N == 1 || p.N == 2) {  // their angle is 0 or pi: the named cases have it
+      p.N = 3;
+      p.J0 = whole / 3;
+    }
   }
   p.actions = rng.below(3) == 0 ? Actions::kDense : one_of(rng, kAllActions);
   if (rng.below(4) == 0 && p.K > 0) p.live = 1 + rng.below(p.K);
