@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -42,17 +43,19 @@ struct CheckArguments {
 
 constexpr std::size_t kMostFailuresShown = 20;
 constexpr std::uint64_t kMostCases = 1'000'000'000;
-constexpr std::uint64_t kMostJobs = 256;  // more threads than any machine this runs on has use for
 
-void show_progress(const SuiteRow& row, std::int64_t done, std::int64_t all) {
-  if (isatty(STDERR_FILENO) == 0) return;
-  if (done == all) {
-    std::fprintf(stderr, "\r\033[K");
-  } else if (done % std::max<std::int64_t>(1, all / 200) == 0) {
-    std::fprintf(stderr, "\r%s %s %lld / %lld\033[K", row.op.c_str(), row.kind.c_str(),
-                 static_cast<long long>(done), static_cast<long long>(all));
-  }
-  std::fflush(stderr);
+// What shows how far the cases of a kind are.
+std::function<void(std::int64_t, std::int64_t)> bar_of(const std::string& op, const char* kind) {
+  if (isatty(STDERR_FILENO) == 0) return {};
+  return [op, kind](std::int64_t done, std::int64_t all) {
+    if (done == all) {
+      std::fprintf(stderr, "\r\033[K");
+    } else if (done % std::max<std::int64_t>(1, all / 200) == 0) {
+      std::fprintf(stderr, "\r%s %s %lld / %lld\033[K", op.c_str(), kind,
+                   static_cast<long long>(done), static_cast<long long>(all));
+    }
+    std::fflush(stderr);
+  };
 }
 
 void print_md(const std::vector<SuiteRow>& rows, const std::string& device) {
@@ -74,9 +77,8 @@ void print_md(const std::vector<SuiteRow>& rows, const std::string& device) {
                   f.detail.c_str(), f.repro.c_str());
     }
     if (r.too_many_mistrusted()) {
-      std::printf("\nFAILED %s %s: %lld of %lld cases have a reference that is nearly all zero\n",
-                  r.op.c_str(), r.kind.c_str(), static_cast<long long>(r.mistrusted),
-                  static_cast<long long>(r.cases));
+      std::printf("\nFAILED %s %s: references that are nearly all zero: %s\n", r.op.c_str(),
+                  r.kind.c_str(), r.outputs.excess().c_str());
     }
   }
 }
@@ -104,60 +106,6 @@ void print_json(const std::vector<SuiteRow>& rows, const std::string& device) {
   std::printf("%s\n", out.dump(2).c_str());
 }
 
-// Named and fuzzed cases run in parts, so that a signal is noticed between two of them. A part is
-// large enough that threads seldom wait for the last of its cases.
-constexpr std::int64_t kNamedPerJob = 8, kFuzzedPerJob = 64;
-
-void add_part(SuiteRow& whole, SuiteRow part, const std::string& first_case) {
-  whole.cases += part.cases;
-  whole.mistrusted += part.mistrusted;
-  whole.worst_ratio = std::max(whole.worst_ratio, part.worst_ratio);
-  for (testing::Failure& f : part.failures) {
-    // A case that could not even be made is known only by its place in this part.
-    if (f.repro.empty()) f.where += ", counted from " + first_case;
-    whole.failures.push_back(std::move(f));
-  }
-}
-
-SuiteRow run_named(const OperatorCases& op, testing::SuiteOptions options,
-                   const StopOnSignal& signals) {
-  SuiteRow whole{.op = op.op, .kind = "named", .failures = {}};
-  std::vector<std::string> wanted;  // what describes two cases runs them in the same part
-  for (const testing::Case& c : op.named()) {
-    if (options.wants && !options.wants(c.params)) continue;
-    if (std::find(wanted.begin(), wanted.end(), c.params) == wanted.end()) {
-      wanted.push_back(c.params);
-    }
-  }
-  const auto all = static_cast<std::int64_t>(wanted.size());
-  const std::int64_t part_cases = kNamedPerJob * options.jobs;
-  for (std::int64_t first = 0; first < all && !signals.asked(); first += part_cases) {
-    const auto begin = wanted.begin() + first,
-               end = wanted.begin() + std::min(first + part_cases, all);
-    options.wants = [&](const std::string& params) { return std::find(begin, end, params) != end; };
-    options.progress = [&](std::int64_t done, std::int64_t) {
-      show_progress(whole, first + done, all);
-    };
-    add_part(whole, testing::run_named(op, options), *begin);
-  }
-  return whole;
-}
-
-SuiteRow run_fuzz(const OperatorCases& op, const CheckArguments& a, testing::SuiteOptions options,
-                  const StopOnSignal& signals) {
-  SuiteRow whole{.op = op.op, .kind = "fuzz", .failures = {}};
-  const std::int64_t part_cases = kFuzzedPerJob * options.jobs;
-  for (std::int64_t first = 0; first < a.cases && !signals.asked(); first += part_cases) {
-    options.progress = [&](std::int64_t done, std::int64_t) {
-      show_progress(whole, first + done, a.cases);
-    };
-    const std::uint64_t seed = a.seed + static_cast<std::uint64_t>(first);
-    add_part(whole, testing::run_fuzz(op, seed, std::min(part_cases, a.cases - first), options),
-             "seed " + std::to_string(seed));
-  }
-  return whole;
-}
-
 std::vector<SuiteRow> run_all(const CheckArguments& a, Device device, const StopOnSignal& signals) {
   std::vector<const OperatorCases*> ops;
   for (const std::string& name : a.ops) {  // one that is named twice runs once
@@ -168,6 +116,7 @@ std::vector<SuiteRow> run_all(const CheckArguments& a, Device device, const Stop
     for (const OperatorCases& op : testing::all_cases()) ops.push_back(&op);
   }
   testing::SuiteOptions options{.device = device, .jobs = a.jobs};
+  options.stop = [&signals] { return signals.asked(); };
   if (!a.filter.empty()) {
     std::regex filter;
     try {
@@ -188,11 +137,14 @@ std::vector<SuiteRow> run_all(const CheckArguments& a, Device device, const Stop
   std::vector<SuiteRow> rows;
   for (const OperatorCases* op : ops) {
     if (signals.asked()) break;
-    rows.push_back(run_named(*op, options, signals));
+    options.progress = bar_of(op->op, "named");
+    rows.push_back(testing::run_named(*op, options));
     if (options.wants || signals.asked()) continue;
+    options.progress = {};
     rows.push_back(testing::run_bad_calls(*op, options));
     if (a.named_only || a.cases == 0 || signals.asked()) continue;
-    rows.push_back(run_fuzz(*op, a, options, signals));
+    options.progress = bar_of(op->op, "fuzz");
+    rows.push_back(testing::run_fuzz(*op, a.seed, a.cases, options));
   }
   if (options.wants && !signals.asked() &&
       std::all_of(rows.begin(), rows.end(), [](const SuiteRow& row) { return row.cases == 0; })) {
@@ -279,7 +231,7 @@ void add_check_command(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"md", "json"}))
       ->capture_default_str();
   command->add_option("--jobs", a->jobs, "Host threads (default: all processors; 1 on CUDA)")
-      ->check(whole_number(0, kMostJobs));
+      ->check(whole_number(0, testing::kMostJobs));
   command->footer(std::string("Ctrl-C prints what was checked so far and ends with code 130.\n") +
                   kExitCodes);
   command->callback([a, repro, &exit_code] {

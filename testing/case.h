@@ -54,6 +54,10 @@ struct TensorSpec {
   bool unpaired = false;
   // An angle: errors count modulo 2 pi.
   bool circular = false;
+  // An output that this problem makes zero whatever the values are (NaN where they are not finite), by
+  // a rule that stands where this is set: it counts neither as trusted nor as mistrusted. The runner
+  // reports a reference that is not zero.
+  bool zero = false;
 };
 
 using Views = std::span<const TensorView>;
@@ -86,13 +90,6 @@ struct Call {
   double bytes = 0;
 };
 
-// Limits that an operator sets beyond the common policy (testing/limits.h); 0 = none.
-struct CaseLimits {
-  double ulp_f16_bf16 = 0;  // forward outputs: elementwise distance in ulps of the exact value
-  double relative_f32 = 0;  // forward outputs: max |error| / max |reference|
-  double relative_f64 = 0;
-};
-
 struct Case {
   std::string op;
   std::string params;      // "form=cosine B=2 H=3 L=16x16+10 D=64 E=32 dtype=bf16 act=silu"
@@ -104,7 +101,7 @@ struct Case {
   // Optional: a last look at all drawn inputs of a call, for values that depend on one another. It
   // must do the same in every call.
   std::function<void(const Call&, std::vector<std::vector<double>>& inputs)> refine;
-  CaseLimits limits;
+  CaseLimits limits;  // beyond the common policy
 };
 
 // A call that breaks one rule. The runner checks the type and the message of what it throws, and

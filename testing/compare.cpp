@@ -161,7 +161,9 @@ Comparison compare(const CompareInput& in) {
     for (std::size_t i = 0; i < in.reference.size(); ++i) {
       if (!std::isfinite(in.reference[i]) || !std::isfinite(in.ours[i])) continue;
       judge("ulps of the exact value", std::abs(in.ours[i] - in.reference[i]),
-            in.limits.ulp_f16_bf16 * ulp_at(in.reference[i], in.dtype), i);
+            in.limits.ulp_f16_bf16 * ulp_at(in.reference[i], in.dtype) +
+                in.limits.cancelled_f16_bf16 * e.max_reference,
+            i);
     }
   }
   const double relative = in.dtype == DType::kF32   ? in.limits.relative_f32

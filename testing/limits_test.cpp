@@ -28,6 +28,15 @@ static_assert(guard_of(DType::kF32, Arithmetic::kTf32) == 2e-3);
 static_assert(guard_of(DType::kF32, Arithmetic::kBf16x3) == 1e-5);
 static_assert(guard_of(DType::kF16, Arithmetic::kBf16x3) == 2e-3);
 
+// The limits that operators have beyond the common policy.
+constexpr bool equals(const CaseLimits& a, const CaseLimits& b) {
+  return a.ulp_f16_bf16 == b.ulp_f16_bf16 && a.cancelled_f16_bf16 == b.cancelled_f16_bf16 &&
+         a.relative_f32 == b.relative_f32 && a.relative_f64 == b.relative_f64;
+}
+static_assert(equals(kLrpeProductLimits, {1, 0, 2e-7, 1e-12}));
+static_assert(equals(kLrpeSoftmaxLimits, {1, 0, 1e-6, 1e-12}));
+static_assert(equals(kLrpeRotateLimits, {1, 2e-7, 2e-7, 1e-12}));
+
 // The only variable the tests read is how many cases to fuzz, and only operators_test.cpp reads it; the
 // library reads whether to say what runs, which changes nothing else.
 TEST(Limits, NoOtherEnvironmentVariableIsRead) {

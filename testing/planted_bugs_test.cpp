@@ -1,4 +1,4 @@
-// The test of the tests, with LRPE-cosine: thirty bugs, most of them real ones from this family of
+// The test of the tests, with LRPE-cosine: more than thirty bugs, most of them real ones from this family of
 // operators. The runner must report every one, by the check named.
 #include <gtest/gtest.h>
 
@@ -246,6 +246,28 @@ std::vector<Planted> wrong_numbers() {
                             [](std::size_t i, double v) { return i == 33 ? v * (1 + 0x1p-6) : v; });
                      });
        }},
+      {"rotate: one f16 element two ulps off", "ulps of the exact value",
+       [] {
+         const LrpeProblem p = with(kSmall, [](auto& q) {
+           q.form = Form::kRotateHalves;
+           q.dtype = DType::kF16;
+         });
+         return then(p, kForward, [](Views, Views out, Context&) {
+           edit(out[0], [](std::size_t i, double v) { return i == 33 ? v * (1 + 0x1p-9) : v; });
+         });
+       }},
+      {"silu in f32 right to 3e-7 of the largest", "relative maximum",
+       [] {
+         const LrpeProblem p = with(kSmall, [](auto& q) { q.activation = LrpeActivation::kSilu; });
+         return then(p, kForward, [](Views, Views out, Context&) {
+           const std::vector<double> y = read_elements(out[0]);
+           std::size_t largest = 0;
+           for (std::size_t i = 0; i < y.size(); ++i) {
+             if (std::abs(y[i]) > std::abs(y[largest])) largest = i;
+           }
+           edit(out[0], [&](std::size_t i, double v) { return i == largest ? v * (1 + 3e-7) : v; });
+         });
+       }},
       {"NaN swallowed", "where the reference is nan",
        [] {
          Case c = then(kSmall, kForward, [](Views, Views out, Context&) {
@@ -355,6 +377,68 @@ std::vector<Planted> wrong_manners() {
            Workspace w(context, "op", kCPU, 256);
            w.data()[256] = std::byte{0};
          });
+         c.calls[kForward].workspace = [](Views, Views) { return std::size_t{256}; };
+         return c;
+       }},
+      {"with four threads, writes past the end of its workspace",
+       "threads 4: workspace was written beyond its end",
+       [] {
+         Case c = then(kSmall, kForward, [](Views, Views, Context& context) {
+           Workspace w(context, "op", kCPU, 256);
+           if (context.threads >= 4) w.data()[256] = std::byte{0};
+         });
+         c.calls[kForward].workspace = [](Views, Views) { return std::size_t{256}; };
+         return c;
+       }},
+      {"with four threads, leaks its workspace", "threads 4: workspace was not freed",
+       [] {
+         return then(kSmall, kBackward, [](Views, Views, Context& context) {
+           if (context.threads >= 4) context.allocator->allocate(64, kCPU, nullptr);
+         });
+       }},
+      {"with eight threads, takes more workspace than the query says", "threads 8: the query says",
+       [] {
+         Case c = then(kSmall, kBackward, [](Views, Views, Context& context) {
+           Workspace w(context, "op", kCPU, context.threads >= 8 ? 512 : 256);
+         });
+         c.calls[kBackward].workspace = [](Views, Views) { return std::size_t{256}; };
+         return c;
+       }},
+      {"in one layout only, writes past the end of its workspace",
+       "layout transposed: workspace was written beyond its end",
+       [] {
+         Case c = then(kSmall, kForward, [](Views, Views out, Context& context) {
+           Workspace w(context, "op", kCPU, 256);
+           if (out[0].stride[1] < out[0].stride[2]) w.data()[256] = std::byte{0};
+         });
+         c.calls[kForward].workspace = [](Views, Views) { return std::size_t{256}; };
+         return c;
+       }},
+      {"writes dx with the strides of x", "layouts that differ",
+       [] {
+         // Small, so that whatever is written lies within the canaries.
+         Case c = sound({.B = 1, .H = 2, .D = 4, .E = 4, .shape = {3}, .seed = 4});
+         c.calls[kBackward].run = [run = c.calls[kBackward].run](Views in, Views out,
+                                                                 Context& context) {
+           std::vector<TensorView> spoilt(out.begin(), out.end());
+           spoilt[0].stride = in[1].stride;
+           run(in, spoilt, context);
+         };
+         return c;
+       }},
+      {"with workspace a byte short, writes before it throws", "one byte short",
+       [] {
+         Case c = sound(kSmall);
+         c.calls[kForward].run = [run = c.calls[kForward].run](Views in, Views out,
+                                                               Context& context) {
+           try {
+             Workspace w(context, "op", kCPU, 256);
+           } catch (const DeviceError&) {
+             write_float(in[0], 0, 3.0f);
+             throw;
+           }
+           run(in, out, context);
+         };
          c.calls[kForward].workspace = [](Views, Views) { return std::size_t{256}; };
          return c;
        }},

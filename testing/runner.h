@@ -9,12 +9,13 @@
 
 #include "annulus/core/device.h"
 #include "testing/case.h"
+#include "testing/trust.h"
 
 namespace annulus::testing {
 
 // The numbers are always checked; these come on top.
 enum Oracle : unsigned {
-  kLayoutsOracle = 1u << 0,     // six layouts, equal bits
+  kLayoutsOracle = 1u << 0,     // six layouts, and one that differs by tensor: equal bits
   kThreadsOracle = 1u << 1,     // threads 1, 2, 4, 8 (on CUDA: repeated launches), equal bits
   kWorkspaceOracle = 1u << 2,   // the workspace query is exact: that size works, a byte less throws
   kAllocationOracle = 1u << 3,  // every allocation fails once; the next call is right
@@ -31,8 +32,8 @@ struct Failure {
 
 struct CaseResult {
   std::vector<Failure> failures;
-  double worst_ratio = 0;   // largest error / limit
-  bool mistrusted = false;  // the reference is nearly all zero or NaN: passing proves little
+  double worst_ratio = 0;            // largest error / limit
+  std::vector<OutputTrust> outputs;  // which of them prove little
 };
 
 // `variant` chooses layout and thread count of the plain run, so that fuzzed cases differ in them
@@ -43,6 +44,9 @@ CaseResult run_case(const Case& c, Device device, unsigned oracles, std::uint64_
 // What a fuzzed case gets beyond the numbers: one or two oracles, chosen by the seed, so that ten
 // thousand cases stay a matter of minutes.
 unsigned fuzz_oracles(std::uint64_t seed);
+
+// The text has `word` in it with no letter, digit or underscore on either side: "dx" names no x.
+bool names_word(const std::string& text, const std::string& word);
 
 // Runs the bad call, and a good call after it. Empty when everything is as promised.
 std::string run_bad_call(const BadCall& bad, Device device, const Case& good);

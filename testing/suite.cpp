@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <atomic>
 #include <charconv>
+#include <exception>
 #include <mutex>
 #include <sstream>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
-
-#include "testing/limits.h"
 
 namespace annulus::testing {
 
@@ -20,34 +20,61 @@ std::string repro_text(const std::string& op, const char* kind, std::uint64_t nu
          " device=" + (device.type == DeviceType::kCPU ? "cpu" : "cuda");
 }
 
+std::string repro_command(const std::string& text) {
+  return "annulus check --repro \"" + text + "\"";
+}
+
 // f(i) for i in 0 .. count-1 over `jobs` threads; results are merged into the row in no particular
-// order, failures sorted afterwards.
-template <class F>
-void for_each_case(std::int64_t count, const SuiteOptions& options, SuiteRow& row, F&& f) {
+// order, failures sorted afterwards. repro(i) is what runs that case again.
+template <class Repro, class F>
+void for_each_case(std::int64_t count, const SuiteOptions& options, SuiteRow& row, Repro&& repro,
+                   F&& f) {
   std::atomic<std::int64_t> next{0};
   std::mutex mutex;
   std::int64_t done = 0;
+  std::exception_ptr error;  // the first that is no case's own: from memory or from the progress
   std::vector<std::pair<std::int64_t, Failure>> failures;
-  const auto work = [&] {
+  const auto run_one = [&](std::int64_t i) {
+    CaseResult r;
+    try {
+      r = f(i);
+    } catch (const std::exception& e) {  // a fault of the case or of its reference
+      r.failures.push_back(
+          {"case " + std::to_string(i), e.what(), repro_command(repro(i)), row.op});
+    }
+    const std::lock_guard lock(mutex);
+    for (Failure& failure : r.failures) failures.emplace_back(i, std::move(failure));
+    row.worst_ratio = std::max(row.worst_ratio, r.worst_ratio);
+    row.mistrusted += any_mistrusted(r.outputs);
+    row.outputs.add(r.outputs);
+    ++row.cases;
+    if (options.progress) options.progress(++done, count);
+  };
+  const auto work = [&]() noexcept {
     for (std::int64_t i = next++; i < count; i = next++) {
-      CaseResult r;
       try {
-        r = f(i);
-      } catch (const std::exception& e) {  // a fault of the case or of its reference
-        r.failures.push_back({"case " + std::to_string(i), e.what(), "", row.op});
+        if (options.stop && options.stop()) return;
+        run_one(i);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (!error) error = std::current_exception();
+        next = count;
       }
-      const std::lock_guard lock(mutex);
-      for (Failure& failure : r.failures) failures.emplace_back(i, std::move(failure));
-      row.worst_ratio = std::max(row.worst_ratio, r.worst_ratio);
-      row.mistrusted += r.mistrusted;
-      ++row.cases;
-      if (options.progress) options.progress(++done, count);
     }
   };
-  std::vector<std::thread> threads;
-  for (int j = 1; j < options.jobs; ++j) threads.emplace_back(work);
-  work();
-  for (std::thread& t : threads) t.join();
+  {
+    std::vector<std::jthread> threads;  // joined where they go out of scope, whatever happens
+    const std::int64_t jobs = std::min<std::int64_t>({options.jobs, count, kMostJobs});
+    for (std::int64_t j = 1; j < jobs; ++j) {
+      try {
+        threads.emplace_back(work);
+      } catch (const std::system_error&) {  // no more threads to be had: fewer do the same
+        break;
+      }
+    }
+    work();
+  }
+  if (error) std::rethrow_exception(error);
   std::stable_sort(failures.begin(), failures.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });
   for (auto& [i, failure] : failures) row.failures.push_back(std::move(failure));
@@ -68,18 +95,14 @@ CaseResult bad_one(const OperatorCases& op, const BadCall& bad, const Case& good
   const std::string fault = run_bad_call(bad, device, good);
   if (!fault.empty()) {
     r.failures.push_back(
-        {bad.what, fault,
-         "annulus check --repro \"" + repro_text(op.op, "bad", index, device) + "\"", op.op});
+        {bad.what, fault, repro_command(repro_text(op.op, "bad", index, device)), op.op});
   }
   return r;
 }
 
 }  // namespace
 
-bool SuiteRow::too_many_mistrusted() const {
-  return kind == "fuzz" && cases >= 100 &&
-         static_cast<double>(mistrusted) > kPolicy.mistrusted_cases * static_cast<double>(cases);
-}
+bool SuiteRow::too_many_mistrusted() const { return kind == "fuzz" && !outputs.excess().empty(); }
 
 SuiteRow run_named(const OperatorCases& op, const SuiteOptions& options) {
   SuiteRow row{.op = op.op, .kind = "named", .failures = {}};
@@ -88,19 +111,24 @@ SuiteRow run_named(const OperatorCases& op, const SuiteOptions& options) {
   for (std::size_t i = 0; i < cases.size(); ++i) {
     if (!options.wants || options.wants(cases[i].params)) chosen.push_back(i);
   }
-  for_each_case(static_cast<std::int64_t>(chosen.size()), options, row, [&](std::int64_t i) {
-    const std::size_t index = chosen[static_cast<std::size_t>(i)];
-    return named_one(op, cases[index], index, options.device);
-  });
+  const auto index_of = [&](std::int64_t i) { return chosen[static_cast<std::size_t>(i)]; };
+  for_each_case(
+      static_cast<std::int64_t>(chosen.size()), options, row,
+      [&](std::int64_t i) { return repro_text(op.op, "case", index_of(i), options.device); },
+      [&](std::int64_t i) {
+        return named_one(op, cases[index_of(i)], index_of(i), options.device);
+      });
   return row;
 }
 
 SuiteRow run_fuzz(const OperatorCases& op, std::uint64_t first_seed, std::int64_t count,
                   const SuiteOptions& options) {
   SuiteRow row{.op = op.op, .kind = "fuzz", .failures = {}};
-  for_each_case(count, options, row, [&](std::int64_t i) {
-    return fuzz_one(op, first_seed + static_cast<std::uint64_t>(i), options.device);
-  });
+  const auto seed_of = [&](std::int64_t i) { return first_seed + static_cast<std::uint64_t>(i); };
+  for_each_case(
+      count, options, row,
+      [&](std::int64_t i) { return repro_text(op.op, "seed", seed_of(i), options.device); },
+      [&](std::int64_t i) { return fuzz_one(op, seed_of(i), options.device); });
   return row;
 }
 
@@ -108,10 +136,13 @@ SuiteRow run_bad_calls(const OperatorCases& op, const SuiteOptions& options) {
   SuiteRow row{.op = op.op, .kind = "bad calls", .failures = {}};
   const std::vector<BadCall> calls = op.bad_calls(options.device);
   const Case good = op.named().at(0);
-  for_each_case(static_cast<std::int64_t>(calls.size()), options, row, [&](std::int64_t i) {
-    const auto index = static_cast<std::size_t>(i);
-    return bad_one(op, calls[index], good, index, options.device);
-  });
+  const auto index_of = [](std::int64_t i) { return static_cast<std::size_t>(i); };
+  for_each_case(
+      static_cast<std::int64_t>(calls.size()), options, row,
+      [&](std::int64_t i) { return repro_text(op.op, "bad", index_of(i), options.device); },
+      [&](std::int64_t i) {
+        return bad_one(op, calls[index_of(i)], good, index_of(i), options.device);
+      });
   return row;
 }
 
@@ -175,7 +206,8 @@ SuiteRow run_repro(const Repro& r) {
     result = bad_one(*r.op, calls[index], r.op->named().at(0), r.number, r.device);
   }
   row.cases = 1;
-  row.mistrusted = result.mistrusted;
+  row.mistrusted = any_mistrusted(result.outputs);
+  row.outputs.add(result.outputs);
   row.worst_ratio = result.worst_ratio;
   row.failures = std::move(result.failures);
   return row;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "testing/runner.h"
+#include "testing/trust.h"
 
 namespace annulus::testing {
 
@@ -15,23 +16,29 @@ struct SuiteRow {
   std::string op;
   std::string kind;  // "named", "fuzz", "bad calls"
   std::int64_t cases = 0;
-  std::int64_t mistrusted = 0;
+  std::int64_t mistrusted = 0;  // cases with an output that proves little
+  TrustCounts outputs = {};
   double worst_ratio = 0;  // largest error / limit
   std::vector<Failure> failures;
 
-  // More of the cases prove little than the policy allows. Named cases are chosen, not drawn, so it
-  // does not apply to them; nor does it below a hundred cases, where one is more than a percent.
+  // More of the cases prove little of some output than the policy allows. Named cases are chosen,
+  // not drawn, so it does not apply to them; nor does it below a hundred cases of that output.
   bool too_many_mistrusted() const;
   bool passed() const { return failures.empty() && !too_many_mistrusted(); }
 };
 
+// More would only cost memory.
+inline constexpr int kMostJobs = 256;
+
 struct SuiteOptions {
   Device device = kCPU;
-  int jobs = 1;  // host threads; cases are independent
+  int jobs = 1;  // host threads, at most kMostJobs; cases are independent
   // Which named cases run, by what describes them; all where there is none.
   std::function<bool(const std::string& params)> wants = {};
   // Called after each case with how many are done, from any thread but never from two at once.
   std::function<void(std::int64_t done, std::int64_t all)> progress = {};
+  // Asked before each case, from any thread: true leaves out those that are not begun.
+  std::function<bool()> stop = {};
 };
 
 SuiteRow run_named(const OperatorCases& op, const SuiteOptions& options);

@@ -2,6 +2,7 @@
 // it with signalling NaN, so that scratch read before it is written shows up in the results.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <map>
@@ -37,6 +38,8 @@ class TestAllocator final : public Allocator {
       }
       void* p = static_cast<std::byte*>(buffer.data()) + kGuard;
       live_.emplace(p, std::move(buffer));
+      held_ += bytes;
+      peak_ = std::max(peak_, held_);
       return p;
     } catch (const DeviceError&) {
       return nullptr;
@@ -56,10 +59,13 @@ class TestAllocator final : public Allocator {
       fault_ = "workspace was written beyond its end or before its start";
     }
     live_.erase(it);
+    held_ -= bytes;
   }
 
   bool failed() const { return failed_; }
   int calls() const { return calls_; }
+  // Bytes handed out and not yet returned, at most so far.
+  std::size_t peak() const { return peak_; }
   std::string fault() const {
     return !fault_.empty() ? fault_ : live_.empty() ? "" : "workspace was not freed";
   }
@@ -83,6 +89,8 @@ class TestAllocator final : public Allocator {
   int fail_at_;
   int calls_ = 0;
   bool failed_ = false;
+  std::size_t held_ = 0;
+  std::size_t peak_ = 0;
   std::string fault_;
   std::map<void*, Buffer> live_;
 };

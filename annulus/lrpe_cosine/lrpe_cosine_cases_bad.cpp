@@ -223,7 +223,7 @@ void add_memory_rules(BadCalls& b) {
   b.add("dtheta is theta", "dtheta",
         [](Attempt& a) { a.theta.data = a.dtheta.data, a.backward(); });
   b.add("dtheta overlaps x", "dtheta", [](Attempt& a) { a.x.data = a.dtheta.data, a.backward(); });
-  b.add("dx and dtheta overlap", "d", [](Attempt& a) { a.dtheta.data = a.dx.data, a.backward(); });
+  b.add("dx and dtheta overlap", "dx", [](Attempt& a) { a.dtheta.data = a.dx.data, a.backward(); });
   b.add("yq and yk overlap", "yk", [](Attempt& a) { a.yk.data = a.y.data, a.qk(); });
   b.add("yk overlaps q", "yk", [](Attempt& a) { a.x.data = a.yk.data, a.qk(); });
   b.add("rotate: y is x shifted by one element", "y",

@@ -401,12 +401,15 @@ LrpeProblem lrpe_fuzz_problem(std::uint64_t seed) {
   const int axes = 1 + static_cast<int>(rng.below(4));
   if (axes == 1) {
     p.shape = {draw_length(rng, tokens)};
-    p.E = columns + (rng.below(3) == 0 ? rng.below(20) : 0);
+    // Spare columns of theta, whose gradient is zero: not so many that they are nearly all of it.
+    p.E = columns + std::min(rng.below(3) == 0 ? rng.below(20) : 0, 4 * columns);
     static constexpr std::array<std::int64_t, 7> kOffsets = {0,   0,         1,           100000,
                                                              -77, 1ll << 31, -(1ll << 31)};
     p.offset = kOffsets[static_cast<std::size_t>(rng.below(7))];
     if (rng.below(4) == 0) p.offset += rng.below(1 << 20);
     p.offset_per_batch = rng.below(3) == 0;
+    const bool origin = p.offset == 0 && !p.offset_per_batch;
+    if (p.shape.extent[0] == 1 && origin && Rng(seed ^ 0x11fe).below(16) != 0) p.shape = {2};
   } else {
     std::int64_t left = tokens;
     LrpeGrid grid;
@@ -416,6 +419,8 @@ LrpeProblem lrpe_fuzz_problem(std::uint64_t seed) {
       grid.extent[static_cast<std::size_t>(i)] = std::max<std::int64_t>(n, 1);
       left /= grid.extent[static_cast<std::size_t>(i)];
     }
+    // One token, or a first axis of length 1, has a dtheta of zeros. A few of those are enough.
+    if (grid.extent[0] == 1 && Rng(seed ^ 0x11fe).below(16) != 0) grid.extent[0] = 2;
     if (rng.below(60) == 0) grid.extent[static_cast<std::size_t>(rng.below(axes))] = 0;
     const std::int64_t least = ceil_div(columns, axes);
     const std::int64_t most = std::max(least, (columns - 1) / (axes - 1));

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "annulus/core/errors.h"
@@ -201,29 +202,53 @@ TEST_P(Lrpe, RotateInPlaceEqualsOutOfPlace) {
 }
 
 // What the encoding is for: <y_q(s), y_k(t)> depends on s - t alone, at any distance from the
-// origin.
+// origin. Two hundred draws of values, positions, shift, form and type; both factors
+// are right to 2e-7 (f64: 1e-12) of their size, so the score is to twice that of |q| |k|.
 TEST_P(Lrpe, ScoresDependOnDifferencesOnly) {
-  const std::int64_t D = 32;
-  Dense q(device(), DType::kF32, {1, 1, 1, D}), k(device(), DType::kF32, {1, 1, 1, D});
-  Dense theta(device(), DType::kF32, {1, D});
-  Dense yq(device(), DType::kF32, {1, 1, 1, 2 * D}), yk(device(), DType::kF32, {1, 1, 1, 2 * D});
-  q.normal(1), k.normal(2), theta.normal(3);
-  const auto score = [&](std::int64_t s, std::int64_t t) {
-    LrpeCosineOptions options;
-    options.shape = {1};
-    options.offset = s;
-    lrpe_cosine_forward(q.view(), theta.view(), yq.view(), options, context);
-    options.offset = t;
-    lrpe_cosine_forward(k.view(), theta.view(), yk.view(), options, context);
-    const std::vector<double> a = yq.values(), b = yk.values();
-    double sum = 0;
-    for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
-    return sum;
-  };
-  const double near = score(17, 5);
-  for (const std::int64_t shift : {1ll, 1000ll, 1ll << 20, 1ll << 31, -(1ll << 31)}) {
-    EXPECT_NEAR(score(17 + shift, 5 + shift), near, 5e-6) << shift;
+  double worst = 0;
+  for (std::uint64_t draw = 0; draw < 200; ++draw) {
+    Rng rng(draw ^ 0xd1ff);
+    const bool rotate = rng.below(2) == 0;
+    const DType dtype = rng.below(2) == 0 ? DType::kF32 : DType::kF64;
+    const std::int64_t D = 2 * (1 + rng.below(64)), width = rotate ? D : 2 * D;
+    const DType theta_dtype = rng.below(2) == 0 ? DType::kF32 : dtype;
+    Dense q(device(), dtype, {1, 1, 1, D}), k(device(), dtype, {1, 1, 1, D});
+    Dense theta(device(), theta_dtype, {1, rotate ? D / 2 : D});
+    Dense yq(device(), dtype, {1, 1, 1, width}), yk(device(), dtype, {1, 1, 1, width});
+    q.normal(3 * draw + 1), k.normal(3 * draw + 2), theta.normal(3 * draw + 3);
+    const auto encode_at = [&](const Dense& x, std::int64_t position, Dense& y) {
+      LrpeCosineOptions cosine;
+      LrpeRotateOptions turning;
+      cosine.shape = turning.shape = {1};
+      cosine.offset = turning.offset = position;
+      if (rotate) {
+        lrpe_rotate_forward(x.view(), theta.view(), y.view(), turning, context);
+      } else {
+        lrpe_cosine_forward(x.view(), theta.view(), y.view(), cosine, context);
+      }
+      return y.values();
+    };
+    const auto dot = [](const std::vector<double>& a, const std::vector<double>& b) {
+      return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
+    };
+    const auto score = [&](std::int64_t s, std::int64_t t) {
+      return dot(encode_at(q, s, yq), encode_at(k, t, yk));
+    };
+    const std::int64_t s = rng.below(2001) - 1000, t = rng.below(2001) - 1000;
+    const double near = score(s, t);
+    // Of every size up to 2^31, both ways.
+    const std::int64_t shift =
+        (rng.below(2) == 0 ? 1 : -1) * (1 + rng.below(std::int64_t{1} << (1 + rng.below(31))));
+    const double size = std::sqrt(dot(q.values(), q.values()) * dot(k.values(), k.values()));
+    const double error = std::abs(score(s + shift, t + shift) - near) / size;
+    const double limit = dtype == DType::kF32 ? 4e-7 : 2e-12;
+    worst = std::max(worst, error / limit);
+    EXPECT_LE(error, limit) << "draw " << draw << ": " << (rotate ? "rotate" : "cosine")
+                            << " D=" << D << " " << name_of(dtype) << " theta "
+                            << name_of(theta_dtype) << " s=" << s << " t=" << t
+                            << " shift=" << shift;
   }
+  RecordProperty("worst_ratio", std::to_string(worst));
 }
 
 // 32 768 tokens, so positions of five digits times sums of both signs: dtheta to 1e-6 of its largest value,

@@ -419,6 +419,10 @@ RingRnnProblem ring_rnn_fuzz_problem(std::uint64_t seed) {
   if (p.readout) {  // a bump under a drive that keeps it, so that there is an angle to decode
     p.drive = true;
     p.gain = 0.4;
+    if (p.N == 1 || p.N == 2) {  // their angle is 0 or pi: the named cases have it
+      p.N = 3;
+      p.J0 = whole / 3;
+    }
   }
   p.actions = rng.below(3) == 0 ? Actions::kDense : one_of(rng, kAllActions);
   if (rng.below(4) == 0 && p.K > 0) p.live = 1 + rng.below(p.K);
@@ -439,11 +443,14 @@ RingRnnProblem ring_rnn_fuzz_problem(std::uint64_t seed) {
   const bool few = p.actions == Actions::kZero || 3 * ring_live_channels(p) < p.K ||
                    (p.actions == Actions::kBySample && p.B < p.K) ||
                    (p.actions == Actions::kOneHot && p.B * p.T < p.K) ||
-                   (p.actions == Actions::kVelocity && p.B * p.T < 10);
+                   (p.actions == Actions::kSparse && p.B * p.T < 8) ||
+                   (p.actions == Actions::kVelocity && p.B * p.T < 30);
   if (few) p.gradients &= ~static_cast<unsigned>(kRingDWa);
   if (p.J1 == 0) p.gradients &= ~static_cast<unsigned>(kRingDWo);
   p.dout = rng.below(5) != 0;
   p.dh_n = !p.dout || rng.below(3) == 0;
+  // Nothing of r0 is left behind a reset.
+  if (p.reset && (!p.dout || p.B * p.T < 4)) p.gradients &= ~static_cast<unsigned>(kRingDr0);
   if (rng.below(25) == 0 && p.B >= 3) {
     p.special = true;
     p.gradients = 0;

@@ -131,6 +131,13 @@ void ring_rnn_draw(const RingRnnProblem& p, Rng& rng, const TensorSpec& spec,
     }
   } else if (spec.name == "reset") {
     for (double& v : values) v = rng.uniform() < 0.2 ? 1 : 0;
+    // Every second sample has one, for without a reset reset_state has a gradient of zeros; and not in
+    // the first of several steps, for r0 would have one then.
+    const std::size_t T = extent(spec, 1);
+    for (std::size_t first = 0; first + T <= values.size(); first += 2 * T) {
+      const std::span<double> sample = values.subspan(first, T);
+      if (std::find(sample.begin(), sample.end(), 1.0) == sample.end()) sample[T / 2] = 1;
+    }
   } else if (spec.name == "mask") {
     // Sequences of different lengths, or steps left out anywhere.
     const bool lengths = Rng(p.seed ^ 0x3a5c).below(2) == 0;
