@@ -279,6 +279,11 @@ TEST(DLPack, NoStridesMeansRowMajorAndOffsetsCount) {
   t.device.device_type = kDLCPU;
   t.ndim = 7;
   EXPECT_THROW(from_dlpack(t), InvalidArgument);
+  t.ndim = 2;
+  shape = {3, -4};
+  EXPECT_THROW(from_dlpack(t), InvalidArgument);
+  shape = {std::int64_t{1} << 40, std::int64_t{1} << 40};
+  EXPECT_THROW(from_dlpack(t), InvalidArgument);
 }
 #else
 TEST(DLPack, Header) { GTEST_SKIP() << "dlpack/dlpack.h was not found: DLPack is not tested"; }

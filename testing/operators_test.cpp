@@ -130,13 +130,14 @@ TEST_P(Operators, BadCalls) {
 
 // All cases that the shards fuzz, and never fewer than tell a percent of the rarer outputs: a shard of them
 // may be too small for that. It takes only the references, which are the same on every device.
-TEST_P(Operators, FewReferencesAreTrivial) {
-  if (GetParam().device != kCPU) GTEST_SKIP() << "the same references as on the CPU";
+class References : public ::testing::TestWithParam<const OperatorCases*> {};
+
+TEST_P(References, FewAreTrivial) {
   const std::int64_t cases = std::max<std::int64_t>(2000, fuzz_cases());
   TrustCounts counts;
   std::string which;
   for (std::int64_t seed = 0; seed < cases; ++seed) {
-    const Case c = GetParam().op->fuzz(static_cast<std::uint64_t>(seed));
+    const Case c = GetParam()->fuzz(static_cast<std::uint64_t>(seed));
     const std::vector<OutputTrust> outputs = trust_of(c);
     for (const OutputTrust& t : outputs) {
       if (t.mistrusted)
@@ -152,6 +153,14 @@ TEST_P(Operators, FewReferencesAreTrivial) {
 
 INSTANTIATE_TEST_SUITE_P(All, Operators, ::testing::ValuesIn(targets()),
                          ::testing::PrintToStringParamName());
+
+std::vector<const OperatorCases*> operators() {
+  std::vector<const OperatorCases*> all;
+  for (const OperatorCases& op : all_cases()) all.push_back(&op);
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(All, References, ::testing::ValuesIn(operators()),
+                         [](const auto& info) { return info.param->op; });
 
 struct Shard {
   Target target;
@@ -189,7 +198,7 @@ TEST_P(Cases, Fuzzed) {
   const std::int64_t first = all * index / kShards;
   const std::int64_t last = all * (index + 1) / kShards;
   if (first == last) GTEST_SKIP() << "ANNULUS_FUZZ_CASES leaves none for this shard";
-  // What share of the cases is mistrusted, FewReferencesAreTrivial judges over all shards.
+  // What share of the cases is mistrusted, References.FewAreTrivial judges over all shards.
   expect_passed(run_fuzz(*target.op, static_cast<std::uint64_t>(first), last - first,
                          {.device = target.device}));
 }

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "testing/scratch_folder.h"
 #include "train/files.h"
 #include "train/recipe_json.h"
 
@@ -18,13 +19,6 @@ namespace {
 
 class TrainCheckpoint : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (std::filesystem::temp_directory_path() / "annulus-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
   static Recipe recipe() {
     Recipe r = default_recipe();
     r.neurons = 12;
@@ -49,7 +43,8 @@ class TrainCheckpoint : public ::testing::Test {
     return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
   }
 
-  std::string folder_;
+  const testing::ScratchFolder scratch_;
+  const std::string folder_ = scratch_.path();
 };
 
 TEST_F(TrainCheckpoint, ContinuesToTheSameBits) {

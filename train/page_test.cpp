@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "annulus/core/errors.h"
+#include "testing/scratch_folder.h"
 #include "train/figure.h"
 #include "train/files.h"
 #include "train/run.h"
@@ -142,9 +143,6 @@ TEST(TrainPage, StaysUnderAMegabyteWithManyNeurons) {
 class TrainRun : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string name = (std::filesystem::temp_directory_path() / "annulus-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    folder_ = name;
     options_.out = folder_ + "/a/b";
     options_.recipes = {tiny(seed_recipe()), tiny(default_recipe())};
     options_.checkpoint_every = 4;
@@ -155,7 +153,6 @@ class TrainRun : public ::testing::Test {
     watcher_.stop = [this] { return steps_ == stop_at_; };
     watcher_.note = [](const std::string&) {};
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
   std::string text(const std::string& path) const {
     const auto bytes = read_file(path, std::size_t{1} << 24);
     return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
@@ -169,7 +166,8 @@ class TrainRun : public ::testing::Test {
     return json;
   }
 
-  std::string folder_;
+  const testing::ScratchFolder scratch_;
+  const std::string folder_ = scratch_.path();
   RunOptions options_;
   RunWatcher watcher_;
   int steps_ = 0, stop_at_ = -1;

@@ -15,6 +15,12 @@ class TeamOf : public testing::TestWithParam<int> {};
 // More than the machine has, and more than a team has ranges.
 INSTANTIATE_TEST_SUITE_P(Threads, TeamOf, testing::Values(1, 2, 3, 8, 70));
 
+// OpenMP ends the process where a thread cannot be started.
+TEST(Threads, AreNoMoreThanCanBeStarted) {
+  EXPECT_EQ(resolve_threads(7), 7);
+  EXPECT_LE(resolve_threads(1'000'000), 1024);
+}
+
 TEST_P(TeamOf, DoesEveryItemOnceBeforeTheNextPhase) {
   constexpr std::int64_t kItems = 173;
   constexpr int kPhases = 200;

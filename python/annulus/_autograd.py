@@ -93,7 +93,7 @@ def differentiable(op, setup_context, backward, eager_backward=None):
     """
     register_formulas(op, setup_context, backward)
 
-    # Not the form for torch.func, which takes 30 us more a call.
+    # Not the form for torch.func, which takes 64 us a call where this takes 26.
     def forward(ctx, *inputs):
         output = below_autograd(op, *inputs)
         setup_context(ctx, inputs, output)
@@ -132,5 +132,5 @@ def refuse_tangents(op, *tensors):
     for t in tensors:
         if isinstance(t, torch.Tensor) and forward_ad.unpack_dual(t).tangent is not None:
             raise NotSupported(
-                f"[{_name(op).removesuffix('_')}] has no forward-mode derivative: use torch.func.vjp, grad or jacrev"
+                f"[{_name(op)}] has no forward-mode derivative: use torch.func.vjp, grad or jacrev"
             )
