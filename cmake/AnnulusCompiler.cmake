@@ -66,7 +66,9 @@ set(ANNULUS_NOT_TIMED $<$<COMPILE_LANGUAGE:CXX>:-Og>)
 # and that names in their unnamed namespaces must differ. Never for kernels or other code whose speed is
 # measured: what the compiler inlines there should not depend on a neighbour.
 function(annulus_compile_together target first)
-  cmake_path(GET first STEM group)
+  cmake_path(ABSOLUTE_PATH first OUTPUT_VARIABLE group)
+  cmake_path(RELATIVE_PATH group BASE_DIRECTORY ${PROJECT_SOURCE_DIR})
+  string(MAKE_C_IDENTIFIER "${group}" group)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
   set_source_files_properties(${first} ${ARGN} PROPERTIES UNITY_GROUP with_${group})
 endfunction()

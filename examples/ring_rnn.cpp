@@ -78,7 +78,7 @@ struct Ring {
 
 annulus::RingRnnOptions options() {
   annulus::RingRnnOptions o;
-  o.activation = annulus::RingActivation::kTanh;
+  o.activation = annulus::RingRnnActivation::kTanh;
   return o;
 }
 

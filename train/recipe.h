@@ -15,7 +15,7 @@ struct Recipe {
   std::string name;
   std::int64_t neurons = 128, actions = 2;
   Encoding encoding = Encoding::kTurns;
-  RingActivation activation = RingActivation::kGelu;
+  RingRnnActivation activation = RingRnnActivation::kGelu;
   std::int64_t batch = 128, steps = 1000;
   std::int64_t length = 100;        // steps of a training sequence
   std::int64_t first_length = 100;  // at the start; it grows evenly to `length` over `growth`

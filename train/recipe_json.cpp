@@ -150,6 +150,6 @@ std::string difference(const Recipe& saved, const Recipe& asked) {
 }
 
 const char* name_of(Encoding e) { return kEncodings[static_cast<std::size_t>(e)]; }
-const char* name_of(RingActivation a) { return kActivations[static_cast<std::size_t>(a)]; }
+const char* name_of(RingRnnActivation a) { return kActivations[static_cast<std::size_t>(a)]; }
 
 }  // namespace annulus::train

@@ -16,6 +16,6 @@ Recipe recipe_from_json(const nlohmann::ordered_json& json);
 std::string difference(const Recipe& saved, const Recipe& asked);
 
 const char* name_of(Encoding e);
-const char* name_of(RingActivation a);
+const char* name_of(RingRnnActivation a);
 
 }  // namespace annulus::train

@@ -10,15 +10,15 @@
 #include "annulus/core/checked.h"
 #include "annulus/core/info.h"
 #include "annulus/cpu/features.h"
-#include "annulus/lrpe_cosine/lrpe_cosine_plan.h"
+#include "annulus/lrpe_cosine/plan.h"
 
 namespace annulus {
 
 namespace {
 
-using lrpe::Operand;
-using lrpe::Plan;
-using lrpe::Side;
+using lrpe_cosine::Operand;
+using lrpe_cosine::Plan;
+using lrpe_cosine::Side;
 
 constexpr std::int64_t kMaxPosition = std::int64_t{1} << 62;
 
@@ -216,10 +216,10 @@ Operand operand(const TensorView& v, std::int64_t C, Layout layout) {
 
 void run_forward(const Plan& plan, Context& context) {
   if (plan.device.type == DeviceType::kCPU) {
-    lrpe::cpu::forward(plan, context);
+    lrpe_cosine::cpu::forward(plan, context);
   } else {
 #if ANNULUS_HAVE_CUDA
-    lrpe::cuda::forward(plan, context);
+    lrpe_cosine::cuda::forward(plan, context);
 #else
     no_cuda(plan.op);
 #endif
@@ -229,10 +229,10 @@ void run_forward(const Plan& plan, Context& context) {
 
 void run_backward(const Plan& plan, Context& context) {
   if (plan.device.type == DeviceType::kCPU) {
-    lrpe::cpu::backward(plan, context);
+    lrpe_cosine::cpu::backward(plan, context);
   } else {
 #if ANNULUS_HAVE_CUDA
-    lrpe::cuda::backward(plan, context);
+    lrpe_cosine::cuda::backward(plan, context);
 #else
     no_cuda(plan.op);
 #endif
@@ -241,18 +241,18 @@ void run_backward(const Plan& plan, Context& context) {
 }
 
 std::size_t forward_scratch(const Plan& plan) {
-  if (plan.device.type == DeviceType::kCPU) return lrpe::cpu::forward_workspace(plan);
+  if (plan.device.type == DeviceType::kCPU) return lrpe_cosine::cpu::forward_workspace(plan);
 #if ANNULUS_HAVE_CUDA
-  return lrpe::cuda::forward_workspace(plan);
+  return lrpe_cosine::cuda::forward_workspace(plan);
 #else
   no_cuda(plan.op);
 #endif
 }
 
 std::size_t backward_scratch(const Plan& plan) {
-  if (plan.device.type == DeviceType::kCPU) return lrpe::cpu::backward_workspace(plan);
+  if (plan.device.type == DeviceType::kCPU) return lrpe_cosine::cpu::backward_workspace(plan);
 #if ANNULUS_HAVE_CUDA
-  return lrpe::cuda::backward_workspace(plan);
+  return lrpe_cosine::cuda::backward_workspace(plan);
 #else
   no_cuda(plan.op);
 #endif
@@ -538,7 +538,7 @@ namespace {
 Support support(DeviceType device) {
   if (device == DeviceType::kCPU) return {true, cpu::simd_description()};
 #if ANNULUS_HAVE_CUDA
-  return lrpe::cuda::support();
+  return lrpe_cosine::cuda::support();
 #else
   return {false, "this build has no CUDA backend (ANNULUS_CUDA=OFF)"};
 #endif

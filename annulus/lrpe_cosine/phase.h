@@ -17,7 +17,7 @@
 
 #include "annulus/core/macros.h"
 
-namespace annulus::lrpe {
+namespace annulus::lrpe_cosine {
 
 // The first 1280 bits of 1 / 2pi after the binary point: enough for every double.
 #define ANNULUS_INV_TWO_PI_WORDS                                                                  \
@@ -236,4 +236,4 @@ ANNULUS_HD inline void sincos_turn(std::uint64_t t, float& s, float& c) {
   c = flip_sign(swap ? odd : pc, (quadrant + (1u << 30)) & (1u << 31));
 }
 
-}  // namespace annulus::lrpe
+}  // namespace annulus::lrpe_cosine

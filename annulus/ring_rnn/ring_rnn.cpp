@@ -12,31 +12,31 @@
 #include "annulus/core/checked.h"
 #include "annulus/core/info.h"
 #include "annulus/cpu/features.h"
-#include "annulus/ring_rnn/ring_rnn_plan.h"
+#include "annulus/ring_rnn/plan.h"
 
 namespace annulus {
 
 namespace {
 
-using ring::Plan;
-using ring::ReadoutPlan;
+using ring_rnn::Plan;
+using ring_rnn::ReadoutPlan;
 
 // The dtype the state, saved tensors and readouts have.
 DType state_dtype(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 
-std::string precision_name(RingPrecision p) {
+std::string precision_name(RingRnnPrecision p) {
   switch (p) {
-    case RingPrecision::kAuto:
+    case RingRnnPrecision::kAuto:
       return "auto";
-    case RingPrecision::kFp32:
+    case RingRnnPrecision::kFp32:
       return "fp32";
-    case RingPrecision::kBf16x6:
+    case RingRnnPrecision::kBf16x6:
       return "bf16x6";
-    case RingPrecision::kBf16x3:
+    case RingRnnPrecision::kBf16x3:
       return "bf16x3";
-    case RingPrecision::kTf32:
+    case RingRnnPrecision::kTf32:
       return "tf32";
-    case RingPrecision::kBf16:
+    case RingRnnPrecision::kBf16:
       return "bf16";
   }
   return "of value " + std::to_string(static_cast<int>(p));
@@ -50,10 +50,11 @@ std::string precision_name(RingPrecision p) {
 // One backend's function by the device of the plan.
 #if ANNULUS_HAVE_CUDA
 #define ANNULUS_RING_DISPATCH(plan, call) \
-  ((plan).device.type == DeviceType::kCPU ? ring::cpu::call : ring::cuda::call)
+  ((plan).device.type == DeviceType::kCPU ? ring_rnn::cpu::call : ring_rnn::cuda::call)
 #else
-#define ANNULUS_RING_DISPATCH(plan, call) \
-  ((plan).device.type == DeviceType::kCPU ? ring::cpu::call : (no_cuda((plan).op), ring::cpu::call))
+#define ANNULUS_RING_DISPATCH(plan, call)                       \
+  ((plan).device.type == DeviceType::kCPU ? ring_rnn::cpu::call \
+                                          : (no_cuda((plan).op), ring_rnn::cpu::call))
 #endif
 
 // An input of the floating dtypes `allowed`, of that shape, beside A.
@@ -68,11 +69,11 @@ void check_input(const Plan& plan, const char* name, const TensorView& v,
 
 void check_options(Plan& plan, const RingRnnOptions& options) {
   const char* op = plan.op;
-  if (options.activation > RingActivation::kSilu) {
+  if (options.activation > RingRnnActivation::kSilu) {
     invalid(op, "activation", "be relu, gelu, tanh or silu",
             "has value " + std::to_string(static_cast<int>(options.activation)));
   }
-  if (options.precision > RingPrecision::kBf16) {
+  if (options.precision > RingRnnPrecision::kBf16) {
     invalid(op, "precision", "be auto, fp32, bf16x6, bf16x3, tf32 or bf16",
             "has value " + std::to_string(static_cast<int>(options.precision)));
   }
@@ -83,17 +84,17 @@ void check_options(Plan& plan, const RingRnnOptions& options) {
   plan.checkpoint = options.checkpoint;
   plan.precision = options.precision;
   if (plan.dtype == DType::kF64) {
-    if (options.precision != RingPrecision::kAuto) {
+    if (options.precision != RingRnnPrecision::kAuto) {
       invalid(op, "precision", "be auto for f64 tensors",
               "is " + precision_name(options.precision));
     }
-    plan.precision = RingPrecision::kFp32;
+    plan.precision = RingRnnPrecision::kFp32;
     return;
   }
-  if (options.precision == RingPrecision::kAuto) {
-    plan.precision = plan.dtype != DType::kF32               ? RingPrecision::kBf16
-                     : plan.device.type == DeviceType::kCUDA ? RingPrecision::kBf16x3
-                                                             : RingPrecision::kFp32;
+  if (options.precision == RingRnnPrecision::kAuto) {
+    plan.precision = plan.dtype != DType::kF32               ? RingRnnPrecision::kBf16
+                     : plan.device.type == DeviceType::kCUDA ? RingRnnPrecision::kBf16x3
+                                                             : RingRnnPrecision::kFp32;
   }
   const char* why = ANNULUS_RING_DISPATCH(plan, why_not)(plan.precision);
   if (why != nullptr && *why != '\0') {
@@ -103,7 +104,8 @@ void check_options(Plan& plan, const RingRnnOptions& options) {
 }
 
 // J0, J1 or alpha: a finite number, or a tensor of one element (or, for alpha, N).
-void check_parameter(const Plan& plan, const char* name, const RingParameter& p, bool per_neuron) {
+void check_parameter(const Plan& plan, const char* name, const RingRnnParameter& p,
+                     bool per_neuron) {
   if (!p.tensor.defined()) {
     if (!std::isfinite(p.value)) {
       invalid(plan.op, name, "be a finite number", "is " + std::to_string(p.value));
@@ -276,7 +278,7 @@ Plan forward_plan(const RingRnnInputs& in, const RingRnnOutputs& out,
 }
 
 // The gradient of a parameter that is a number has the state's dtype.
-void check_parameter_gradient(const Plan& plan, const char* name, const RingParameter& p,
+void check_parameter_gradient(const Plan& plan, const char* name, const RingRnnParameter& p,
                               const TensorView& grad) {
   if (!grad.defined()) return;
   const bool tensor = p.tensor.defined();
@@ -491,7 +493,7 @@ namespace {
 Support support(DeviceType device) {
   if (device == DeviceType::kCPU) return {true, cpu::simd_description()};
 #if ANNULUS_HAVE_CUDA
-  return ring::cuda::support();
+  return ring_rnn::cuda::support();
 #else
   return {false, "this build has no CUDA backend (ANNULUS_CUDA=OFF)"};
 #endif

@@ -48,11 +48,11 @@
 
 namespace annulus {
 
-enum class RingActivation : std::uint8_t { kRelu, kGelu, kTanh, kSilu };
+enum class RingRnnActivation : std::uint8_t { kRelu, kGelu, kTanh, kSilu };
 
 // How the matrix products are made; sums are f32 in all of them. J0 sum(s) is exact f32 in all of
 // them. ring_rnn.md has the measured error of each.
-enum class RingPrecision : std::uint8_t {
+enum class RingRnnPrecision : std::uint8_t {
   kAuto,    // f64: f64. 16-bit tensors: bf16. f32: fp32 on the CPU, bf16x3 on CUDA
   kFp32,    // f32 products
   kBf16x6,  // operands split in three bf16, six products: as exact as fp32
@@ -62,19 +62,19 @@ enum class RingPrecision : std::uint8_t {
 };
 
 // A number, or a tensor on the operator's device, which is read when the kernel runs.
-struct RingParameter {
+struct RingRnnParameter {
   double value = 0;
   TensorView tensor;  // rank 0, or (N,) for alpha; not defined: `value` counts
 
-  RingParameter(double v) : value(v) {}              // NOLINT: a number is a parameter
-  RingParameter(const TensorView& t) : tensor(t) {}  // NOLINT
+  RingRnnParameter(double v) : value(v) {}              // NOLINT: a number is a parameter
+  RingRnnParameter(const TensorView& t) : tensor(t) {}  // NOLINT
 };
 
 struct RingRnnInputs {
   TensorView A, Wa, Wo, r0;
-  RingParameter J0 = -0.1;
-  RingParameter J1 = 0.1;
-  RingParameter alpha = 0.15;
+  RingRnnParameter J0 = -0.1;
+  RingRnnParameter J1 = 0.1;
+  RingRnnParameter alpha = 0.15;
   TensorView drive, reset, reset_state, mask;  // optional
   // Optional: what ring_rnn_pack made of Wa and Wo, which are then not read (forward only).
   TensorView packed;
@@ -96,8 +96,8 @@ struct RingRnnGradients {
 };
 
 struct RingRnnOptions {
-  RingActivation activation = RingActivation::kRelu;
-  RingPrecision precision = RingPrecision::kAuto;
+  RingRnnActivation activation = RingRnnActivation::kRelu;
+  RingRnnPrecision precision = RingRnnPrecision::kAuto;
   // 0: the forward saves y of every step. s > 0: it saves the state before every s-th step, and the
   // backward computes each stretch of s steps again, to the same bits.
   std::int64_t checkpoint = 0;

@@ -1,0 +1,276 @@
+// What is done with a row once its sines and cosines are there: load, activate, turn, store. Row
+// functions over Segment-shaped buffers in float or double. The direct path, without buffers, is in
+// cpu/direct-inl.h.
+#if defined(ANNULUS_LRPE_COSINE_APPLY_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ANNULUS_LRPE_COSINE_APPLY_INL_H_
+#undef ANNULUS_LRPE_COSINE_APPLY_INL_H_
+#else
+#define ANNULUS_LRPE_COSINE_APPLY_INL_H_
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "annulus/cpu/simd-inl.h"
+#include "annulus/lrpe_cosine/cpu/rows-inl.h"
+#include "annulus/lrpe_cosine/cpu/stored-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace annulus::lrpe_cosine::HWY_NAMESPACE {
+
+// Row pointers of the two components, columns `step` apart.
+template <class T>
+struct Pair {
+  T* first;
+  T* second;
+  std::int64_t step;
+};
+
+enum class Direction { kForward, kBackward };
+
+template <class T, class Real>
+inline void load_row(const T* p, std::int64_t step, std::int64_t n, Real* out) {
+  std::int64_t i = 0;
+  if constexpr (!std::is_same_v<Real, double>) {
+    const auto lanes = static_cast<std::int64_t>(simd::lanes());
+    // Of more than one lane: GCC 13 warns of the loop that is left where there is one.
+    if (lanes > 1 && step == 1) {
+      for (; i <= n - lanes; i += lanes) simd::store(simd::load(p + i), out + i);
+    }
+  }
+  for (; i < n; ++i) out[i] = static_cast<Real>(p[i * step]);
+}
+
+template <class T, class Real>
+inline void store_row(const Real* in, std::int64_t n, T* p, std::int64_t step) {
+  std::int64_t i = 0;
+  if constexpr (!std::is_same_v<Real, double>) {
+    const auto lanes = static_cast<std::int64_t>(simd::lanes());
+    // Of more than one lane: GCC 13 warns of the loop that is left where there is one.
+    if (lanes > 1 && step == 1) {
+      for (; i <= n - 2 * lanes; i += 2 * lanes) {
+        Two<T> two;
+        two.set(simd::load(in + i), simd::load(in + i + lanes));
+        two.store(p + i);
+      }
+    }
+  }
+  for (; i < n; ++i) p[i * step] = stored<T>(in[i]);
+}
+
+// (y1, y2) = (x1, x2) turned by the phase; x2 = nullptr is 0. Rows are padded: whole vectors may be
+// touched.
+inline void rotate_row(const float* x1, const float* x2, const float* c, const float* s,
+                       std::int64_t n, float* y1, float* y2) {
+  const auto lanes = static_cast<std::int64_t>(simd::lanes());
+  for (std::int64_t i = 0; i < n; i += lanes) {
+    const auto a = simd::load(x1 + i);
+    const auto vc = simd::load(c + i);
+    const auto vs = simd::load(s + i);
+    if (x2 == nullptr) {
+      simd::store(ops::mul(a, vc), y1 + i);
+      simd::store(ops::mul(a, vs), y2 + i);
+    } else {
+      const auto b = simd::load(x2 + i);
+      simd::store(ops::neg_mul_add(b, vs, ops::mul(a, vc)), y1 + i);
+      simd::store(ops::mul_add(b, vc, ops::mul(a, vs)), y2 + i);
+    }
+  }
+}
+inline void rotate_row(const double* x1, const double* x2, const double* c, const double* s,
+                       std::int64_t n, double* y1, double* y2) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const double a = x1[i];
+    const double b = x2 ? x2[i] : 0.0;
+    y1[i] = x2 ? ops::one_mul_add(-b, s[i], a * c[i]) : a * c[i];
+    y2[i] = x2 ? ops::one_mul_add(b, c[i], a * s[i]) : a * s[i];
+  }
+}
+
+// (g1, g2) turned back by the phase, in place.
+inline void rotate_back_row(float* g1, float* g2, const float* c, const float* s, std::int64_t n) {
+  const auto lanes = static_cast<std::int64_t>(simd::lanes());
+  for (std::int64_t i = 0; i < n; i += lanes) {
+    const auto a = simd::load(g1 + i);
+    const auto b = simd::load(g2 + i);
+    const auto vc = simd::load(c + i);
+    const auto vs = simd::load(s + i);
+    simd::store(ops::mul_add(b, vs, ops::mul(a, vc)), g1 + i);
+    simd::store(ops::neg_mul_add(a, vs, ops::mul(b, vc)), g2 + i);
+  }
+}
+inline void rotate_back_row(double* g1, double* g2, const double* c, const double* s,
+                            std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const double a = g1[i];
+    const double b = g2[i];
+    g1[i] = ops::one_mul_add(b, s[i], a * c[i]);
+    g2[i] = ops::one_mul_add(-a, s[i], b * c[i]);
+  }
+}
+
+// sum += s q with q = x1 g2 - x2 g1.
+template <class Real>
+inline void add_moments(const Real* x1, const Real* x2, const Real* g1, const Real* g2, double s,
+                        std::int64_t n, double* sum) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    Real q = x1[i] * g2[i];
+    if (x2 != nullptr) q -= x2[i] * g1[i];
+    sum[i] += s * static_cast<double>(q);
+  }
+}
+
+template <class Real>
+inline Real max_with_nan(Real a, Real b) {
+  return b > a || std::isnan(b) ? b : a;  // a NaN, once there, stays: b > NaN is false
+}
+
+// v = exp(v - high), one maximum per column.
+inline void exp_minus(float* v, const float* high, std::int64_t n) {
+  std::int64_t i = 0;
+#if ANNULUS_HAVE_HWY
+  namespace hn = hwy::HWY_NAMESPACE;
+  const auto lanes = static_cast<std::int64_t>(simd::lanes());
+  for (; i + lanes <= n; i += lanes) {
+    simd::store(simd::exp(hn::Sub(simd::load(v + i), simd::load(high + i))), v + i);
+  }
+#endif
+  for (; i < n; ++i) v[i] = std::exp(v[i] - high[i]);
+}
+inline void exp_minus(double* v, const double* high, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) v[i] = std::exp(v[i] - high[i]);
+}
+
+// v = 1 / (1 + exp(-v)) in place, of whichever sign without an overflow: with e = exp(-|v|) it is 1 / (1 + e), or
+// e / (1 + e) below zero. The row is padded, so whole vectors may be touched.
+inline void sigmoid_row(float* v, std::int64_t n) {
+#if ANNULUS_HAVE_HWY
+  namespace hn = hwy::HWY_NAMESPACE;
+  const simd::F32 d;
+  const auto one = hn::Set(d, 1.0f);
+  const auto lanes = static_cast<std::int64_t>(simd::lanes());
+  for (std::int64_t i = 0; i < n; i += lanes) {
+    const auto x = simd::load(v + i);
+    const auto e = simd::exp(hn::Neg(hn::Abs(x)));
+    simd::store(hn::Div(hn::IfThenElse(hn::Lt(x, hn::Zero(d)), e, one), hn::Add(one, e)), v + i);
+  }
+#else
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float e = std::exp(-std::abs(v[i]));
+    v[i] = (v[i] < 0 ? e : 1.0f) / (1.0f + e);
+  }
+#endif
+}
+inline void sigmoid_row(double* v, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const double e = std::exp(-std::abs(v[i]));
+    v[i] = (v[i] < 0 ? e : 1.0) / (1.0 + e);
+  }
+}
+
+// Softmax over one token's features, which lie in several segments.
+template <class Real>
+inline void softmax_features(const Segments& segments, Real* x) {
+  Real high = -std::numeric_limits<Real>::infinity();
+  for (int i = 0; i < segments.count; ++i) {
+    const Segment& g = segments.at[i];
+    for (std::int64_t k = 0; k < g.length; ++k) high = max_with_nan(high, x[g.slot + k]);
+  }
+  double sum = 0;  // one after the other, of any number of them
+  for (int i = 0; i < segments.count; ++i) {
+    const Segment& g = segments.at[i];
+    for (std::int64_t k = 0; k < g.length; ++k) {
+      x[g.slot + k] = std::exp(x[g.slot + k] - high);
+      sum += x[g.slot + k];
+    }
+  }
+  const auto scale = static_cast<Real>(1 / sum);
+  for (int i = 0; i < segments.count; ++i) {
+    const Segment& g = segments.at[i];
+    for (std::int64_t k = 0; k < g.length; ++k) x[g.slot + k] *= scale;
+  }
+}
+
+// x = f(x). `high` and `scale` are the column statistics of softmax over tokens, indexed by column.
+template <class Real>
+inline void activate(LrpeActivation f, const Segments& segments, Real* x, const Real* high,
+                     const Real* scale) {
+  if (f == LrpeActivation::kNone) return;
+  if (f == LrpeActivation::kSoftmaxFeatures) return softmax_features(segments, x);
+  for (int i = 0; i < segments.count; ++i) {
+    const Segment& g = segments.at[i];
+    Real* v = x + g.slot;
+    if (f == LrpeActivation::kRelu) {
+      for (std::int64_t k = 0; k < g.length; ++k) v[k] = v[k] <= 0 ? Real{0} : v[k];  // NaN stays
+    } else if (f == LrpeActivation::kSigmoid) {
+      sigmoid_row(v, g.length);
+    } else if (f == LrpeActivation::kSilu) {
+      for (std::int64_t k0 = 0; k0 < g.length; k0 += kRowPad) {
+        Real s[kRowPad];
+        std::copy_n(v + k0, kRowPad, s);
+        sigmoid_row(s, kRowPad);
+        const std::int64_t n = std::min(kRowPad, g.length - k0);
+        for (std::int64_t k = 0; k < n; ++k) v[k0 + k] *= s[k];
+      }
+    } else {
+      exp_minus(v, high + g.column, g.length);
+      for (std::int64_t k = 0; k < g.length; ++k) v[k] *= scale[g.column + k];
+    }
+  }
+}
+
+// g = dx from g, the activated row xb and the raw row x. `dot` is sum(p g) of each column (softmax
+// over tokens).
+template <class Real>
+inline void activation_backward(LrpeActivation f, const Segments& segments, Real* x, const Real* xb,
+                                const Real* dot, Real* g_row) {
+  Real row_dot = 0;
+  if (f == LrpeActivation::kSoftmaxFeatures) {
+    double sum = 0;
+    for (int i = 0; i < segments.count; ++i) {
+      const Segment& g = segments.at[i];
+      for (std::int64_t k = g.slot; k < g.slot + g.length; ++k) {
+        sum += static_cast<double>(xb[k]) * static_cast<double>(g_row[k]);
+      }
+    }
+    row_dot = static_cast<Real>(sum);
+  }
+  for (int i = 0; i < segments.count; ++i) {
+    const Segment& g = segments.at[i];
+    Real* d = g_row + g.slot;
+    Real* v = x + g.slot;
+    const Real* b = xb + g.slot;
+    switch (f) {
+      case LrpeActivation::kRelu:
+        for (std::int64_t k = 0; k < g.length; ++k) d[k] = v[k] <= 0 ? Real{0} : d[k];
+        break;
+      case LrpeActivation::kSigmoid:
+        for (std::int64_t k = 0; k < g.length; ++k) d[k] *= b[k] * (1 - b[k]);
+        break;
+      case LrpeActivation::kSilu:
+        // s + x s (1 - s), with x s = xb.
+        for (std::int64_t k0 = 0; k0 < g.length; k0 += kRowPad) {
+          sigmoid_row(v + k0, kRowPad);
+          const std::int64_t n = std::min(kRowPad, g.length - k0);
+          for (std::int64_t k = k0; k < k0 + n; ++k) d[k] *= v[k] + b[k] * (1 - v[k]);
+        }
+        break;
+      case LrpeActivation::kSoftmaxFeatures:
+        for (std::int64_t k = 0; k < g.length; ++k) d[k] = b[k] * (d[k] - row_dot);
+        break;
+      case LrpeActivation::kSoftmaxTokens:
+        for (std::int64_t k = 0; k < g.length; ++k) d[k] = b[k] * (d[k] - dot[g.column + k]);
+        break;
+      case LrpeActivation::kNone:
+        break;
+    }
+  }
+}
+
+}  // namespace annulus::lrpe_cosine::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // toggling guard

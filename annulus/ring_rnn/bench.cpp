@@ -1,0 +1,255 @@
+// Suite ring-rnn: the seed's table (forward, B = 256, T = 20), and beside it what the seed's operator
+// lacked: forward with backward for every gradient, actions that are zero, every precision.
+//
+// One deliberate difference. In the seed's setting every unit's drive is negative, so relu makes it
+// zero and the state only decays: any kernel whose drive is negative looks right there. Here the
+// global inhibition is J0 = -1 / N, which leaves a quarter of the units active; a record's `active` is
+// the share that was seen. The seed's own setting is one row, called `dead`.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "annulus/ring_rnn/bench_seed.h"
+#include "annulus/ring_rnn/test/cases.h"
+#include "bench/problem.h"
+#include "bench/suite.h"
+
+namespace annulus::bench {
+namespace {
+
+using testing::RingRnnProblem;
+using Actions = RingRnnProblem::Actions;
+
+enum class Variant { kPlain, kLive2, kActions, kDead };
+constexpr const char* kVariantNames[] = {"", "live2", "actions", "dead"};
+
+// Share of the actions that are not zero in relu(v linspace(-1, 1, K)), v = 0 in 56 of 100 steps.
+constexpr double kVelocityDensity = 0.22;
+
+const char* name_of(RingRnnPrecision p) {
+  constexpr const char* kNames[] = {"auto", "fp32", "bf16x6", "bf16x3", "tf32", "bf16"};
+  return kNames[static_cast<std::size_t>(p)];
+}
+
+struct Sizes {
+  std::int64_t B, N, K, T = kRingSeedT;
+};
+
+RingRnnProblem problem_of(Sizes s, DType dtype, bool backward, Variant variant) {
+  RingRnnProblem p;
+  p.B = s.B;
+  p.N = s.N;
+  p.K = s.K;
+  p.T = s.T;
+  p.dtype = dtype;
+  p.activation = RingRnnActivation::kRelu;
+  p.J0 = -1 / static_cast<double>(s.N);
+  p.gain = 2;
+  if (variant == Variant::kLive2) p.live = 2;
+  if (variant == Variant::kActions || variant == Variant::kDead) p.actions = Actions::kVelocity;
+  if (variant == Variant::kDead) {
+    p.J0 = -0.1;
+    p.gain = 0.9;
+  }
+  if (backward) {
+    p.gradients = testing::kRingAllGradients;
+    p.J0_form = p.J1_form = p.alpha_form = RingRnnProblem::Parameter::kTensor;
+  }
+  p.seed = 1;
+  return p;
+}
+
+// Which multiply units a precision can use at best, and what a step reads of the weights.
+Work work_of(const RingRnnProblem& p, Device device, bool backward) {
+  Work w;
+  double width = 4;
+  switch (testing::ring_resolved_precision(p, device)) {
+    case RingRnnPrecision::kBf16:
+      w = {Products::kBf16, 1};
+      width = 2;
+      break;
+    case RingRnnPrecision::kBf16x3:
+      w = {Products::kBf16, 3};
+      break;
+    case RingRnnPrecision::kBf16x6:
+      w = {Products::kBf16, 6};
+      width = 6;
+      break;
+    case RingRnnPrecision::kTf32:
+      w.products = Products::kTf32;
+      break;
+    default:
+      break;
+  }
+  const std::int64_t live = p.live < 0 ? p.K : std::min(p.live, p.K);
+  w.steps = backward ? 2 * p.T : p.T;
+  w.step_bytes = width * static_cast<double>((live + 1) * p.N * p.N);
+  return w;
+}
+
+// The same problem for the fp64 reference in a second or two: fewer samples, then fewer actions, for
+// gradients (four times the work, and slow loops) fewer steps too, but all neurons. relu's derivative
+// jumps, so where gradients are judged in rounded arithmetic a unit at the jump would decide: they
+// are judged with gelu.
+RingRnnProblem error_problem(RingRnnProblem p, bool backward) {
+  const double most = backward ? 6e7 : 5.1e8;
+  const auto shrink = [&](std::int64_t& extent, std::int64_t least) {
+    while (extent > least && 2.0 * static_cast<double>(p.B * p.T * (p.K + 1) * p.N * p.N) > most) {
+      extent = std::max(extent / 2, least);
+    }
+  };
+  p.B = std::min<std::int64_t>(p.B, 4);
+  shrink(p.B, 1);
+  shrink(p.K, 2);
+  if (!backward) return p;
+  shrink(p.T, 5);
+  p.activation = RingRnnActivation::kGelu;
+  return p;
+}
+
+// Share of the units of the first samples that their input drives: F(y) is above a tenth of the
+// state. Read off the states, F(y) = (r_t - (1 - alpha) r_t-1) / alpha, which bf16 states resolve
+// to 3 % of r.
+double active_share(const Problem& problem, const RingRnnProblem& p) {
+  const auto N = static_cast<std::size_t>(p.N), T = static_cast<std::size_t>(p.T);
+  const std::vector<double> out = problem.values("out", std::min<std::int64_t>(p.B, 8) * p.T * p.N);
+  std::size_t active = 0, seen = 0;
+  for (std::size_t at = N; at < out.size(); ++at) {
+    if (at / N % T == 0) continue;  // its predecessor belongs to another sample
+    const double before = out[at - N];
+    const double f = (out[at] - (1 - p.alpha) * before) / p.alpha;
+    active += std::fabs(f) > 0.1 * std::fabs(before);
+    ++seen;
+  }
+  return seen == 0 ? 0 : static_cast<double>(active) / static_cast<double>(seen);
+}
+
+testing::Case case_of(const RingRnnProblem& p) {
+  testing::Case c = testing::ring_rnn_case(p);
+  if (p.actions == Actions::kVelocity) {
+    const auto K = static_cast<double>(p.K);
+    for (testing::Call& call : c.calls) call.flops *= (1 + kVelocityDensity * K) / (1 + K);
+  }
+  return c;
+}
+
+Row make_row(const RingRnnProblem& p, Device device, bool backward, Variant variant) {
+  Row row;
+  const std::string extra = kVariantNames[static_cast<std::size_t>(variant)];
+  row.name = fmt::format("{}-b{}-n{}-k{}-t{}{}", backward ? "fwdbwd" : "fwd", p.B, p.N, p.K, p.T,
+                         extra.empty() ? "" : "-" + extra);
+  row.op = "ring_rnn";
+  if (p.precision != RingRnnPrecision::kAuto) row.impl += std::string("-") + name_of(p.precision);
+  row.dtype = p.dtype;
+  row.params = {{"B", p.B},
+                {"T", p.T},
+                {"K", p.K},
+                {"N", p.N},
+                {"direction", std::string(backward ? "fwdbwd" : "fwd")},
+                {"activation", std::string("relu")},
+                {"precision", std::string(name_of(testing::ring_resolved_precision(p, device)))}};
+  if (!extra.empty()) row.params["variant"] = extra;
+  row.work = work_of(p, device, backward);
+  row.problem = [p] { return case_of(p); };
+  const RingRnnProblem slice = error_problem(p, backward);
+  row.error_problem = [slice] { return testing::ring_rnn_case(slice); };
+  RingRnnProblem any = slice;
+  any.precision = RingRnnPrecision::kAuto;
+  row.same_expected = testing::ring_rnn_case(any).params;
+  row.observe = [p](const Problem& problem) {
+    return Params{{"active", std::round(1e4 * active_share(problem, p)) / 1e4}};
+  };
+  row.calls = {"forward"};
+  if (backward) row.calls.push_back("backward");
+  row.with_move = false;  // bound by arithmetic: moving the bytes says nothing
+  return row;
+}
+
+SeedFigure seed_figure(const RingSeedRow& s) {
+  // Its fastest, on tensor cores where the shape allowed them.
+  SeedFigure f{s.ms[3] > 0 ? s.ms[3] : s.ms[2], "ms", kRingSeedHardware, {}};
+  for (std::size_t i = 0; i < s.ms.size(); ++i) {
+    if (s.ms[i] > 0) f.columns.emplace_back(kRingSeedColumns[i], s.ms[i]);
+  }
+  return f;
+}
+
+std::vector<Row> quick_rows(Device device) {
+  std::vector<Row> rows;
+  for (const Sizes s : {Sizes{32, 128, 16}, Sizes{256, 128, 16}, Sizes{64, 256, 16},
+                        Sizes{256, 256, 3}, Sizes{64, 512, 6}}) {
+    const bool first_choice = s.B == 256 && s.N == 128;
+    const auto add = [&](DType dtype, bool backward, Variant variant) {
+      rows.push_back(make_row(problem_of(s, dtype, backward, variant), device, backward, variant));
+    };
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      add(dtype, false, Variant::kPlain);
+      if (first_choice) add(dtype, false, Variant::kLive2);
+    }
+    add(DType::kF32, true, Variant::kPlain);
+    if (first_choice) add(DType::kBF16, true, Variant::kPlain);
+  }
+  return rows;
+}
+
+std::vector<Row> seed_rows(const RingSeedRow& s, Device device) {
+  const Sizes sizes{kRingSeedB, s.N, s.K};
+  std::vector<Row> rows;
+  const auto add = [&](DType dtype, bool backward, Variant variant, RingRnnPrecision precision) {
+    RingRnnProblem p = problem_of(sizes, dtype, backward, variant);
+    p.precision = precision;
+    Row row = make_row(p, device, backward, variant);
+    const bool plain = variant == Variant::kPlain || variant == Variant::kDead;
+    if (plain && !backward && precision == RingRnnPrecision::kAuto) row.seed = seed_figure(s);
+    rows.push_back(std::move(row));
+  };
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    add(dtype, false, Variant::kPlain, RingRnnPrecision::kAuto);
+    if (dtype == DType::kF32 && device.type == DeviceType::kCUDA) {
+      for (const RingRnnPrecision p :
+           {RingRnnPrecision::kBf16x6, RingRnnPrecision::kTf32, RingRnnPrecision::kFp32}) {
+        add(dtype, false, Variant::kPlain, p);
+      }
+    }
+    add(dtype, true, Variant::kPlain, RingRnnPrecision::kAuto);
+  }
+  if (s.K == 16) add(DType::kBF16, false, Variant::kActions, RingRnnPrecision::kAuto);
+  if (s.K == 16 && s.N == 1024) {
+    add(DType::kBF16, false, Variant::kLive2, RingRnnPrecision::kAuto);
+    add(DType::kF32, false, Variant::kDead, RingRnnPrecision::kAuto);
+  }
+  return rows;
+}
+
+std::vector<Row> ring_rows(const SuiteRequest& request) {
+  const Device device{request.device, 0};
+  if (request.size == Size::kQuick) return quick_rows(device);
+  std::vector<Row> rows;
+  for (const RingSeedRow& s : kRingSeed) {
+    for (Row& row : seed_rows(s, device)) {
+      if (request.size == Size::kMachine) {
+        const testing::Case problem = row.problem();
+        double flops = 0;
+        for (const std::string& call : row.calls) flops += find_call(problem, call).flops;
+        // Two seconds a call on a small CPU are the most that anyone waits for nine of them.
+        if (request.device == DeviceType::kCPU && flops > 2e11) continue;
+        if (peak_bytes_of(problem, row.calls, device) > request.memory_bytes) continue;
+      }
+      rows.push_back(std::move(row));
+    }
+  }
+  return rows;
+}
+
+const SuiteRegistration registration(
+    {"ring-rnn",
+     "ring RNN: forward, and forward with every gradient, over neurons, actions and precisions "
+     "(seed 000)",
+     ring_rows});
+
+}  // namespace
+}  // namespace annulus::bench

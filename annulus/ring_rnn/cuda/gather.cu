@@ -1,0 +1,263 @@
+// After the loops: sums over the parts that blocks of threads left, in fixed order. Forward: angle
+// and amplitude. Backward: dA, dJ0, dJ1, dalpha, and the weights' gradients where their depth was
+// split.
+#include "annulus/core/checked.h"
+#include "annulus/cuda/check.h"
+#include "annulus/cuda/launch.h"
+#include "annulus/cuda/reduce.cuh"
+#include "annulus/ring_rnn/cuda/tensor.cuh"
+
+namespace annulus::ring_rnn::cuda::tensor {
+
+namespace {
+
+constexpr int kThreads = 1024;
+constexpr int kManyWeights = 4;        // of a thread that adds up parts of dW, ...
+constexpr int kManyWeightsFrom = 256;  // ... from this N on: smaller ones would be too few blocks
+
+__global__ void __launch_bounds__(kThreads) readout_kernel(const __grid_constant__ Loop loop) {
+  const Shape& s = loop.shape;
+  const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (index >= s.T * s.B) return;
+  const std::int64_t t = index / s.B;
+  const std::int64_t b = index % s.B;
+  float x = 0, y = 0;
+  for (int part = 0; part < s.row_parts; ++part) {
+    const float2 v = *reinterpret_cast<const float2*>(
+        loop.vectors + ((t * s.row_parts + part) * s.padded_b + b) * 2);
+    x += v.x;
+    y += v.y;
+  }
+  put<float>(loop.args.angle, x == 0 && y == 0 ? 0.0f : atan2f(y, x), b, t);
+  put<float>(loop.args.amplitude, hypotf(x, y), b, t);
+}
+
+// s . u_k of one sample and step: a share of the parts of the splits that had channel k, which lie
+// equally far apart.
+__device__ __forceinline__ float dot(const Loop& loop, std::int64_t t, int channel, std::int64_t b,
+                                     int share, int shares) {
+  const Shape& s = loop.shape;
+  const int count = s.tiles * (s.splits() / s.channel_splits);
+  const std::int64_t slots = static_cast<std::int64_t>(s.tiles) * s.splits() * s.dot_parts;
+  const std::int64_t pitch = static_cast<std::int64_t>(s.channels) * s.padded_b;
+  const std::int64_t step = pitch * s.channel_splits * s.dot_parts;
+  const int first = count * share / shares;
+  const int last = count * (share + 1) / shares;
+  const float* from = loop.dots + (t * slots * s.channels + channel) * s.padded_b + b +
+                      channel % s.channel_splits * s.dot_parts * pitch + first * step;
+  float sum = 0;
+#pragma unroll 8
+  for (int i = first; i < last; ++i, from += step) {
+    for (int part = 0; part < s.dot_parts; ++part) sum += from[part * pitch];
+  }
+  return sum;
+}
+
+// Single numbers are sums over everything: each has kSlices blocks of threads.
+constexpr int kSlices = Loop::kSlices;
+enum Single { kSumJ0, kSumJ1, kSumAlpha, kSingles };
+
+// Sums f(i, j) over a slice of the rows i and all columns j; thread 0 of the block that comes last gets
+// the sum of all slices, in their order. Without a division a number: 64-bit ones took ten times as
+// long as the numbers.
+template <class F>
+__device__ __forceinline__ bool whole_sum(const Loop& loop, Single which, int slice,
+                                          std::int64_t rows, std::int64_t columns, double& total,
+                                          F&& f) {
+  __shared__ double scratch[kThreads / 32];
+  constexpr int kAcross = 128, kDown = kThreads / kAcross, kAtOnce = 8;
+  const std::int64_t last = rows * (slice + 1) / kSlices;
+  double sum = 0;
+  for (std::int64_t j = threadIdx.x % kAcross; j < columns; j += kAcross) {
+    std::int64_t i = rows * slice / kSlices + threadIdx.x / kAcross;
+    for (; i + (kAtOnce - 1) * kDown < last; i += kAtOnce * kDown) {
+      double v[kAtOnce];  // all on their way before the first is used
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) v[k] = f(i + k * kDown, j);
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) sum += v[k];
+    }
+    for (; i < last; i += kDown) sum += f(i, j);
+  }
+  sum = annulus::cuda::block_sum<kThreads>(sum, scratch);
+  bool comes_last = false;
+  if (threadIdx.x == 0) {
+    double* const parts = loop.slice_sums + which * kSlices;
+    __stcg(parts + slice, sum);
+    __threadfence();
+    comes_last = atomicAdd(loop.slice_counters + which, 1u) == kSlices - 1;
+    if (comes_last) {
+      __threadfence();
+      total = 0;
+      for (int i = 0; i < kSlices; ++i) total += __ldcg(parts + i);
+    }
+  }
+  return comes_last;
+}
+
+// dWa and dWo, whose depth was split. A thread has Each numbers of a channel: many of its loads are on
+// their way at once. In 32 bits: see depth_splits_for().
+template <unsigned Each>
+__device__ void add_parts(const Loop& loop, const WeightGradients& w, const GatherBlocks& blocks,
+                          unsigned block) {
+  const Shape& s = loop.shape;
+  const auto N = static_cast<unsigned>(s.N);
+  const auto of_channel = static_cast<unsigned>(blocks.weights_each);
+  const unsigned first = block % of_channel * (kThreads * Each) + threadIdx.x;
+  const int channel = w.first_channel + static_cast<int>(block / of_channel);
+  const std::int64_t side = static_cast<std::int64_t>(w.sides) * 128;
+  const float* parts[Each];
+  float sums[Each] = {};
+#pragma unroll
+  for (unsigned e = 0; e < Each; ++e) {
+    const unsigned index = min(first + e * kThreads, N * N - 1);
+    parts[e] = w.parts + (channel * side + index / N) * side + index % N;
+  }
+#pragma unroll 4
+  for (int z = 0; z < w.depth_splits; ++z) {
+#pragma unroll
+    for (unsigned e = 0; e < Each; ++e) sums[e] += parts[e][z * s.channels * side * side];
+  }
+#pragma unroll
+  for (unsigned e = 0; e < Each; ++e) {
+    const unsigned index = first + e * kThreads;
+    if (index < N * N) put_weight_gradient(w, channel, index / N, index % N, sums[e]);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    gather_kernel(const __grid_constant__ Loop loop, const __grid_constant__ WeightGradients w,
+                  const __grid_constant__ GatherBlocks blocks) {
+  const Shape& s = loop.shape;
+  const Args& a = loop.args;
+  std::int64_t block = blockIdx.x;
+  // The single numbers first: they take longest.
+  if (block < kSingles * kSlices) {
+    const int slice = static_cast<int>(block % kSlices);
+    double total;
+    switch (static_cast<Single>(block / kSlices)) {
+      case kSumJ0:
+        if (a.dJ0 &&
+            whole_sum(loop, kSumJ0, slice, s.T, s.B, total, [&](std::int64_t t, std::int64_t b) {
+              float g = 0, v = 0;
+#pragma unroll 4
+              for (int part = 0; part < s.row_parts; ++part) {
+                const std::int64_t at = (t * s.row_parts + part) * s.padded_b + b;
+                g += loop.g_sums[at];
+                v += loop.s_sums[at];
+              }
+              return static_cast<double>(g) * static_cast<double>(v);
+            })) {
+          put_at<T>(a.dJ0.data, a.dJ0.wide, 0, static_cast<float>(total));
+        }
+        return;
+      case kSumJ1: {
+        // All parts at once, in the order they lie in memory; those of other channels were never
+        // made.
+        const int had = s.splits() / s.channel_splits * s.dot_parts;  // slots of a tile
+        if (a.dJ1 &&
+            whole_sum(loop, kSumJ1, slice, s.T * s.tiles * had, s.padded_b, total,
+                      [&](std::int64_t i, std::int64_t b) {
+                        const auto which = static_cast<unsigned>(i) % static_cast<unsigned>(had);
+                        const auto tile = static_cast<unsigned>(i) / static_cast<unsigned>(had);
+                        const auto parts = static_cast<unsigned>(s.dot_parts);
+                        const std::int64_t split =
+                            which / parts * static_cast<unsigned>(s.channel_splits);
+                        const std::int64_t part =
+                            (static_cast<std::int64_t>(tile) * s.splits() + split) * s.dot_parts +
+                            which % parts;
+                        return static_cast<double>(loop.dots[part * s.channels * s.padded_b + b]);
+                      })) {
+          put_at<T>(a.dJ1.data, a.dJ1.wide, 0, static_cast<float>(total));
+        }
+        return;
+      }
+      default:
+        if (a.dalpha && !a.alpha_per_neuron &&
+            whole_sum(loop, kSumAlpha, slice, s.B, s.N, total, [&](std::int64_t b, std::int64_t i) {
+              return static_cast<double>(loop.alpha_sums[b * s.padded_n + i]);
+            })) {
+          put_either<T>(a.dalpha, static_cast<float>(total), 0);
+        }
+        return;
+    }
+  }
+  block -= kSingles * kSlices;
+  if (block < blocks.alpha) {
+    const std::int64_t i = block * kThreads + threadIdx.x;
+    if (i >= s.N) return;
+    double sum = 0;
+    for (std::int64_t b = 0; b < s.B; ++b) {
+      sum += static_cast<double>(loop.alpha_sums[b * s.padded_n + i]);
+    }
+    put_either<T>(a.dalpha, static_cast<float>(sum), i);
+    return;
+  }
+  block -= blocks.alpha;
+  if (block < blocks.actions) {
+    // Threads share a number of many parts: a thread each would leave most of the GPU without any.
+    __shared__ float parts[kThreads];
+    const int dots = kThreads / blocks.dot_shares;
+    const int share = static_cast<int>(threadIdx.x) / dots;
+    const int local = static_cast<int>(threadIdx.x) % dots;
+    const std::int64_t index = block * dots + local;
+    const bool inside = index < s.T * a.K * s.B;
+    const std::int64_t b = index % s.B;
+    const std::int64_t rest = index / s.B;
+    const int channel = static_cast<int>(rest % a.K) + 1;
+    const std::int64_t t = rest / a.K;
+    const bool counts = inside && live(a, b, t);
+    parts[threadIdx.x] = counts ? dot(loop, t, channel, b, share, blocks.dot_shares) : 0.0f;
+    __syncthreads();
+    if (share > 0 || !inside) return;
+    float sum = 0;
+    for (int i = 0; i < blocks.dot_shares; ++i) sum += parts[i * dots + local];
+    put<T>(a.dA, sum, b, t, channel - 1);
+    return;
+  }
+  block -= blocks.actions;
+  if (blocks.weights_of_thread == 1) {
+    add_parts<1>(loop, w, blocks, static_cast<unsigned>(block));
+  } else {
+    add_parts<kManyWeights>(loop, w, blocks, static_cast<unsigned>(block));
+  }
+}
+
+}  // namespace
+
+void run_readout(const Loop& loop, const char* op, cudaStream_t stream) {
+  const std::int64_t blocks = ceil_div(loop.shape.T * loop.shape.B, kThreads);
+  readout_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(loop);
+  annulus::cuda::check_launch(op, "readout of the ring loop");
+}
+
+void run_gather(const Loop& loop, const WeightGradients& w, DType dtype, const char* op,
+                cudaStream_t stream) {
+  const Shape& s = loop.shape;
+  const Args& a = loop.args;
+  GatherBlocks blocks;
+  if (a.dalpha && a.alpha_per_neuron) blocks.alpha = ceil_div(s.N, kThreads);
+  if (a.dA) {
+    const int parts = s.tiles * (s.splits() / s.channel_splits);
+    blocks.dot_shares = parts >= 32 ? 8 : parts >= 8 ? 2 : 1;
+    blocks.actions = ceil_div(s.T * a.K * s.B, kThreads / blocks.dot_shares);
+  }
+  if (w.depth_splits > 1) {
+    if (s.N >= kManyWeightsFrom) blocks.weights_of_thread = kManyWeights;
+    blocks.weights_each = ceil_div(s.N * s.N, kThreads * blocks.weights_of_thread);
+    blocks.weights = (w.last_channel - w.first_channel) * blocks.weights_each;
+  }
+  const auto grid =
+      static_cast<unsigned>(kSingles * kSlices + blocks.alpha + blocks.actions + blocks.weights);
+  if (dtype == DType::kF16) {
+    gather_kernel<float16><<<grid, kThreads, 0, stream>>>(loop, w, blocks);
+  } else if (dtype == DType::kBF16) {
+    gather_kernel<bfloat16><<<grid, kThreads, 0, stream>>>(loop, w, blocks);
+  } else {
+    gather_kernel<float><<<grid, kThreads, 0, stream>>>(loop, w, blocks);
+  }
+  annulus::cuda::check_launch(op, "gradients of the ring loop");
+}
+
+}  // namespace annulus::ring_rnn::cuda::tensor

@@ -1,0 +1,577 @@
+// The general path of ring RNN on CUDA, backward: the loop from the last step to the first, and the
+// sums that are left when it is done. The weights' gradients are one product after it
+// (cuda/simt/dweights.cu).
+//
+// Stage "backward t" has g_t of all neurons before it. It makes u_k, dL/ds_t and from that l of step
+// t - 1 and g_{t-1}, which the next stage reads. u_k is summed apart from its coefficient, so that
+// dA_k = s . u_k falls out of the same registers. Sums over neurons are left as one partial a tile,
+// sums over steps are kept by the thread that adds to them: no atomics, one order.
+//
+// With checkpoints, y of a stretch of steps is computed again before its steps are gone through
+// backwards, by the forward's own stages.
+//
+// s comes from `out`, or, where that is rounded to 16 bits, from a buffer of its own: filled before
+// the loop from y, element by element, or by the steps that are computed again.
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "annulus/core/dispatch.h"
+#include "annulus/ring_rnn/cuda/simt/backward.cuh"
+#include "annulus/ring_rnn/cuda/simt/launch.cuh"
+
+namespace annulus::ring_rnn::cuda::general {
+
+namespace {
+
+// s_t of sample b at neuron i as the sums over it want it.
+template <class T>
+__device__ __forceinline__ compute_t<T> exact_state(const Args& a,
+                                                    const StepScratch<compute_t<T>>& w,
+                                                    std::int64_t b, std::int64_t t,
+                                                    std::int64_t i) {
+  if constexpr (kRoundsStates<T>) {
+    return __ldcg(w.kept + (t % w.kept_steps * a.B + b) * a.N + i);
+  } else {
+    return state_before<T>(a, b, t, i);
+  }
+}
+
+// The states of all steps, where y of all of them was saved, to the forward's bits; and the
+// barriers' counters to 0.
+template <class T>
+__global__ void __launch_bounds__(kTileThreads)
+    states_kernel(const __grid_constant__ Args a, compute_t<T>* states, unsigned* counters,
+                  std::int64_t count) {
+  using Real = compute_t<T>;
+  const std::int64_t start = blockIdx.x * static_cast<std::int64_t>(kTileThreads) + threadIdx.x;
+  const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * kTileThreads;
+  for (std::int64_t e = start; e < count; e += stride) counters[e] = 0;
+  const std::int64_t elements = a.B * a.N;
+  for (std::int64_t e = start; e < elements; e += stride) {
+    const std::int64_t b = e / a.N;
+    const std::int64_t i = e % a.N;
+    StepInputs<Real> in{
+        begin_step<T, true>(a, b, i, 0, get_either<T>(a.r0, b, i), resets(a, b, 0))};
+    in.alpha = get<T>(a.alpha, i);
+    for (std::int64_t t = 0;; ++t) {
+      states[t * elements + e] = in.s;
+      if (t + 1 == a.T) break;
+      in.live = live(a, b, t);
+      in.resets_next = resets(a, b, t + 1);
+      // y has the product, the sum and the drive in it already.
+      const Real y = get<Real>(a.saved, t, b, i);
+      in.s = finish_step<T, true>(a, b, i, t, in, y, Real(0), Real(0)).next;
+    }
+  }
+}
+
+// What opening step t at (b, i) needs beside what is carried to it.
+template <class Real>
+struct OpenInputs {
+  Real dout = 0, y = 0, alpha = 0, s = 0;
+  bool live = false;
+};
+template <class T>
+__device__ __forceinline__ OpenInputs<compute_t<T>> load_open(
+    const Args& a, const BackwardScratch<compute_t<T>>& w, std::int64_t b, std::int64_t i,
+    std::int64_t t) {
+  using Real = compute_t<T>;
+  OpenInputs<Real> in;
+  in.live = live(a, b, t);
+  if (a.dout) in.dout = get<T>(a.dout, b, t, i);
+  in.y =
+      w.ys != nullptr ? w.ys[(t % a.checkpoint * a.B + b) * a.N + i] : get<Real>(a.saved, t, b, i);
+  in.alpha = get<T>(a.alpha, i);
+  if (a.dalpha || w.s_sums != nullptr) in.s = exact_state<T>(a, w.step, b, t, i);
+  return in;
+}
+
+template <class Real>
+struct Opened {
+  Real g = 0, s = 0, dalpha = 0;
+};
+
+// l of step t at (b, i) is `carry` and what comes in at dout; g follows. Keeps both.
+template <class T>
+__device__ __forceinline__ Opened<compute_t<T>> open_element(
+    const Args& a, const BackwardScratch<compute_t<T>>& w, std::int64_t b, std::int64_t i,
+    std::int64_t t, const OpenInputs<compute_t<T>>& in, compute_t<T> carry) {
+  using Real = compute_t<T>;
+  if (a.dout) carry += in.dout;
+  w.carry[b * a.N + i] = carry;
+  Opened<Real> o;
+  if (in.live) {
+    const Activated<Real> f = activate_and_slope(a.activation, in.y);
+    o.g = mul_of(mul_of(in.alpha, f.slope), carry);
+    o.s = in.s;
+    o.dalpha = mul_of(carry, f.value - in.s);
+  }
+  w.g[(t % w.g_steps * a.B + b) * a.N + i] = o.g;
+  if (a.ddrive) put<T>(a.ddrive, o.g, b, t, i);
+  return o;
+}
+
+// The sums over neurons of what open_element gave for step t. Whole warps.
+template <class T>
+__device__ __forceinline__ void record_opened(const Args& a, const BackwardScratch<compute_t<T>>& w,
+                                              std::int64_t b, std::int64_t i, std::int64_t t,
+                                              const Opened<compute_t<T>>& o) {
+  using Real = compute_t<T>;
+  const std::int64_t groups = sum_groups(a.N);
+  const std::int64_t half = (t & 1) * a.B * groups;
+  put_group(w.g_sums + half, o.g, b, i, a.B, a.N);
+  if (w.s_sums != nullptr) put_group(w.s_sums + half, o.s, b, i, a.B, a.N);
+  if (!a.dalpha) return;
+  const bool inside = b < a.B && i < a.N;
+  const bool first = t == a.T - 1;
+  if (a.alpha_per_neuron) {
+    if (inside) {
+      Real* sum = w.dalpha + b * a.N + i;
+      *sum = first ? o.dalpha : *sum + o.dalpha;
+    }
+  } else {
+    const Real v = annulus::cuda::warp_sum(o.dalpha);
+    if (threadIdx.x % 32 == 0 && inside) {
+      Real* sum = w.dalpha + b * groups + i / kSumGroup;
+      *sum = first ? v : *sum + v;
+    }
+  }
+}
+
+// g of step t from what was carried to it: from dh_n, or over a checkpoint.
+template <class T, class TileT>
+__device__ void open_stage(const Args& a, const BackwardScratch<compute_t<T>>& w,
+                           std::int64_t row_tile, std::int64_t column_tile, std::int64_t t) {
+  using Real = compute_t<T>;
+  const std::int64_t b0 = row_tile * TileT::kRows;
+  const std::int64_t i0 = column_tile * TileT::kColumns;
+  for_each_element<TileT>(
+      [&](int row, int column) {
+        const std::int64_t b = b0 + row;
+        const std::int64_t i = i0 + column;
+        if (a.T == 0 || b >= a.B || i >= a.N) return OpenInputs<Real>{};
+        return load_open<T>(a, w, b, i, t);
+      },
+      [&](int row, int column, const OpenInputs<Real>& in) {
+        const std::int64_t b = b0 + row;
+        const std::int64_t i = i0 + column;
+        Opened<Real> o;
+        if (b < a.B && i < a.N) {
+          Real carry = 0;
+          if (t < a.T - 1) {
+            carry = w.carry[b * a.N + i];
+          } else if (a.dh_n) {
+            carry = get<Real>(a.dh_n, b, i);
+          }
+          if (a.T > 0) {
+            o = open_element<T>(a, w, b, i, t, in, carry);
+          } else {  // h_n is r0
+            if (a.dr0) put_either<T>(a.dr0, carry, b, i);
+            if (a.dreset_state) put_either<T>(a.dreset_state, Real(0), b, i);
+          }
+        }
+        if (a.T > 0) record_opened<T>(a, w, b, i, t, o);
+      });
+}
+
+// dJ0 += sum(g) sum(s) of step t, for a tile's samples.
+template <class TileT>
+__device__ __forceinline__ void add_dJ0(const Args& a,
+                                        const BackwardScratch<typename TileT::Real>& w,
+                                        std::int64_t b0, std::int64_t t) {
+  using Real = typename TileT::Real;
+  const std::int64_t half = (t & 1) * a.B * sum_groups(a.N);
+  // The thread that has the one sum of a sample has the other, too.
+  Real g = 0;
+  add_groups<TileT>(
+      a.B, a.N, b0, [&](std::int64_t k) { return __ldcg(w.g_sums + half + k); },
+      [&](int, Real v) { g = v; });
+  add_groups<TileT>(
+      a.B, a.N, b0, [&](std::int64_t k) { return __ldcg(w.s_sums + half + k); },
+      [&](int r, Real s) {
+        double* sum = w.dJ0 + b0 + r;
+        *sum = fma_of(static_cast<double>(g), static_cast<double>(s), t == a.T - 1 ? 0.0 : *sum);
+      });
+}
+
+// What the end of a backward stage needs at (b, i) beside the product.
+template <class Real>
+struct CloseInputs {
+  Real carry = 0, alpha = 0, reset = 0;
+  bool live = false, was_reset = false;
+  OpenInputs<Real> open;
+};
+
+// dA_k = s . u_k or dJ1 += s . u_0 of step t, as far as this thread's slice and tile go.
+template <class T, class TileT>
+__device__ __forceinline__ void add_dots(const Args& a, const BackwardScratch<compute_t<T>>& w,
+                                         const Place<TileT>& at, std::int64_t b0, std::int64_t j0,
+                                         std::int64_t t, std::int64_t k, const Sums<TileT>& u) {
+  using Real = compute_t<T>;
+  const std::int64_t part = j0 / TileT::kColumns * TileT::kSlices + at.slice;
+#pragma unroll
+  for (int i = 0; i < TileT::kDown; ++i) {
+    const std::int64_t b = b0 + at.row(i);
+    const bool counts = b < a.B && live(a, b, t);
+    Real dot = 0;
+    if (counts) {
+      const auto state = [&] {
+        if constexpr (kRoundsStates<T>) {
+          return w.step.kept + (t % w.step.kept_steps * a.B + b) * a.N;
+        } else {
+          return state_row<T>(a, b, t);
+        }
+      }();
+#pragma unroll
+      for (int j = 0; j < TileT::kAcross; ++j) {
+        const std::int64_t column = j0 + at.column(j);
+        if (column >= a.N) continue;
+        if constexpr (kRoundsStates<T>) {
+          dot = fma_of(__ldcg(state + column), u[i][j], dot);
+        } else {
+          dot = fma_of(get<T>(state, column), u[i][j], dot);
+        }
+      }
+    }
+    dot = annulus::cuda::warp_sum<TileT::kThreadsAcross>(dot);
+    if (at.across == 0 && b < a.B) {
+      if (k == 0) {
+        Real* p = w.dJ1 + b * w.parts + part;
+        *p = t == a.T - 1 ? dot : *p + dot;
+      } else {
+        w.dA[((t * a.B + b) * a.K + k - 1) * w.parts + part] = dot;
+      }
+    }
+  }
+}
+
+template <class T, class TileT>
+__device__ void backward_stage(const Args& a, const BackwardScratch<compute_t<T>>& w,
+                               StageShared<TileT>& shared, Prepared prepared, std::int64_t row_tile,
+                               std::int64_t column_tile, std::int64_t t) {
+  using Real = compute_t<T>;
+  using Shared = StageShared<TileT>;
+  const Place<TileT> at;
+  const std::int64_t b0 = row_tile * TileT::kRows;
+  const std::int64_t j0 = column_tile * TileT::kColumns;
+  const Real* g = w.g + t % w.g_steps * a.B * a.N;
+  const bool last_step = t == a.T - 1;
+  const bool want_A = w.dA != nullptr;
+  const bool want_J1 = w.dJ1 != nullptr;
+
+  __syncthreads();  // the tile before this one has been read
+  const std::int64_t half = (t & 1) * a.B * sum_groups(a.N);
+  add_groups<TileT>(
+      a.B, a.N, b0, [&](std::int64_t k) { return __ldcg(w.g_sums + half + k); },
+      [&](int r, Real v) { shared.row[r] = v; });
+  if (w.dJ0 != nullptr && column_tile == 0) add_dJ0<TileT>(a, w, b0, t);
+
+  Sums<TileT> sum = {};
+  Sums<TileT> u = {};
+  const int rounds = static_cast<int>((a.N + TileT::kRound - 1) / TileT::kRound);
+  for (std::int64_t k0 = 0; k0 <= a.K; k0 += Shared::kChannels) {
+    const int active = prepared.active >= 0
+                           ? prepared.active
+                           : load_channels<T>(a, shared, b0, t, k0, want_A, want_J1);
+    if (active == 0) continue;
+    Cursor cursor(shared.active, rounds);
+    Cursor done(shared.active, rounds);
+    multiply<TileT, true, false>(
+        shared.tile.panel, active * rounds, [&] { cursor.advance(shared.active); },
+        [&](int line, int depth) {
+          const std::int64_t b = b0 + line;
+          const std::int64_t i = cursor.depth<TileT>(at.slice) + depth;
+          if (b >= a.B) return Four<Real>{};
+          return load_four_shared(g + b * a.N + i, a.N - i, w.step.whole_rows);
+        },
+        [&](int line, int depth) {
+          const std::int64_t i = cursor.depth<TileT>(at.slice) + depth;
+          const std::int64_t j = j0 + line;
+          if (i >= a.N) return Four<Real>{};
+          const Weights<T> m(a, k0 + cursor.channel);
+          return load_four(m.data + i * m.row + j * m.column, m.column, a.N - j,
+                           w.step.whole_weights);
+        },
+        [&](Sums<TileT>& partial) {
+          done.advance(shared.active);
+          if (done.round != rounds - 1) return;
+          // u_k is complete, as far as this slice goes.
+          const std::int64_t k = k0 + done.channel;
+          if (k == 0 ? want_J1 : want_A) add_dots<T, TileT>(a, w, at, b0, j0, t, k, partial);
+#pragma unroll
+          for (int i = 0; i < TileT::kDown; ++i) {
+            const Real c = shared.c[done.channel][at.row(i)];
+#pragma unroll
+            for (int j = 0; j < TileT::kAcross; ++j) {
+              sum[i][j] = fma_of(c, partial[i][j], sum[i][j]);
+              partial[i][j] = 0;
+            }
+          }
+        },
+        u);
+  }
+  spread<TileT>(shared.tile, sum);
+
+  const Real J0 = get<T>(a.J0);
+  const bool opens = t > 0 && !(a.checkpoint > 0 && t % a.checkpoint == 0);
+  for_each_element<TileT>(
+      [&](int row, int column) {
+        const std::int64_t b = b0 + row;
+        const std::int64_t i = j0 + column;
+        CloseInputs<Real> in;
+        if (b >= a.B || i >= a.N) return in;
+        in.carry = w.carry[b * a.N + i];
+        in.alpha = get<T>(a.alpha, i);
+        in.live = live(a, b, t);
+        in.was_reset = resets(a, b, t);
+        if (w.dreset != nullptr && !last_step) in.reset = w.dreset[b * a.N + i];
+        if (opens) in.open = load_open<T>(a, w, b, i, t - 1);
+        return in;
+      },
+      [&](int row, int column, const CloseInputs<Real>& in) {
+        const std::int64_t b = b0 + row;
+        const std::int64_t i = j0 + column;
+        Opened<Real> o;
+        if (b < a.B && i < a.N) {
+          Real carry = in.carry;
+          if (in.live) {
+            carry = fma_of(Real(1) - in.alpha, carry,
+                           fma_of(J0, shared.row[row], total<TileT>(shared.tile, row, column)));
+          }
+          Real reset = in.reset;
+          if (in.was_reset) {
+            reset += carry;
+            carry = 0;
+          }
+          if (w.dreset != nullptr) w.dreset[b * a.N + i] = reset;
+          if (opens) {
+            o = open_element<T>(a, w, b, i, t - 1, in.open, carry);
+          } else if (t > 0) {
+            w.carry[b * a.N + i] = carry;
+          } else {
+            if (a.dreset_state) put_either<T>(a.dreset_state, reset, b, i);
+            if (a.dr0) put_either<T>(a.dr0, w.reset_to_r0 ? carry + reset : carry, b, i);
+          }
+        }
+        if (opens) record_opened<T>(a, w, b, i, t - 1, o);
+      });
+}
+
+// Operations first..last of the list of cuda/simt/backward.cuh.
+template <class T, class TileT>
+__global__ void __launch_bounds__(kTileThreads, 1)
+    backward_kernel(const __grid_constant__ Args a,
+                    const __grid_constant__ BackwardScratch<compute_t<T>> w, unsigned* counters,
+                    GroupedGrid grid, std::int64_t first, std::int64_t last) {
+  __shared__ StageShared<TileT> shared;
+  const unsigned group = blockIdx.x / grid.members;
+  const unsigned member = blockIdx.x % grid.members;
+  const std::int64_t row_tiles = (a.B + TileT::kRows - 1) / TileT::kRows;
+  const std::int64_t column_tiles = (a.N + TileT::kColumns - 1) / TileT::kColumns;
+  const bool prepares = can_prepare<TileT>(a, (column_tiles - member - 1) / grid.members + 1);
+  GroupBarrier barrier(counters + group * GroupBarrier::kStride, grid.members);
+  for (std::int64_t row = group; row < row_tiles; row += grid.groups) {
+    Prepared prepared;
+    for (std::int64_t index = first; index <= last; ++index) {
+      const Operation op = operation(index, a.T, a.checkpoint);
+      for (std::int64_t column = member; column < column_tiles; column += grid.members) {
+        switch (op.kind) {
+          case Operation::kBegin:
+            begin_stage<T, TileT, true>(a, w.step, row, column, op.t);
+            break;
+          case Operation::kForward:
+            forward_stage<T, TileT, true>(a, w.step, shared, prepared, row, column, op.t,
+                                          w.ys + op.t % a.checkpoint * a.B * a.N);
+            break;
+          case Operation::kOpen:
+            open_stage<T, TileT>(a, w, row, column, op.t);
+            break;
+          case Operation::kBackward:
+            backward_stage<T, TileT>(a, w, shared, prepared, row, column, op.t);
+            break;
+        }
+      }
+      if (index == last) break;
+      const Operation next = operation(index + 1, a.T, a.checkpoint);
+      if (prepares && (next.kind == Operation::kForward || next.kind == Operation::kBackward)) {
+        const bool back = next.kind == Operation::kBackward;
+        prepared.active = load_channels<T>(a, shared, row * TileT::kRows, next.t, 0,
+                                           back && w.dA != nullptr, back && w.dJ1 != nullptr);
+      }
+      barrier.wait();
+    }
+  }
+}
+
+// dA, dJ0, dJ1 and dalpha from the loop's partial sums. `samples`: for how many the loop ran.
+template <class T>
+__global__ void __launch_bounds__(kTileThreads)
+    finish_kernel(const __grid_constant__ Args a,
+                  const __grid_constant__ BackwardScratch<compute_t<T>> w, std::int64_t samples) {
+  using Real = compute_t<T>;
+  __shared__ double scratch[kTileThreads / 32];
+  const auto sum_of = [&](const auto* p, std::int64_t n) {
+    double v = 0;
+    for (std::int64_t i = threadIdx.x; i < n; i += kTileThreads) v += static_cast<double>(p[i]);
+    return static_cast<Real>(annulus::cuda::block_sum<kTileThreads>(v, scratch));
+  };
+  if (blockIdx.x == 0) {
+    if (a.dJ0) {
+      const Real v = sum_of(w.dJ0, samples);
+      if (threadIdx.x == 0) put_at<T>(a.dJ0.data, a.dJ0.wide, 0, v);
+    }
+    if (a.dJ1) {
+      const Real v = sum_of(w.dJ1, samples * w.parts);
+      if (threadIdx.x == 0) put_at<T>(a.dJ1.data, a.dJ1.wide, 0, v);
+    }
+    if (a.dalpha && !a.alpha_per_neuron) {
+      const Real v = sum_of(w.dalpha, samples * sum_groups(a.N));
+      if (threadIdx.x == 0) put_at<T>(a.dalpha.data, a.dalpha.wide, 0, v);
+    }
+  }
+  const std::int64_t start = blockIdx.x * static_cast<std::int64_t>(kTileThreads) + threadIdx.x;
+  const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * kTileThreads;
+  if (a.dalpha && a.alpha_per_neuron) {
+    for (std::int64_t i = start; i < a.N; i += stride) {
+      double v = 0;
+      for (std::int64_t b = 0; b < samples; ++b) v += static_cast<double>(w.dalpha[b * a.N + i]);
+      put_either<T>(a.dalpha, static_cast<Real>(v), i);
+    }
+  }
+  if (a.dA) {
+    for (std::int64_t e = start; e < a.T * a.B * a.K; e += stride) {
+      Real v = 0;
+      for (std::int64_t p = 0; p < w.parts; ++p) v += w.dA[e * w.parts + p];
+      const std::int64_t k = e % a.K;
+      const std::int64_t row = e / a.K;
+      put<T>(a.dA, v, row % a.B, row / a.B, k);
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Host
+
+template <class Real>
+struct CallScratch {
+  BackwardScratch<Real> loop;
+  unsigned* counters = nullptr;
+};
+
+template <class Real, class Source>
+CallScratch<Real> carve(const Plan& plan, Source& source) {
+  CallScratch<Real> w;
+  const auto& grad = plan.grad;
+  const std::int64_t B = plan.B, T = plan.T, N = plan.N;
+  if (B == 0 || N == 0) return w;
+  const std::int64_t groups = sum_groups(N);
+  BackwardScratch<Real>& l = w.loop;
+  w.counters = source.template take<unsigned>(counter_words(plan));
+  l.g_steps = plan.needs_dweights() ? T : std::min<std::int64_t>(T, 2);
+  l.g = source.template take<Real>(l.g_steps * B * N);
+  l.carry = source.template take<Real>(B * N);
+  l.g_sums = source.template take<Real>(2 * B * groups);
+  l.parts = visit_tile<Real>(large_tiles(B, N), [&]<class TileT>() {
+    return ceil_div(N, TileT::kColumns) * TileT::kSlices;
+  });
+  l.reset_to_r0 = !plan.in.reset_state.defined();
+  if (plan.in.reset.defined() && (l.reset_to_r0 ? grad.dr0 : grad.dreset_state).defined()) {
+    l.dreset = source.template take<Real>(B * N);
+  }
+  if (T == 0) return w;
+  if (grad.dJ0.defined()) {
+    l.s_sums = source.template take<Real>(2 * B * groups);
+    l.dJ0 = source.template take<double>(B);
+  }
+  if (grad.dJ1.defined()) l.dJ1 = source.template take<Real>(B * l.parts);
+  if (grad.dA.defined() && plan.K > 0) {
+    l.dA = source.template take<Real>(T * B * plan.K * l.parts);
+  }
+  if (grad.dalpha.defined()) {
+    l.dalpha = source.template take<Real>(B * (plan.alpha_per_neuron() ? N : groups));
+  }
+  if (plan.checkpoint > 0) {
+    l.ys = source.template take<Real>(std::min(plan.checkpoint, T) * B * N);
+    l.step.state = source.template take<Real>(2 * B * N);
+    l.step.sums = source.template take<Real>(2 * B * groups);
+  }
+  const bool needs_states = grad.dA.defined() || grad.dJ0.defined() || grad.dJ1.defined() ||
+                            grad.dalpha.defined() || plan.needs_dweights();
+  if (needs_states && size_of(plan.dtype) == 2) {
+    // One stretch at a time is enough where nothing after the loop reads them.
+    const bool stretches = plan.checkpoint > 0 && !plan.needs_dweights();
+    l.step.kept_steps = stretches ? std::min(plan.checkpoint, T) : T;
+    l.step.kept = source.template take<Real>(l.step.kept_steps * B * N);
+  }
+  return w;
+}
+
+unsigned blocks_for(std::int64_t elements) {
+  return static_cast<unsigned>(std::min<std::int64_t>(ceil_div(elements, kTileThreads), 4096));
+}
+
+// What has to be there before the loop.
+template <class T>
+void prepare(const Plan& plan, const Args& a, const CallScratch<compute_t<T>>& w,
+             cudaStream_t stream) {
+  const std::int64_t words = counter_words(plan);
+  if constexpr (kRoundsStates<T>) {
+    if (w.loop.step.kept != nullptr && plan.checkpoint == 0) {
+      states_kernel<T><<<blocks_for(std::max(words, plan.B * plan.N)), kTileThreads, 0, stream>>>(
+          a, w.loop.step.kept, w.counters, words);
+      annulus::cuda::check_launch(plan.op, "states_kernel");
+      return;
+    }
+  }
+  launch_prepare<compute_t<T>>(plan.op, w.counters, words, nullptr, plan.N, stream);
+}
+
+template <class T>
+void run(const Plan& plan, Context& context) {
+  using Real = compute_t<T>;
+  const Args a = make_args(plan);
+  auto* stream = static_cast<cudaStream_t>(context.stream);
+  Workspace block(context, plan.op, plan.device, backward_workspace(plan));
+  CallScratch<Real> w = carve<Real>(plan, block);
+  const bool empty = plan.B == 0 || plan.N == 0;
+  if (!empty) {
+    w.loop.step.whole_rows = plan.N % 4 == 0;
+    w.loop.step.whole_weights = whole_weights<T>(a);
+    prepare<T>(plan, a, w, stream);
+    visit_tile<Real>(large_tiles(plan.B, plan.N), [&]<class TileT>() {
+      launch_stages<BackwardScratch<Real>>(plan, "backward_kernel", backward_kernel<T, TileT>,
+                                           ceil_div(plan.B, TileT::kRows),
+                                           ceil_div(plan.N, TileT::kColumns), a, w.loop, w.counters,
+                                           0, operation_count(plan.T, plan.checkpoint) - 1, stream);
+    });
+  }
+  if (plan.needs_dweights()) launch_dweights<T>(plan, a, w.loop.g, w.loop.step.kept, stream);
+  const auto& grad = plan.grad;
+  if (grad.dA.defined() || grad.dJ0.defined() || grad.dJ1.defined() || grad.dalpha.defined()) {
+    const std::int64_t elements = std::max({std::int64_t{1}, plan.N, plan.T * plan.B * plan.K});
+    finish_kernel<T><<<blocks_for(elements), kTileThreads, 0, stream>>>(
+        a, w.loop, empty || plan.T == 0 ? 0 : plan.B);
+    annulus::cuda::check_launch(plan.op, "finish_kernel");
+  }
+}
+
+}  // namespace
+
+std::size_t backward_workspace(const Plan& plan) {
+  Counter counter;
+  if (plan.dtype == DType::kF64) {
+    (void)carve<double>(plan, counter);
+  } else {
+    (void)carve<float>(plan, counter);
+  }
+  return counter.bytes;
+}
+
+void backward(const Plan& plan, Context& context) {
+  const annulus::cuda::DeviceGuard guard(plan.device.index);
+  visit_floating(plan.dtype, [&]<class T>() { run<T>(plan, context); });
+}
+
+}  // namespace annulus::ring_rnn::cuda::general

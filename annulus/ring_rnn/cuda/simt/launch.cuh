@@ -1,0 +1,93 @@
+// Host side of the general path, shared by its directions: scratch, grids and launches.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "annulus/core/checked.h"
+#include "annulus/cuda/check.h"
+#include "annulus/cuda/grid_barrier.cuh"
+#include "annulus/cuda/launch.h"
+#include "annulus/ring_rnn/cuda/simt/step.cuh"
+
+namespace annulus::ring_rnn::cuda::general {
+
+using annulus::cuda::GroupBarrier;
+using annulus::cuda::GroupedGrid;
+
+// Takes the place of a Workspace to count what a call would take from one.
+struct Counter {
+  std::size_t bytes = 0;
+  template <class T>
+  T* take(std::int64_t count) {
+    bytes += Workspace::piece(static_cast<std::size_t>(count) * sizeof(T));
+    return nullptr;
+  }
+};
+
+inline constexpr std::int64_t kMostGroups = 1024;
+// Words of the barriers' counters.
+inline std::int64_t counter_words(const Plan& plan) {
+  return std::min(ceil_div(plan.B, 32), kMostGroups) * GroupBarrier::kStride;
+}
+
+// Large tiles where there are enough of them to fill a GPU. Depends on neither T nor K: a sequence
+// may be cut and channels may be added without a change of a bit.
+inline bool large_tiles(std::int64_t rows, std::int64_t columns) {
+  return ceil_div(rows, 64) * ceil_div(columns, 64) >= 64;
+}
+template <class Real, class F>
+decltype(auto) visit_tile(bool large, F&& f) {
+  if (large) return f.template operator()<LargeTile<Real>>();
+  return f.template operator()<SmallTile<Real>>();
+}
+
+// Weights whose rows can be read four numbers at a time.
+template <class T>
+bool whole_weights(const Args& a) {
+  const auto aligned = [](const void* p) {
+    return reinterpret_cast<std::uintptr_t>(p) % (4 * sizeof(T)) == 0;
+  };
+  if (a.N % 4 != 0 || a.Wo.stride[1] != 1 || a.Wo.stride[0] % 4 != 0 || !aligned(a.Wo.data)) {
+    return false;
+  }
+  return a.K == 0 || (a.Wa.stride[2] == 1 && a.Wa.stride[1] % 4 == 0 && a.Wa.stride[0] % 4 == 0 &&
+                      aligned(a.Wa.data));
+}
+
+// Sets the counters to 0 and fills the readout's table, (N, 2), where there is one.
+template <class Real>
+void launch_prepare(const char* op, unsigned* counters, std::int64_t words, Real* table,
+                    std::int64_t N, cudaStream_t stream);
+
+template <class Scratch>
+using StageKernel = void (*)(Args, Scratch, unsigned*, GroupedGrid, std::int64_t, std::int64_t);
+
+// Stages first..last over a grid of rows x columns tiles: one cooperative launch, or a launch a
+// stage where the device refuses that or the plan asks for it.
+template <class Scratch>
+void launch_stages(const Plan& plan, const char* name, StageKernel<Scratch> kernel,
+                   std::int64_t rows, std::int64_t columns, const Args& a, const Scratch& w,
+                   unsigned* counters, std::int64_t first, std::int64_t last, cudaStream_t stream) {
+  const int resident =
+      plan.stepwise ? 0 : annulus::cuda::co_resident_blocks(kernel, kTileThreads, 0);
+  if (resident > 0) {
+    const GroupedGrid grid = annulus::cuda::grouped_grid(rows, columns, resident, kMostGroups);
+    const cudaError_t error = annulus::cuda::launch_cooperative(
+        kernel, grid.blocks(), kTileThreads, 0, stream, a, w, counters, grid, first, last);
+    if (error == cudaSuccess) return;
+    if (error != cudaErrorCooperativeLaunchTooLarge && error != cudaErrorNotSupported) {
+      annulus::cuda::throw_on_error(error, plan.op, name);
+    }
+    (void)cudaGetLastError();
+  }
+  const GroupedGrid grid = annulus::cuda::grouped_grid(rows, columns, 1 << 20, kMostGroups);
+  for (std::int64_t stage = first; stage <= last; ++stage) {
+    kernel<<<grid.blocks(), kTileThreads, 0, stream>>>(a, w, counters, grid, stage, stage);
+    annulus::cuda::check_launch(plan.op, name);
+  }
+}
+
+}  // namespace annulus::ring_rnn::cuda::general

@@ -1,0 +1,13 @@
+// The backward loop for compute capability 9.0 where s . u_k is needed: a file of its own, since it takes as
+// long to compile as all others.
+#include "annulus/ring_rnn/cuda/backward_epilogue.cuh"
+#include "annulus/ring_rnn/cuda/launch.cuh"
+#include "annulus/ring_rnn/cuda/sm90/loop.cuh"
+
+namespace annulus::ring_rnn::cuda::tensor {
+
+void run_hopper_dots(const Loop& loop, const char* op, cudaStream_t stream) {
+  launch_hopper<Backward<true>>(loop, op, stream);
+}
+
+}  // namespace annulus::ring_rnn::cuda::tensor

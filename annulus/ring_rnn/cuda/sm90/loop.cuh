@@ -1,0 +1,539 @@
+// The loop over steps for compute capability 9.0: the same cut, the same ends of a step as
+// cuda/sm80/loop.cuh, another way to multiply. Threads of their own fetch blocks of weights by
+// bulk copies, from one step into the next across the barriers; groups of four warps, 64 samples
+// each, multiply by wgmma with their rows of X in registers or, with one term and s . u_k, in shared
+// memory.
+#pragma once
+
+#include "annulus/ring_rnn/cuda/launch.cuh"
+#include "annulus/ring_rnn/cuda/sm90/weights.cuh"
+#include "annulus/ring_rnn/cuda/step.cuh"
+
+namespace annulus::ring_rnn::cuda::tensor {
+
+#if ANNULUS_DEVICE_HOPPER
+// A warp's fragments of X: 16 rows, one chunk of m.
+template <int Terms>
+struct WarpRows {
+  uint4 x[Terms][4];
+
+  // Where those of the first chunk are, and how far it is from there to the next chunk.
+  static __device__ __forceinline__ const uint4* at(const Loop& loop, std::int64_t row16, int chunk,
+                                                    int parity, int lane) {
+    const Shape& s = loop.shape;
+    const std::int64_t wide = s.padded_n / 16;
+    const std::int64_t plane = s.padded_b / 16 * wide;
+    return reinterpret_cast<const uint4*>(loop.operand) +
+           (parity * Terms * plane + row16 * wide + chunk * 4) * 32 + lane;
+  }
+  static constexpr int kChunk = 4 * 32;
+
+  // Not through the read-only cache: other blocks write X while this kernel runs.
+  __device__ __forceinline__ void load(const Loop& loop, const uint4* from) {
+    const Shape& s = loop.shape;
+    const std::int64_t plane = s.padded_b / 16 * (s.padded_n / 16);
+#pragma unroll
+    for (int term = 0; term < Terms; ++term) {
+#pragma unroll
+      for (int d = 0; d < 4; ++d) x[term][d] = from[(term * plane + d) * 32];
+    }
+  }
+};
+
+template <int Terms>
+__device__ __forceinline__ void multiply_block(const WarpRows<Terms>& f, std::uint32_t operand,
+                                               float (&part)[32]) {
+  annulus::cuda::wgmma_fence();
+#pragma unroll
+  for (int p = 0; p < products_of(Terms); ++p) {
+#pragma unroll
+    for (int d = 0; d < 4; ++d) {
+      annulus::cuda::wgmma_64x64(
+          part, f.x[term_of_x<Terms>(p)][d],
+          annulus::cuda::swizzled_operand(operand + (term_of_v<Terms>(p) * kHopperPlane >> 4), d),
+          p > 0 || d > 0);
+    }
+  }
+  annulus::cuda::wgmma_commit();
+}
+
+// s of a thread's rows and columns of an item, as add_dots wants it; with one term as bf16, which
+// loses nothing.
+template <int Terms>
+struct RowStates {
+  float4 quads[8];
+
+  __device__ __forceinline__ float4 quad(int n) const { return quads[n]; }
+};
+template <>
+struct RowStates<1> {
+  uint2 words[8];
+
+  __device__ __forceinline__ float4 quad(int n) const { return quad_of(words[n].x, words[n].y); }
+};
+
+// Parts of s . u_k, as add_dots of the portable loop: rows g and g + 8 of a warp's 16.
+template <int Terms>
+__device__ __forceinline__ void add_dots(float* to, bool first, const RowStates<Terms>& states,
+                                         const float (&part)[32]) {
+  float low = 0, high = 0;
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    const float4 v = states.quad(n);
+    low = fmaf(part[4 * n + 1], v.y, fmaf(part[4 * n], v.x, low));
+    high = fmaf(part[4 * n + 3], v.w, fmaf(part[4 * n + 2], v.z, high));
+  }
+#pragma unroll
+  for (int mask = 1; mask < 4; mask <<= 1) {
+    low += __shfl_xor_sync(~0u, low, mask);
+    high += __shfl_xor_sync(~0u, high, mask);
+  }
+  if ((threadIdx.x & 3) != 0) return;
+  if (first) {
+    to[0] = low;
+    to[8] = high;
+  } else {
+    atomicAdd(to, low);
+    atomicAdd(to + 8, high);
+  }
+}
+
+// What a multiplying thread knows of its place.
+struct Multiplier {
+  int lane, warp;
+  int local;  // row of the block; the other is 8 below
+
+  __device__ Multiplier() {
+    lane = static_cast<int>(threadIdx.x) & 31;
+    warp = static_cast<int>(threadIdx.x) >> 5;
+    local = warp * 16 + (lane >> 2);
+  }
+};
+
+__device__ __forceinline__ void store_partial(const Loop& loop, const Multiplier& who,
+                                              std::int64_t item, const float (&acc)[32]) {
+  float* to = loop.partial + item * loop.shape.rows * kTile +
+              static_cast<std::int64_t>(who.local) * kTile + (who.lane & 3) * 2;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    *reinterpret_cast<float2*>(to + i * 8) = make_float2(acc[4 * i], acc[4 * i + 1]);
+    *reinterpret_cast<float2*>(to + 8 * kTile + i * 8) =
+        make_float2(acc[4 * i + 2], acc[4 * i + 3]);
+  }
+}
+
+// c of the two rows of a thread: channel `i` of those that the group has.
+struct RowFactors {
+  float upper, lower;
+
+  template <int Terms>
+  __device__ __forceinline__ RowFactors(const HopperShared<Terms>& shared, const Shape& s,
+                                        const Multiplier& who, int i) {
+    const float* c = reinterpret_cast<const float*>(shared.c) + i * s.rows + who.local;
+    upper = c[0];
+    lower = c[8];
+  }
+};
+
+__device__ __forceinline__ void add_scaled(const RowFactors& c, const float (&part)[32],
+                                           float (&acc)[32]) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) acc[i] = fmaf((i & 2) ? c.lower : c.upper, part[i], acc[i]);
+}
+
+template <int Terms>
+__device__ __forceinline__ RowStates<Terms> load_states(const Loop& loop, const Multiplier& who,
+                                                        std::int64_t time, const Place& p) {
+  const std::int64_t row = static_cast<std::int64_t>(p.batch_tile) * loop.shape.rows + who.local;
+  const int col = p.tile * kTile + (who.lane & 3) * 2;
+  RowStates<Terms> states;
+  if constexpr (Terms == 1) {
+    // As state_words() would find them; the pieces of eight columns are swapped by the row's place.
+    const Shape& s = loop.shape;
+    const auto word = [&](std::int64_t r, int i) {
+      const int k = stretch_position(static_cast<int>(r) & (kStretch - 1));
+      return __ldg(reinterpret_cast<const std::uint32_t*>(
+          loop.states + time * s.padded_b * s.padded_n + stretch_block(s, r, p.tile * kTile) +
+          k * kTile + (i ^ (k & 7)) * 8 + (who.lane & 3) * 2));
+    };
+#pragma unroll
+    for (int i = 0; i < 8; ++i) states.words[i] = make_uint2(word(row, i), word(row + 8, i));
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      states.quads[i] = state_quad<Terms>(loop.shape, loop.states, time, row, col + i * 8);
+    }
+  }
+  return states;
+}
+
+// The product of an item with c applied to it channel by channel, in f32: the tensor cores multiply
+// one channel's block while c and s are applied to the one before. (Bits are those of one at a time.)
+template <int Terms, class Direction>
+__device__ void multiply_then_scale(const Loop& loop, const HopperShared<Terms>& shared,
+                                    std::int64_t time, int parity, std::int64_t item,
+                                    Supply<Terms>& supply) {
+  const Shape& s = loop.shape;
+  const Multiplier who;
+  const Place p = uniform(place_of(s, item));
+  const std::int64_t first_row = static_cast<std::int64_t>(p.batch_tile) * s.rows;
+  [[maybe_unused]] RowStates<Terms> states;
+  if constexpr (Direction::kDots) states = load_states<Terms>(loop, who, time, p);
+  float acc[32] = {};
+  WarpRows<Terms> f;
+  const std::int64_t row16 = (first_row + who.warp * 16) / 16;
+  for (int first = 0; first < s.channels; first += kGroupChannels) {
+    const uint4* x = f.at(loop, row16, p.first_chunk, parity, who.lane);
+    f.load(loop, x);
+    const ChannelGroup group = supply.enter_group();
+    for (int chunk = p.first_chunk; chunk < p.last_chunk && group.channels != 0; ++chunk) {
+      std::uint32_t rest = group.channels;
+      int i = 0;
+      // A block on its way through the tensor cores.
+      struct Block {
+        int channel, stage;
+        RowFactors c;
+      };
+      const auto begin = [&](float(&part)[32]) {
+        const int k = first + __ffs(static_cast<int>(rest)) - 1;
+        rest &= rest - 1;
+        supply.wait();
+        multiply_block<Terms>(f, supply.operand(p, 0, chunk, k), part);
+        return Block{k, supply.next(), RowFactors(shared, s, who, i++)};
+      };
+      const auto finish = [&](const Block& block, float(&part)[32]) {
+        add_scaled(block.c, part, acc);
+        if constexpr (Direction::kDots) {
+          add_dots<Terms>(dots_of(loop, time, p, 0, block.channel) + first_row + who.local,
+                          chunk == p.first_chunk, states, part);
+        }
+      };
+      // The last of a chunk: then its rows of X can make room for the next one's.
+      const auto finish_last = [&](const Block& block, float(&part)[32]) {
+        annulus::cuda::wgmma_wait<0>();
+        supply.release(block.stage);
+        if (chunk + 1 < p.last_chunk) f.load(loop, x += f.kChunk);
+        finish(block, part);
+      };
+      float even[32], odd[32];
+      Block a = begin(even);
+      while (true) {
+        if (rest == 0) {
+          finish_last(a, even);
+          break;
+        }
+        const Block b = begin(odd);
+        annulus::cuda::wgmma_wait<1>();
+        supply.release(a.stage);
+        finish(a, even);
+        if (rest == 0) {
+          finish_last(b, odd);
+          break;
+        }
+        a = begin(even);
+        annulus::cuda::wgmma_wait<1>();
+        supply.release(b.stage);
+        finish(b, odd);
+      }
+    }
+    supply.leave_group();
+  }
+  store_partial(loop, who, item, acc);
+}
+
+// A group of four warps' own rows of X, a few chunks of it at a time, in shared memory.
+class GroupRows {
+ public:
+  __device__ GroupRows(const Loop& loop, const HopperShared<1>& shared, const Multiplier& who,
+                       std::int64_t first_row, const Place& p, int parity)
+      : s_(loop.shape),
+        group_(who.warp >> 2),
+        thread_(static_cast<int>(threadIdx.x) & 127),
+        last_(p.last_chunk) {
+    x_ = shared.x + group_ * kGroupBytes;
+    from_ = reinterpret_cast<const std::uint16_t*>(loop.operand) +
+            (parity * s_.padded_b + first_row + group_ * 64) * s_.padded_n;
+  }
+
+  // Begins to load the chunks from `chunk` on, as many as make a group. Past the last chunk nothing
+  // is loaded, but it counts as a load all the same.
+  __device__ void load(int chunk, int buffer) const {
+    for (int i = 0; i < min(kGroupChunks, last_ - chunk); ++i) {
+#pragma unroll
+      for (int piece = thread_; piece < 64 * 8; piece += 128) {
+        const int row = piece >> 3;
+        const int k = piece & 7;
+        annulus::cuda::copy_async_16(
+            at(buffer) + i * kHopperPlane + row * 128 + ((k ^ (row & 7)) << 4),
+            from_ + static_cast<std::int64_t>(row) * s_.padded_n + (chunk + i) * kHopperDepth +
+                k * 8);
+      }
+    }
+    annulus::cuda::copy_async_commit();
+  }
+  // Until at most `Loads` of the loads are on their way.
+  template <int Loads>
+  __device__ void wait() const {
+    annulus::cuda::copy_async_wait<Loads>();
+    annulus::cuda::fence_shared_writes();
+    sync();
+  }
+  // All four warps are done with what they have read.
+  __device__ void sync() const { annulus::cuda::sync_threads(2 + group_, 128); }
+  __device__ std::uint32_t operand(int buffer, int chunk) const {
+    return annulus::cuda::swizzled_operand_low(at(buffer) + chunk * kHopperPlane);
+  }
+
+ private:
+  static constexpr int kGroupBytes = x_buffer_bytes(64);
+  __device__ std::byte* at(int buffer) const { return x_ + buffer * (s_.rows / 64) * kGroupBytes; }
+
+  const Shape& s_;
+  int group_, thread_, last_;
+  std::byte* x_;
+  const std::uint16_t* from_;
+};
+
+// The same with one term, and with s . u_k: both operands lie in shared memory, and the products of
+// two chunks are added up by the tensor cores before c and s come in, which is what takes longest.
+__device__ __forceinline__ void multiply_groups(const Loop& loop, const HopperShared<1>& shared,
+                                                std::int64_t time, int parity, std::int64_t item,
+                                                Supply<1>& supply) {
+  const Shape& s = loop.shape;
+  const Multiplier who;
+  const Place p = uniform(place_of(s, item));
+  const std::int64_t first_row = static_cast<std::int64_t>(p.batch_tile) * s.rows;
+  const GroupRows x(loop, shared, who, first_row, p, parity);
+  const RowStates<1> states = load_states<1>(loop, who, time, p);
+  float* const dots = dots_of(loop, time, p, 0, 0) + first_row + who.local;
+  float acc[32] = {};
+  for (int first = 0; first < s.channels; first += kGroupChannels) {
+    if (first == 0 || s.x_buffers > 1) x.load(p.first_chunk, 0);
+    if (s.x_buffers > 1) x.load(p.first_chunk + kGroupChunks, 1);
+    const ChannelGroup group = supply.enter_group();
+    if (group.channels != 0) supply.wait();
+    int buffer = 0;
+    for (int chunk = p.first_chunk; chunk < p.last_chunk; chunk += kGroupChunks) {
+      if (s.x_buffers > 1) {
+        x.wait<1>();
+      } else {
+        x.wait<0>();
+      }
+      const std::uint32_t rows[kGroupChunks] = {annulus::cuda::uniform(x.operand(buffer, 0)),
+                                                annulus::cuda::uniform(x.operand(buffer, 1))};
+      const bool two = chunk + 1 < p.last_chunk;
+      const bool last = chunk + kGroupChunks >= p.last_chunk;
+      int i = 0;
+      for (std::uint32_t rest = group.channels; rest != 0; rest &= rest - 1, ++i) {
+        const int k = first + __ffs(static_cast<int>(rest)) - 1;
+        float part[32];
+        const auto multiply = [&](int at, bool add) {
+          const std::uint32_t weights = supply.operand(p, at, chunk + at, k);
+          annulus::cuda::wgmma_fence();
+#pragma unroll
+          for (int d = 0; d < 4; ++d) {
+            annulus::cuda::wgmma_64x64(part, annulus::cuda::swizzled_operand(rows[at], d),
+                                       annulus::cuda::swizzled_operand(weights, d), add || d > 0);
+          }
+          annulus::cuda::wgmma_commit();
+        };
+        multiply(0, false);
+        if (two) multiply(1, true);
+        const RowFactors c(shared, s, who, i);  // while the tensor cores work
+        const int stage = supply.next();
+        if (!last || (rest & (rest - 1)) != 0) supply.wait();
+        annulus::cuda::wgmma_wait<0>();
+        supply.release(stage);
+        add_scaled(c, part, acc);
+        add_dots<1>(dots + k * s.padded_b, chunk == p.first_chunk, states, part);
+      }
+      if (s.x_buffers > 1) {
+        x.sync();
+        x.load(chunk + 2 * kGroupChunks, buffer);
+        buffer ^= 1;
+      }
+    }
+    supply.leave_group();
+  }
+  if (s.x_buffers == 1) x.sync();  // before the next item's rows come
+  store_partial(loop, who, item, acc);
+}
+
+// X of a channel: scaled by c of the thread's two rows.
+__device__ __forceinline__ void scale(const WarpRows<1>& f, const Scale* c, bool two_terms,
+                                      uint4 (&scaled)[4]) {
+  const Scale upper = c[0], lower = c[8];
+  if (two_terms) {
+#pragma unroll
+    for (int d = 0; d < 4; ++d) {
+      const uint4& x = f.x[0][d];
+      scaled[d] = make_uint4(scaled_pair(x.x, upper), scaled_pair(x.y, lower),
+                             scaled_pair(x.z, upper), scaled_pair(x.w, lower));
+    }
+  } else {
+#pragma unroll
+    for (int d = 0; d < 4; ++d) {
+      const uint4& x = f.x[0][d];
+      scaled[d] = make_uint4(scaled_pair(x.x, upper.high), scaled_pair(x.y, lower.high),
+                             scaled_pair(x.z, upper.high), scaled_pair(x.w, lower.high));
+    }
+  }
+}
+
+// The product of an item with c applied to the rows of X, which are bf16 all the same: c comes ready
+// as pairs of bf16, with a second term only where c is no bf16 itself. What limits here is how many
+// instructions a warp needs from one wgmma to the next: 165 a pair of blocks made it 840 cycles a block,
+// 127 make it 565 (H200, N 1024, K 16). In a loop with nothing beside, where 512 is the least, this way
+// takes 517, both operands in shared memory 598, and 128 samples x 128 columns with the weights
+// multicast to two blocks of threads 990 to 1210.
+template <bool Resident>
+__device__ __forceinline__ void scale_then_multiply(const Loop& loop, const HopperShared<1>& shared,
+                                                    int parity, std::int64_t item,
+                                                    Supply<1>& supply) {
+  const Shape& s = loop.shape;
+  const Multiplier who;
+  const Place p = uniform(place_of(s, item));
+  const std::int64_t first_row = static_cast<std::int64_t>(p.batch_tile) * s.rows;
+  const Scale* const c_first = reinterpret_cast<const Scale*>(shared.c) + who.local;
+  float acc[32] = {};
+  WarpRows<1> f;
+  const auto multiply = [&](const uint4(&scaled)[4], std::uint32_t weights) {
+    annulus::cuda::wgmma_fence();
+#pragma unroll
+    for (int d = 0; d < 4; ++d) {
+      annulus::cuda::wgmma_64x64(acc, scaled[d], annulus::cuda::swizzled_operand(weights, d), true);
+    }
+    annulus::cuda::wgmma_commit();
+  };
+  for (int first = 0; first < s.channels; first += kGroupChannels) {
+    const uint4* x = f.at(loop, (first_row + who.warp * 16) / 16, p.first_chunk, parity, who.lane);
+    f.load(loop, x);
+    const ChannelGroup group = supply.enter_group();
+    const int count = __popc(group.channels);
+    if (count > 0) supply.template wait<Resident>();
+    for (int chunk = p.first_chunk; chunk < p.last_chunk; ++chunk) {
+      const Scale* c = c_first;
+      std::uint32_t two_terms = group.two_terms;
+      std::uint32_t rest = group.channels;
+      const auto weights_of = [&](int i) {
+        if constexpr (!Resident) return supply.operand(i);
+        const int k = first + __ffs(static_cast<int>(rest)) - 1;
+        rest &= rest - 1;
+        return shared.operand(resident_slot(s, p, chunk, k));
+      };
+      for (int left = count; left > 0; left -= 2) {
+        uint4 one[4], other[4];
+        scale(f, c, (two_terms & 1) != 0, one);
+        multiply(one, weights_of(0));
+        if (left > 1) {
+          scale(f, c + s.rows, (two_terms & 2) != 0, other);  // while the tensor cores work
+          multiply(other, weights_of(1));
+        }
+        c += 2 * s.rows;
+        two_terms >>= 2;
+        const int stage = supply.template next<Resident>();
+        const bool ends_chunk = left <= 2;
+        if (ends_chunk && chunk + 1 < p.last_chunk) f.load(loop, x += f.kChunk);
+        if (!ends_chunk || chunk + 1 < p.last_chunk) supply.template wait<Resident>();
+        annulus::cuda::wgmma_wait<0>();
+        supply.template release<Resident>(stage);
+      }
+    }
+    supply.leave_group();
+  }
+  store_partial(loop, who, item, acc);
+}
+
+template <int Terms, class Direction>
+__device__ void multiply_items(const Loop& loop, const HopperShared<Terms>& shared,
+                               std::int64_t time, int parity, Supply<Terms>& supply) {
+  const Shape& s = loop.shape;
+  for (std::int64_t item = blockIdx.x; item < s.items(); item += gridDim.x) {
+    if constexpr (Terms == 1 && Direction::kDots) {
+      multiply_groups(loop, shared, time, parity, item, supply);
+    } else if constexpr (Terms == 1) {
+      if (s.resident) {
+        scale_then_multiply<true>(loop, shared, parity, item, supply);
+      } else {
+        scale_then_multiply<false>(loop, shared, parity, item, supply);
+      }
+    } else {
+      multiply_then_scale<Terms, Direction>(loop, shared, time, parity, item, supply);
+    }
+  }
+}
+#endif  // ANNULUS_DEVICE_HOPPER
+
+// Groups: of four warps that multiply, at most; one more fetches. It needs few registers and leaves
+// them to the others: 112 each with four groups, 232 with two.
+template <int Terms, int Groups, class Direction>
+__global__ void __launch_bounds__((Groups + 1) * 128, 1)
+    hopper_kernel(const __grid_constant__ Loop loop) {
+#if ANNULUS_DEVICE_HOPPER
+  extern __shared__ uint4 shared_words[];
+  const Shape& s = loop.shape;
+  const HopperShared<Terms> shared(reinterpret_cast<std::byte*>(shared_words), s);
+  const int threads = s.rows * 2;  // that multiply
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < s.ring; ++i) {
+      shared.full[i].init(1);
+      shared.empty[i].init(static_cast<unsigned>(threads / 32));
+    }
+    shared.group_full->init(1);
+    shared.group_empty->init(static_cast<unsigned>(threads));
+    shared.resident->init(1);
+    *shared.begun = 0;
+    annulus::cuda::fence_barriers();
+  }
+  __syncthreads();
+  const int warp = annulus::cuda::uniform_warp();
+  if (warp * 32 >= threads) {
+    annulus::cuda::give_registers<Groups == 4 ? 32 : 40>();
+    const int fetcher = warp - threads / 32;
+    if ((loop.phases & kMultiply) && (threadIdx.x & 31) == 0 && fetcher < kFetchers) {
+      Fetcher<Terms, Direction>(loop, shared, fetcher).run();
+    }
+    if (loop.together && fetcher == kFetchers) prefetch_ends<Terms, Direction>(loop, shared);
+    return;
+  }
+  annulus::cuda::take_registers<Groups == 4 ? 112 : 232>();
+  const auto sync = [&] { annulus::cuda::sync_threads(1, threads); };
+  Meeting<decltype(sync)> meeting(loop, sync);
+  if (loop.phases & kBegin) {
+    begin_items<Terms, Direction>(loop, threads / 32);
+  }
+  if (loop.together) meeting.samples();
+  if (s.resident && (loop.phases & kMultiply)) shared.resident->wait(0);
+  Supply<Terms> supply(s, shared);
+  for (std::int64_t step = loop.first; step < loop.last; ++step) {
+    const std::int64_t time = Direction::kBackward ? loop.last - 1 - (step - loop.first) : step;
+    const int parity = Direction::parity(loop, time);
+    if (threadIdx.x == 0) atomicExch(shared.begun, static_cast<int>(step - loop.first) + 1);
+    if (loop.phases & kMultiply) {
+      multiply_items<Terms, Direction>(loop, shared, time, parity, supply);
+    }
+    if (loop.phases & kFinish) {
+      Finish<Terms, Direction> finish(loop, time, parity, threads / 32);
+      if (loop.together) meeting.tile();
+      finish.run();
+    }
+    if (loop.together && step + 1 < loop.last) meeting.samples();
+  }
+#else
+  __trap();  // not built for this GPU: better than to return with nothing done
+#endif
+}
+
+template <class Direction>
+void launch_hopper(const Loop& loop, const char* op, cudaStream_t stream) {
+  with_terms(loop.shape.terms, [&]<int Terms>() {
+    if constexpr (Terms == 1) {
+      if (loop.shape.rows > 128) {
+        return launch_loop(hopper_kernel<1, 4, Direction>, loop, op, stream);
+      }
+    }
+    launch_loop(hopper_kernel<Terms, 2, Direction>, loop, op, stream);
+  });
+}
+
+}  // namespace annulus::ring_rnn::cuda::tensor

@@ -1,0 +1,321 @@
+// How the multiplying warps of Hopper's loop get their weights: what lies where in shared memory, and
+// the warps that fetch it.
+//
+// Both sides walk through the blocks of weights in the same order and so need no words about them:
+// an item's channels in groups of at most 32; of a group its chunks of m, `kDeep` at a time; of those
+// the channels that are not zero. A stage of the ring holds the blocks of one turn: two channels or,
+// where kDeep is 2, two chunks of a channel; with more terms one block. What both must know of a
+// group, which channels it has, comes with c of all of them ahead of its blocks.
+#pragma once
+
+#include "annulus/cuda/hopper.cuh"
+#include "annulus/ring_rnn/cuda/step.cuh"
+
+namespace annulus::ring_rnn::cuda::tensor {
+
+#if ANNULUS_DEVICE_HOPPER
+// Chunks whose products with a channel are added up before c comes in.
+template <int Terms, class Direction>
+constexpr int kDeep = Terms == 1 && Direction::kDots ? kGroupChunks : 1;
+
+// The channels of a group that are not zero, as bits from its first channel on; and which of those, in
+// this order, have a c that is no bf16.
+struct alignas(8) ChannelGroup {
+  std::uint32_t channels, two_terms;
+};
+
+// Shared memory, front to back. The weights come first: they must be aligned to 1024 bytes.
+template <int Terms>
+struct HopperShared {
+  static constexpr int kBytes = hopper_block_bytes(Terms);
+
+  std::byte* weights;   // [slot][term][64 n][64 m], swizzled
+  std::byte* x;         // [buffer][rows / 64][chunk of the turn][64 rows][64 m], swizzled
+  std::byte* c;         // [channel of the group][rows]: float, or Scale
+  ChannelGroup* group;  // the one that is multiplied
+  int* begun;           // steps; by atomics
+  annulus::cuda::SharedBarrier *full, *empty;              // [ring], of stages
+  annulus::cuda::SharedBarrier *group_full, *group_empty;  // of `c` and `group`
+  annulus::cuda::SharedBarrier* resident;
+
+  __device__ HopperShared(std::byte* base, const Shape& s) {
+    weights = base + (1024 - (annulus::cuda::shared_address(base) & 1023)) % 1024;
+    x = weights + s.slots * kBytes;
+    c = x + s.x_buffers * x_buffer_bytes(s.rows);
+    std::byte* const at = c + min(kGroupChannels, s.channels) * s.rows * s.scale_bytes;
+    group = reinterpret_cast<ChannelGroup*>(at);
+    begun = reinterpret_cast<int*>(at + 8);
+    full = reinterpret_cast<annulus::cuda::SharedBarrier*>(at + 16);
+    empty = full + s.ring;
+    group_full = empty + s.ring;
+    group_empty = group_full + 1;
+    resident = group_empty + 1;
+  }
+  // The low word of what wgmma needs to find a block that lies in a slot: addresses count in 16 bytes.
+  __device__ __forceinline__ std::uint32_t operand(int slot) const {
+    return annulus::cuda::swizzled_operand_low(weights) +
+           static_cast<std::uint32_t>(slot * (kBytes / 16));
+  }
+};
+
+// The slot of a block of weights where all of them stay.
+__device__ __forceinline__ int resident_slot(const Shape& s, const Place& p, int chunk,
+                                             int channel) {
+  return (chunk - p.first_chunk) * s.resident_channels + (channel >> s.channel_split_bits);
+}
+
+// The blocks of weights of a tile and chunk, channel 0 first.
+template <int Terms>
+__device__ __forceinline__ const std::byte* blocks_of(const Loop& loop, const Place& p, int chunk) {
+  const Shape& s = loop.shape;
+  return reinterpret_cast<const std::byte*>(loop.weights) +
+         (static_cast<std::int64_t>(p.tile) * s.chunks + chunk) * s.channels *
+             HopperShared<Terms>::kBytes;
+}
+
+template <int Terms>
+__device__ void fetch_resident(const Loop& loop, const HopperShared<Terms>& shared) {
+  const Shape& s = loop.shape;
+  constexpr int kBytes = HopperShared<Terms>::kBytes;
+  const Place p = place_of(s, blockIdx.x);
+  const int first = p.split % s.channel_splits;
+  const int mine = (s.channels - first + s.channel_splits - 1) / s.channel_splits;
+  shared.resident->arrive_expecting(
+      static_cast<unsigned>((p.last_chunk - p.first_chunk) * mine * kBytes));
+  for (int chunk = p.first_chunk; chunk < p.last_chunk; ++chunk) {
+    for (int k = first; k < s.channels; k += s.channel_splits) {
+      annulus::cuda::copy_bulk(shared.weights + resident_slot(s, p, chunk, k) * kBytes,
+                               blocks_of<Terms>(loop, p, chunk) + k * kBytes, kBytes,
+                               shared.resident);
+    }
+  }
+}
+
+// The fetching warps, one thread each, to which the stages go by turns; c of a group is the first
+// one's. No more than there are stages: a thread must not come to
+// a stage before the others have been through it once, since barriers tell odd from even rounds only.
+template <int Terms, class Direction>
+class Fetcher {
+ public:
+  __device__ Fetcher(const Loop& loop, const HopperShared<Terms>& shared, int fetcher)
+      : loop_(loop), s_(loop.shape), shared_(shared), fetcher_(fetcher) {
+    // A fresh barrier counts as past its phase 1: the first round waits for nobody.
+    stage_.parity = group_.parity = 1;
+  }
+
+  __device__ void run() {
+    if (s_.resident && fetcher_ == 0) fetch_resident<Terms>(loop_, shared_);
+    if (s_.resident && fetcher_ != 0) return;
+    for (std::int64_t step = loop_.first; step < loop_.last; ++step) {
+      const std::int64_t time = Direction::kBackward ? loop_.last - 1 - (step - loop_.first) : step;
+      for (std::int64_t item = blockIdx.x; item < s_.items(); item += gridDim.x) {
+        const Place p = place_of(s_, item);
+        for (int first = 0; first < s_.channels; first += kGroupChannels) {
+          fetch_group(time, p, first);
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int kBytes = HopperShared<Terms>::kBytes;
+
+  __device__ __forceinline__ void fetch_group(std::int64_t time, const Place& p, int first) {
+    const std::int64_t masks =
+        (time * s_.batch_tiles + p.batch_tile) * s_.mask_words + first / kGroupChannels;
+    const auto part = [&](const std::uint32_t* bits) {
+      return __ldg(bits + masks) & p.channel_pattern;
+    };
+    const std::uint32_t channels = part(loop_.active);
+    if (fetcher_ == 0) {
+      std::uint32_t ranked = 0;
+      if (loop_.two_terms != nullptr) {
+        const std::uint32_t two_terms = part(loop_.two_terms);
+        int rank = 0;
+        for (std::uint32_t rest = channels; rest != 0; rest &= rest - 1, ++rank) {
+          if ((two_terms & rest & (0u - rest)) != 0) ranked |= 1u << rank;
+        }
+      }
+      fetch_c(time, p, first, {channels, ranked});
+    }
+    if (s_.resident) return;
+    constexpr int kStep = kDeep<Terms, Direction>;
+    const std::int64_t pitch = std::int64_t{s_.channels} * kBytes;  // from chunk to chunk
+    const std::byte* blocks =
+        blocks_of<Terms>(loop_, p, p.first_chunk) + std::int64_t{first} * kBytes;
+    for (int chunk = p.first_chunk; chunk < p.last_chunk; chunk += kStep) {
+      for (std::uint32_t rest = channels; rest != 0; rest &= rest - 1) {
+        const int at = (__ffs(static_cast<int>(rest)) - 1) * kBytes;
+        std::int64_t second = 0;  // bytes further on; 0: there is none
+        if constexpr (kStep > 1) {
+          if (chunk + 1 < p.last_chunk) second = pitch;
+        } else if constexpr (kStageBlocks<Terms> > 1) {
+          const std::uint32_t after = rest & (rest - 1);
+          if (after != 0) {
+            second = (__ffs(static_cast<int>(after)) - 1) * kBytes - at;
+            rest = after;
+          }
+        }
+        fetch_stage(blocks + at, second);
+      }
+      blocks += kStep * pitch;
+    }
+  }
+
+  __device__ __forceinline__ void fetch_c(std::int64_t time, const Place& p, int first,
+                                          ChannelGroup group) {
+    shared_.group_empty->wait(group_.parity);
+    group_.next(1);
+    *shared_.group = group;
+    const auto row = static_cast<unsigned>(s_.rows * s_.scale_bytes);
+    shared_.group_full->arrive_expecting(row * static_cast<unsigned>(__popc(group.channels)));
+    const std::byte* from = reinterpret_cast<const std::byte*>(
+                                s_.scale_bytes == 8 ? static_cast<const void*>(loop_.scales)
+                                                    : static_cast<const void*>(loop_.c)) +
+                            ((time * s_.channels + first) * s_.padded_b +
+                             static_cast<std::int64_t>(p.batch_tile) * s_.rows) *
+                                s_.scale_bytes;
+    std::byte* to = shared_.c;
+    for (std::uint32_t rest = group.channels; rest != 0; rest &= rest - 1) {
+      annulus::cuda::copy_bulk(
+          to, from + (__ffs(static_cast<int>(rest)) - 1) * s_.padded_b * s_.scale_bytes, row,
+          shared_.group_full);
+      to += row;
+    }
+  }
+
+  // One block, or two.
+  __device__ __forceinline__ void fetch_stage(const std::byte* block, std::int64_t second) {
+    const bool mine = turn_ == fetcher_;
+    turn_ = (turn_ + 1) % kFetchers;
+    if (mine) {
+      std::byte* to = shared_.weights + stage_.at * (kStageBlocks<Terms> * kBytes);
+      annulus::cuda::SharedBarrier* full = shared_.full + stage_.at;
+      shared_.empty[stage_.at].wait(stage_.parity);
+      full->arrive_expecting(static_cast<unsigned>(second == 0 ? kBytes : 2 * kBytes));
+      const bool at_once = second == kBytes;
+      // Each is read by one block of threads, once a step: L2 is for what blocks write for each other.
+      // (N 2048, K 16: 3 to 5 % faster; N 1024, whose weights L2 could hold: no slower.)
+      const std::uint64_t policy = annulus::cuda::read_once();
+      annulus::cuda::copy_bulk(to, block, static_cast<unsigned>(at_once ? 2 * kBytes : kBytes),
+                               full, policy);
+      if (second > kBytes) {
+        annulus::cuda::copy_bulk(to + kBytes, block + second, kBytes, full, policy);
+      }
+    }
+    stage_.next(s_.ring);
+  }
+
+  const Loop& loop_;
+  const Shape& s_;
+  const HopperShared<Terms>& shared_;
+  int fetcher_;
+  int turn_ = 0;
+  annulus::cuda::RingPlace stage_, group_;
+};
+
+__device__ __forceinline__ Place uniform(Place p) {
+  p.first_chunk = annulus::cuda::uniform(p.first_chunk);
+  p.last_chunk = annulus::cuda::uniform(p.last_chunk);
+  return p;
+}
+
+// A warp that, while the others multiply, sees to it that what the end of the step reads has come from
+// memory to L2, and s of the next step, too: nothing of it depends on the step before. It goes by the
+// steps that have begun, and nobody waits for it.
+template <int Terms, class Direction>
+__device__ void prefetch_ends(const Loop& loop, const HopperShared<Terms>& shared) {
+  const Shape& s = loop.shape;
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  for (std::int64_t step = loop.first; step < loop.last; ++step) {
+    const std::int64_t time = Direction::kBackward ? loop.last - 1 - (step - loop.first) : step;
+    if (lane == 0) {
+      while (atomicAdd(shared.begun, 0) <= step - loop.first) __nanosleep(256);
+    }
+    __syncwarp();
+    for (std::int64_t item = blockIdx.x; item < s.items(); item += gridDim.x) {
+      const Place p = place_of(s, item);
+      const std::int64_t first_row = static_cast<std::int64_t>(p.batch_tile) * s.rows;
+      if (Direction::kDots && time > loop.first) {
+        const int stretches = s.rows / kStretch;
+        for (int i = lane; i < stretches * Terms; i += 32) {
+          const std::int64_t plane = s.T * s.padded_b * s.padded_n;
+          const std::int64_t row = first_row + i % stretches * kStretch;
+          annulus::cuda::prefetch_bulk(loop.states + i / stretches * plane +
+                                           (time - 1) * s.padded_b * s.padded_n +
+                                           stretch_block(s, row, p.tile * kTile),
+                                       kStretchNarrow);
+        }
+      }
+      // Two lanes a row, half of its columns each.
+      const RowShare share(s, p);
+      for (int r = share.first + (lane >> 1); r < share.last; r += 16) {
+        Direction::prefetch(loop, time, first_row + r, p.tile * kTile + (lane & 1) * (kTile / 2));
+      }
+    }
+  }
+}
+
+// The other side: a multiplying warp's view of groups and stages.
+template <int Terms>
+class Supply {
+ public:
+  __device__ Supply(const Shape& s, const HopperShared<Terms>& shared) : s_(s), shared_(shared) {}
+
+  __device__ __forceinline__ ChannelGroup enter_group() {
+    shared_.group_full->wait(group_.parity);
+    group_.next(1);
+    stage_.at = annulus::cuda::uniform(stage_.at);
+    stage_.parity = annulus::cuda::uniform(stage_.parity);
+    const ChannelGroup group = *shared_.group;
+    return {annulus::cuda::uniform(group.channels), annulus::cuda::uniform(group.two_terms)};
+  }
+  // The warp needs nothing of the group any more. Every lane says so for itself: compute-sanitizer does
+  // not know that one speaks for all after __syncwarp, which is no instruction where warps stay together.
+  __device__ __forceinline__ void leave_group() const { shared_.group_empty->arrive(); }
+
+  template <bool Resident>
+  __device__ __forceinline__ void wait() const {
+    if constexpr (!Resident) shared_.full[stage_.at].wait(stage_.parity);
+  }
+  __device__ __forceinline__ void wait() const {
+    if (!s_.resident) wait<false>();
+  }
+  // Block i of the stage that has been waited for ...
+  __device__ __forceinline__ std::uint32_t operand(int i) const {
+    return shared_.operand(stage_.at * kStageBlocks<Terms> + i);
+  }
+  // ... which is (chunk, channel) and may be resident.
+  __device__ __forceinline__ std::uint32_t operand(const Place& p, int i, int chunk,
+                                                   int channel) const {
+    return s_.resident ? shared_.operand(resident_slot(s_, p, chunk, channel)) : operand(i);
+  }
+  // Goes on to the next stage; release() takes what this returns once the blocks have been read.
+  template <bool Resident>
+  __device__ __forceinline__ int next() {
+    const int at = stage_.at;
+    if constexpr (!Resident) stage_.next(s_.ring);
+    return at;
+  }
+  template <bool Resident>
+  __device__ __forceinline__ void release(int stage) const {
+    if constexpr (!Resident) arrive(shared_.empty + stage);
+  }
+  __device__ __forceinline__ int next() { return s_.resident ? next<true>() : next<false>(); }
+  __device__ __forceinline__ void release(int stage) const {
+    if (!s_.resident) release<false>(stage);
+  }
+
+ private:
+  static __device__ __forceinline__ void arrive(annulus::cuda::SharedBarrier* barrier) {
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) barrier->arrive();
+  }
+
+  const Shape& s_;
+  const HopperShared<Terms>& shared_;
+  annulus::cuda::RingPlace stage_, group_;
+};
+#endif  // ANNULUS_DEVICE_HOPPER
+
+}  // namespace annulus::ring_rnn::cuda::tensor

@@ -1,0 +1,346 @@
+// What the portable and the Hopper loop share: where a block of threads works, the ends of a step,
+// and the meetings of blocks between them.
+#pragma once
+
+#include "annulus/cuda/grid_barrier.cuh"
+#include "annulus/cuda/mma.cuh"
+#include "annulus/cuda/reduce.cuh"
+#include "annulus/cuda/vec.cuh"
+#include "annulus/ring_rnn/cuda/sm90/row_tiles.cuh"
+
+namespace annulus::ring_rnn::cuda::tensor {
+
+// Where a block of threads works: which samples, columns and part of the sum.
+struct Place {
+  int batch_tile, tile, split;
+  int first_chunk, last_chunk;
+  std::uint32_t channel_pattern;  // bits of its channels in every mask word
+};
+
+__device__ __forceinline__ Place place_of(const Shape& s, std::int64_t item) {
+  Place p;
+  const auto i = static_cast<unsigned>(item);  // items fit in 32 bits: cut() sees to it
+  const auto splits = static_cast<unsigned>(s.splits());
+  p.split = static_cast<int>(i % splits);
+  const unsigned rest = i / splits;
+  p.tile = static_cast<int>(rest % static_cast<unsigned>(s.tiles));
+  p.batch_tile = static_cast<int>(rest / static_cast<unsigned>(s.tiles));
+  const auto part = static_cast<unsigned>(p.split / s.channel_splits);
+  const auto parts = static_cast<unsigned>(s.chunk_splits);
+  p.first_chunk = static_cast<int>(part * static_cast<unsigned>(s.chunks) / parts);
+  p.last_chunk = static_cast<int>((part + 1) * static_cast<unsigned>(s.chunks) / parts);
+  p.channel_pattern = 0;
+  for (int k = p.split % s.channel_splits; k < 32; k += s.channel_splits) {
+    p.channel_pattern |= 1u << k;
+  }
+  return p;
+}
+
+// ---- parts of s . u_k
+
+// Parts of one channel, by row of the padded batch. `columns` tells apart warps that share rows.
+__device__ __forceinline__ float* dots_of(const Loop& loop, std::int64_t time, const Place& place,
+                                          int columns, int channel) {
+  const Shape& s = loop.shape;
+  const std::int64_t slots = static_cast<std::int64_t>(s.tiles) * s.splits() * s.dot_parts;
+  const std::int64_t slot =
+      (static_cast<std::int64_t>(place.tile) * s.splits() + place.split) * s.dot_parts + columns;
+  return loop.dots + ((time * slots + slot) * s.channels + channel) * s.padded_b;
+}
+
+// s of rows `row`, `row` + 8 and columns `col`, `col` + 1: one term, as pairs of columns.
+__device__ __forceinline__ uint2 state_words(const Shape& s, const std::uint16_t* states,
+                                             std::int64_t time, std::int64_t row, int col,
+                                             int term) {
+  const std::uint16_t* plane = states + term * s.T * s.padded_b * s.padded_n;
+  const auto word = [&](std::int64_t r) {
+    return __ldg(reinterpret_cast<const std::uint32_t*>(plane + state_at(s, time, r, col)));
+  };
+  return make_uint2(word(row), word(row + 8));
+}
+__device__ __forceinline__ float4 quad_of(std::uint32_t low, std::uint32_t high) {
+  return make_float4(__uint_as_float(low << 16), __uint_as_float(low & 0xffff0000u),
+                     __uint_as_float(high << 16), __uint_as_float(high & 0xffff0000u));
+}
+
+// The same numbers, the sum of all terms.
+template <int Terms>
+__device__ __forceinline__ float4 state_quad(const Shape& s, const std::uint16_t* states,
+                                             std::int64_t time, std::int64_t row, int col) {
+  float4 v = make_float4(0, 0, 0, 0);
+#pragma unroll
+  for (int term = Terms - 1; term >= 0; --term) {
+    const uint2 words = state_words(s, states, time, row, col, term);
+    const float4 part = quad_of(words.x, words.y);
+    v.x += part.x;
+    v.y += part.y;
+    v.z += part.z;
+    v.w += part.w;
+  }
+  return v;
+}
+
+// ---- the ends of a step
+
+// How many of `Columns` columns from `col` on there are.
+template <int Columns>
+__device__ __forceinline__ int columns_of(std::int64_t N, int col) {
+  return static_cast<int>(max(min(N - col, std::int64_t{Columns}), std::int64_t{0}));
+}
+
+template <int Columns, class T>
+__device__ __forceinline__ bool in_one_access(const T* p, std::int64_t stride, int count) {
+  return Columns == 4 && count == 4 && stride == 1 &&
+         reinterpret_cast<std::uintptr_t>(p) % (4 * sizeof(T)) == 0;
+}
+// The first `count` numbers into a row, by one access where they lie so.
+template <int Columns, class T>
+__device__ __forceinline__ void store_row(T* to, std::int64_t stride, int count,
+                                          const float (&v)[Columns]) {
+  if (in_one_access<Columns>(to, stride, count)) {
+    annulus::cuda::store<Columns>(v, to);
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < Columns; ++e) {
+    if (e < count) to[e * stride] = T(v[e]);
+  }
+}
+// The same, read; what is beyond is 0.
+template <int Columns, class T>
+__device__ __forceinline__ void load_row(const T* from, std::int64_t stride, int count,
+                                         float (&v)[Columns]) {
+  if (in_one_access<Columns>(from, stride, count)) {
+    annulus::cuda::load<Columns>(from, v);
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < Columns; ++e) v[e] = e < count ? static_cast<float>(from[e * stride]) : 0.0f;
+}
+
+// The first numbers of a row, to L2; rows that are no neighbours in memory are left where they are.
+template <class T>
+__device__ __forceinline__ void prefetch_row(const T* from, std::int64_t stride) {
+  if (stride == 1) asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
+// Sixteen lanes hold a row, four columns each.
+__device__ __forceinline__ float sum_row(float v) { return annulus::cuda::warp_sum<16>(v); }
+
+// The sum over all columns of row `row` of X of this parity: parts of the tiles in fixed order.
+__device__ __forceinline__ float whole_row(const Loop& loop, std::int64_t row, int parity) {
+  const Shape& s = loop.shape;
+  const float* part =
+      loop.row_sums + static_cast<std::int64_t>(parity) * s.tiles * s.padded_b + row;
+  float sum = 0;
+  for (int tile = static_cast<int>(threadIdx.x) & 15; tile < s.tiles; tile += 16) {
+    sum += part[tile * s.padded_b];
+  }
+  return sum_row(sum);
+}
+
+// X of the next step: its terms, and the part of the row's sum.
+template <int Terms>
+__device__ __forceinline__ void publish(const Loop& loop, std::int64_t row, int tile, int col,
+                                        const float (&v)[4], int parity) {
+  const Shape& s = loop.shape;
+  const std::int64_t plane = s.padded_b * s.padded_n / 2;  // words
+  std::uint32_t* base = loop.operand + parity * Terms * plane;
+  std::uint32_t word[2][Terms];
+  annulus::cuda::split_pair<Terms>(v[0], v[1], word[0]);
+  annulus::cuda::split_pair<Terms>(v[2], v[3], word[1]);
+  if (Terms == 1 && s.row_major) {
+    *reinterpret_cast<uint2*>(base + (row * s.padded_n + col) / 2) =
+        make_uint2(word[0][0], word[1][0]);
+  } else {
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+      const std::int64_t at = operand_word(row, col + 2 * pair, s.padded_n);
+#pragma unroll
+      for (int term = 0; term < Terms; ++term) base[term * plane + at] = word[pair][term];
+    }
+  }
+  const float sum = sum_row((v[0] + v[1]) + (v[2] + v[3]));
+  if ((threadIdx.x & 15) == 0) {
+    loop.row_sums[(static_cast<std::int64_t>(parity) * s.tiles + tile) * s.padded_b + row] = sum;
+  }
+}
+
+// The rows of a tile that the blocks of a split finish: whole pairs.
+struct RowShare {
+  int first, last;
+
+  __device__ RowShare(const Shape& s, const Place& p) {
+    const int each = (s.rows + s.splits() - 1) / s.splits();
+    const int even = (each + 1) / 2 * 2;
+    first = min(p.split * even, s.rows);
+    last = min(first + even, s.rows);
+  }
+};
+
+// The rows that a warp finishes, two at a time, over all items of its block: those of the split, a
+// half of the warp each. Both halves are always there, so that warps stay together, and the compiler
+// knows it.
+class RowWalk {
+ public:
+  __device__ RowWalk(const Shape& s, int warps)
+      : s_(s), warps_(warps), warp_(annulus::cuda::uniform_warp()), item_(blockIdx.x) {
+    enter();
+  }
+  __device__ bool done() const { return item_ >= s_.items(); }
+  __device__ void next() {
+    pair_ += warps_ * 2;
+    if (pair_ < last_) return;
+    item_ += gridDim.x;
+    enter();
+  }
+  __device__ int tile() const { return place_.tile; }
+  // Where in `partial` the tile's first part is.
+  __device__ std::int64_t first_part() const { return item_ - place_.split; }
+  // Row of the tile.
+  __device__ int local() const { return pair_ + ((static_cast<int>(threadIdx.x) >> 4) & 1); }
+  __device__ std::int64_t row() const {  // of the padded batch
+    return static_cast<std::int64_t>(place_.batch_tile) * s_.rows + local();
+  }
+  __device__ int column() const {  // the first of this lane's four
+    return tile() * kTile + (static_cast<int>(threadIdx.x) & 15) * 4;
+  }
+
+ private:
+  __device__ void enter() {
+    for (; item_ < s_.items(); item_ += gridDim.x) {
+      place_ = place_of(s_, item_);
+      const RowShare share(s_, place_);
+      last_ = share.last;
+      pair_ = share.first + warp_ * 2;
+      if (pair_ < last_) return;
+    }
+  }
+
+  const Shape& s_;
+  int warps_, warp_;
+  int pair_, last_;  // rows of the tile: the first of two, and where those of the split end
+  std::int64_t item_;
+  Place place_;
+};
+
+// X of the first step.
+template <int Terms, class Direction>
+__device__ __forceinline__ void begin_items(const Loop& loop, int warps) {
+  const int parity = Direction::parity(loop, Direction::kBackward ? loop.last - 1 : loop.first);
+  for (RowWalk walk(loop.shape, warps); !walk.done(); walk.next()) {
+    float v[4];
+    Direction::begin(loop, walk.row(), walk.column(), v);
+    publish<Terms>(loop, walk.row(), walk.tile(), walk.column(), v, parity);
+  }
+}
+
+// The end of a step: the parts of the sums added up, and X of the next step made of them. What does
+// not depend on the sums is loaded by the constructor, which runs before the blocks of a tile meet:
+// one after the other these loads took longer than the products of a small network.
+template <int Terms, class Direction>
+class Finish {
+ public:
+  __device__ Finish(const Loop& loop, std::int64_t time, int parity, int warps)
+      : loop_(loop), time_(time), parity_(parity), walk_(loop.shape, warps) {
+    if (!walk_.done()) load();
+  }
+  __device__ void run() {
+    const Shape& s = loop_.shape;
+    while (!walk_.done()) {
+      const int tile = walk_.tile();
+      const int col = walk_.column();
+      const float* from = loop_.partial + walk_.first_part() * s.rows * kTile +
+                          static_cast<std::int64_t>(walk_.local()) * kTile + (col - tile * kTile);
+      float total[4] = {};
+      const std::int64_t stride = static_cast<std::int64_t>(s.rows) * kTile;
+      int i = 0;
+      for (; i + 8 <= s.splits(); i += 8) add_parts<8>(from + i * stride, stride, total);
+      if (i + 4 <= s.splits()) {
+        add_parts<4>(from + i * stride, stride, total);
+        i += 4;
+      }
+      for (; i < s.splits(); ++i) add_parts<1>(from + i * stride, stride, total);
+      float v[4];
+      Direction::finish(loop_, time_, walk_.row(), tile, col, ahead_, total, row_sum_, v);
+      publish<Terms>(loop_, walk_.row(), tile, col, v, parity_ ^ 1);
+      walk_.next();
+      if (!walk_.done()) load();
+    }
+  }
+
+ private:
+  // All of them on their way before the first is used.
+  template <int Count>
+  static __device__ __forceinline__ void add_parts(const float* from, std::int64_t stride,
+                                                   float (&total)[4]) {
+    float4 v[Count];
+#pragma unroll
+    for (int i = 0; i < Count; ++i) v[i] = *reinterpret_cast<const float4*>(from + i * stride);
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      total[0] += v[i].x;
+      total[1] += v[i].y;
+      total[2] += v[i].z;
+      total[3] += v[i].w;
+    }
+  }
+  __device__ void load() {
+    ahead_ = Direction::ahead(loop_, time_, walk_.row(), walk_.column());
+    row_sum_ = whole_row(loop_, walk_.row(), parity_);
+  }
+
+  const Loop& loop_;
+  std::int64_t time_;
+  int parity_;
+  RowWalk walk_;
+  typename Direction::Ahead ahead_;
+  float row_sum_;
+};
+
+// ---- meetings
+
+// Blocks of threads wait for each other: those of a tile after its parts are made, those of the same
+// samples after X of the next step is. `Sync` makes the threads of the block that take part wait.
+template <class Sync>
+class Meeting {
+ public:
+  __device__ Meeting(const Loop& loop, Sync sync) : sync_(sync) {
+    const Shape& s = loop.shape;
+    const Place home = place_of(s, blockIdx.x);
+    // One item a block: only the blocks of the same samples matter. Several: they may be of any
+    // samples, and the first counter serves all.
+    const bool one_each = s.items() <= gridDim.x;
+    constexpr int kStride = annulus::cuda::GroupBarrier::kStride;
+    unsigned* const mine =
+        loop.counters + static_cast<std::int64_t>(home.batch_tile) * (s.tiles + 1) * kStride;
+    samples_ = one_each ? mine : loop.counters;
+    samples_party_ = one_each ? static_cast<unsigned>(s.tiles * s.splits()) : gridDim.x;
+    tile_ = mine + (home.tile + 1) * kStride;
+    tile_party_ = static_cast<unsigned>(s.splits());
+  }
+  __device__ void samples() { meet(samples_, samples_target_ += samples_party_); }
+  __device__ void tile() {
+    if (tile_party_ == 1) return sync_();
+    meet(tile_, tile_target_ += tile_party_);
+  }
+
+ private:
+  // As GroupBarrier::wait, for a part of the block's threads.
+  __device__ void meet(unsigned* counter, unsigned target) {
+    sync_();
+    if (threadIdx.x == 0) {
+      annulus::cuda::add_release(counter, 1);
+      while (static_cast<int>(annulus::cuda::load_acquire(counter) - target) < 0) {
+      }
+    }
+    sync_();
+  }
+
+  Sync sync_;
+  unsigned *samples_, *tile_;
+  unsigned samples_party_, tile_party_;
+  unsigned samples_target_ = 0, tile_target_ = 0;
+};
+
+}  // namespace annulus::ring_rnn::cuda::tensor

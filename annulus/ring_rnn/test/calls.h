@@ -1,0 +1,190 @@
+// A ring RNN with all its tensors on one device, for tests that call the library by hand.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "annulus/ring_rnn/ring_rnn.h"
+#include "testing/dense.h"
+
+namespace annulus::testing {
+
+// Steps first .. first + count - 1 of a tensor (B, T, ...).
+inline TensorView steps(TensorView v, std::int64_t first, std::int64_t count) {
+  v.data = static_cast<std::byte*>(v.data) + first * v.stride[1] * size_of(v.dtype);
+  v.shape[1] = count;
+  return v;
+}
+
+inline DType wide(DType dtype) { return dtype == DType::kF64 ? dtype : DType::kF32; }
+
+// Live dynamics: weights of gain 1 in all, one action in three exactly zero.
+struct RingNetwork {
+  RingNetwork(Device device, DType dtype, std::int64_t B, std::int64_t T, std::int64_t K,
+              std::int64_t N, std::uint64_t seed = 1)
+      : device(device),
+        dtype(dtype),
+        B(B),
+        T(T),
+        K(K),
+        N(N),
+        A(device, dtype, {B, T, K}),
+        Wa(device, dtype, {K, N, N}),
+        Wo(device, dtype, {N, N}),
+        r0(device, wide(dtype), {B, N}),
+        drive(device, dtype, {B, T, N}),
+        reset(device, DType::kBool, {B, T}),
+        reset_state(device, wide(dtype), {B, N}),
+        mask(device, DType::kBool, {B, T}),
+        dout(device, dtype, {B, T, N}),
+        dh_n(device, wide(dtype), {B, N}) {
+    Rng rng(seed);
+    const auto draw = [&](Dense& to, std::int64_t count, auto value) {
+      std::vector<double> v(static_cast<std::size_t>(count));
+      for (double& x : v) x = value();
+      to.write(v);
+    };
+    const double size = 1 / std::sqrt(static_cast<double>(std::max<std::int64_t>(1, N * (K + 1))));
+    draw(A, B * T * K, [&] { return rng.below(3) == 0 ? 0 : rng.normal(); });
+    draw(Wa, K * N * N, [&] { return size * rng.normal(); });
+    draw(Wo, N * N, [&] { return size * rng.normal(); });
+    draw(r0, B * N, [&] { return rng.normal(); });
+    draw(drive, B * T * N, [&] { return 0.5 * rng.normal(); });
+    draw(reset, B * T, [&] { return rng.below(5) == 0; });
+    draw(reset_state, B * N, [&] { return rng.normal(); });
+    draw(mask, B * T, [&] { return rng.below(6) != 0; });
+    draw(dout, B * T * N, [&] { return rng.normal(); });
+    draw(dh_n, B * N, [&] { return rng.normal(); });
+  }
+
+  // Without the optional ones.
+  RingRnnInputs inputs() const {
+    RingRnnInputs in;
+    in.A = A.view();
+    in.Wa = Wa.view();
+    in.Wo = Wo.view();
+    in.r0 = r0.view();
+    in.J0 = -0.5 / static_cast<double>(std::max<std::int64_t>(N, 1));
+    in.J1 = 0.8;
+    in.alpha = 0.3;
+    return in;
+  }
+  RingRnnInputs all_inputs() const {
+    RingRnnInputs in = inputs();
+    in.drive = drive.view();
+    in.reset = reset.view();
+    in.reset_state = reset_state.view();
+    in.mask = mask.view();
+    return in;
+  }
+
+  Device device;
+  DType dtype;
+  std::int64_t B, T, K, N;
+  Dense A, Wa, Wo, r0, drive, reset, reset_state, mask, dout, dh_n;
+};
+
+// Every output of a forward.
+struct RingStates {
+  explicit RingStates(const RingNetwork& n)
+      : out(n.device, n.dtype, {n.B, n.T, n.N}), h_n(n.device, wide(n.dtype), {n.B, n.N}) {}
+  RingRnnOutputs outputs() const {
+    RingRnnOutputs o;
+    o.out = out.view();
+    o.h_n = h_n.view();
+    return o;
+  }
+  Dense out, h_n;
+};
+
+// Every gradient, alpha a number or one a neuron.
+struct RingDerivatives {
+  explicit RingDerivatives(const RingNetwork& n)
+      : dA(n.device, n.dtype, {n.B, n.T, n.K}),
+        dWa(n.device, n.dtype, {n.K, n.N, n.N}),
+        dWo(n.device, n.dtype, {n.N, n.N}),
+        dr0(n.device, wide(n.dtype), {n.B, n.N}),
+        dJ0(n.device, wide(n.dtype), {}),
+        dJ1(n.device, wide(n.dtype), {}),
+        dalpha(n.device, wide(n.dtype), {}),
+        ddrive(n.device, n.dtype, {n.B, n.T, n.N}),
+        dreset_state(n.device, wide(n.dtype), {n.B, n.N}) {}
+  RingRnnGradients gradients(const RingRnnInputs& in) const {
+    RingRnnGradients g;
+    g.dA = dA.view();
+    g.dWa = dWa.view();
+    g.dWo = dWo.view();
+    g.dr0 = dr0.view();
+    g.dJ0 = dJ0.view();
+    g.dJ1 = dJ1.view();
+    g.dalpha = dalpha.view();
+    if (in.drive.defined()) g.ddrive = ddrive.view();
+    if (in.reset_state.defined()) g.dreset_state = dreset_state.view();
+    return g;
+  }
+  std::vector<const Dense*> all() const {
+    return {&dA, &dWa, &dWo, &dr0, &dJ0, &dJ1, &dalpha, &ddrive, &dreset_state};
+  }
+  bool same_bits(const RingDerivatives& other) const {
+    const auto a = all(), b = other.all();
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      if (a[i]->bytes() != b[i]->bytes()) return false;
+    }
+    return true;
+  }
+  Dense dA, dWa, dWo, dr0, dJ0, dJ1, dalpha, ddrive, dreset_state;
+};
+
+// Forward with `saved`, then backward of dout and dh_n.
+inline void run_both(const RingNetwork& n, const RingRnnInputs& in, const RingStates& states,
+                     const RingDerivatives& d, const RingRnnOptions& options, Context& context) {
+  const auto shape = ring_rnn_saved_shape(in, options);
+  const Dense saved(n.device, wide(n.dtype), {shape[0], shape[1], shape[2]});
+  RingRnnOutputs out = states.outputs();
+  out.saved = saved.view();
+  ring_rnn_forward(in, out, options, context);
+  ring_rnn_backward(in, n.dout.view(), n.dh_n.view(), out.out, out.saved, d.gradients(in), options,
+                    context);
+  synchronize(n.device);
+}
+
+// The same network in f64 on the CPU, for the reference.
+inline RingNetwork exact_copy(const RingNetwork& n) {
+  RingNetwork x(kCPU, DType::kF64, n.B, n.T, n.K, n.N);
+  x.A.write(n.A.values());
+  x.Wa.write(n.Wa.values());
+  x.Wo.write(n.Wo.values());
+  x.r0.write(n.r0.values());
+  x.drive.write(n.drive.values());
+  x.reset.write(n.reset.values());
+  x.reset_state.write(n.reset_state.values());
+  x.mask.write(n.mask.values());
+  x.dout.write(n.dout.values());
+  x.dh_n.write(n.dh_n.values());
+  return x;
+}
+
+// sqrt(|a - b|^2 / |b|^2).
+inline double relative_error(const Dense& a, const Dense& b) {
+  const std::vector<double> x = a.values(), y = b.values();
+  double error = 0, size = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    error += (x[i] - y[i]) * (x[i] - y[i]);
+    size += y[i] * y[i];
+  }
+  return std::sqrt(error / size);
+}
+
+// Every precision a device has.
+inline std::vector<RingRnnPrecision> precisions_of(Device device, DType dtype) {
+  if (dtype == DType::kF64) return {RingRnnPrecision::kAuto};
+  std::vector<RingRnnPrecision> all = {RingRnnPrecision::kAuto, RingRnnPrecision::kFp32,
+                                       RingRnnPrecision::kBf16x6, RingRnnPrecision::kBf16x3,
+                                       RingRnnPrecision::kBf16};
+  if (device.type == DeviceType::kCUDA) all.push_back(RingRnnPrecision::kTf32);
+  return all;
+}
+
+}  // namespace annulus::testing

@@ -1,0 +1,319 @@
+// One ring RNN problem as a Case: its tensors, its calls, its definition, its values and its limits.
+#include "annulus/ring_rnn/test/cases.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <string_view>
+
+namespace annulus::testing {
+
+namespace {
+
+using Parameter = RingRnnProblem::Parameter;
+
+constexpr std::array<const char*, 9> kGradientNames = {
+    "dA", "dWa", "dWo", "dr0", "dJ0", "dJ1", "dalpha", "ddrive", "dreset_state"};
+
+// f32, or f64 beside f64 tensors: h_n, saved, readouts, gradients of numbers.
+DType state_of(DType dtype) { return dtype == DType::kF64 ? dtype : DType::kF32; }
+DType own_or_f32(DType dtype, bool f32) {
+  return size_of(dtype) > 2 ? dtype : f32 ? DType::kF32 : dtype;
+}
+// f64 tensors may stand beside f32 parameters, though not beside an f32 state.
+DType parameter_dtype(const RingRnnProblem& p) { return p.f32_parameters ? DType::kF32 : p.dtype; }
+
+unsigned asked(const RingRnnProblem& p) {
+  unsigned g = p.gradients & kRingAllGradients;
+  if (!p.drive) g &= ~static_cast<unsigned>(kRingDdrive);
+  if (!p.reset || !p.reset_state) g &= ~static_cast<unsigned>(kRingDreset_state);
+  return g;
+}
+
+// The precision a call asks for on a device.
+RingRnnPrecision precision_on(const RingRnnProblem& p, Device device) {
+  const bool cpu = device.type == DeviceType::kCPU;
+  return p.precision == RingRnnPrecision::kTf32 && cpu ? RingRnnPrecision::kFp32 : p.precision;
+}
+
+}  // namespace
+
+RingRnnPrecision ring_resolved_precision(const RingRnnProblem& p, Device device) {
+  const RingRnnPrecision asked_for = precision_on(p, device);
+  if (p.dtype == DType::kF64) return RingRnnPrecision::kFp32;
+  if (asked_for != RingRnnPrecision::kAuto) return asked_for;
+  if (p.dtype != DType::kF32) return RingRnnPrecision::kBf16;
+  return device.type == DeviceType::kCPU ? RingRnnPrecision::kFp32 : RingRnnPrecision::kBf16x3;
+}
+
+Arithmetic ring_arithmetic(RingRnnPrecision precision) {
+  switch (precision) {
+    case RingRnnPrecision::kBf16:
+      return Arithmetic::kBf16;
+    case RingRnnPrecision::kTf32:
+      return Arithmetic::kTf32;
+    case RingRnnPrecision::kBf16x3:
+      return Arithmetic::kBf16x3;
+    default:
+      return Arithmetic::kOwn;
+  }
+}
+
+namespace {
+
+RingRnnOptions options_of(const RingRnnProblem& p, RingRnnPrecision precision) {
+  RingRnnOptions o;
+  o.activation = p.activation;
+  o.precision = precision;
+  o.checkpoint = p.checkpoint;
+  return o;
+}
+
+std::string describe(const RingRnnProblem& p) {
+  static constexpr const char* kActivations[] = {"relu", "gelu", "tanh", "silu"};
+  static constexpr const char* kPrecisions[] = {"auto", "fp32", "bf16x6", "bf16x3", "tf32", "bf16"};
+  static constexpr const char* kForms[] = {"", "(tensor)", "(N)"};
+  static constexpr const char* kActions[] = {"dense",     "sparse",   "one-hot",
+                                             "by-sample", "velocity", "zero"};
+  const auto parameter = [&](const char* name, double v, Parameter form) {
+    char text[48];
+    std::snprintf(text, sizeof text, " %s=%.4g%s", name, v, kForms[static_cast<int>(form)]);
+    return std::string(text);
+  };
+  std::string s = "B=" + std::to_string(p.B) + " T=" + std::to_string(p.T) +
+                  " K=" + std::to_string(p.K) + " N=" + std::to_string(p.N) +
+                  " dtype=" + name_of(p.dtype);
+  if (size_of(p.dtype) == 2) s += p.f32_state ? " r0=f32" : " r0=own";
+  s += std::string(" act=") + kActivations[static_cast<int>(p.activation)] +
+       " precision=" + kPrecisions[static_cast<int>(p.precision)] +
+       " checkpoint=" + std::to_string(p.checkpoint);
+  s += parameter("J0", p.J0, p.J0_form) + parameter("J1", p.J1, p.J1_form) +
+       parameter("alpha", p.alpha, p.alpha_form);
+  s += std::string(" actions=") + kActions[static_cast<int>(p.actions)];
+  if (p.live >= 0) s += " live=" + std::to_string(p.live);
+  if (p.drive) s += " drive";
+  if (p.reset) s += p.reset_state ? " reset+state" : " reset";
+  if (p.mask) s += " mask";
+  if (p.h_n) s += " h_n";
+  if (p.readout) s += " readout";
+  if (p.special) s += " special";
+  if (asked(p) == 0) return s + " grads=none";
+  s += " grads=";
+  for (std::size_t i = 0; i < kGradientNames.size(); ++i) {
+    if (asked(p) >> i & 1) s += std::string(s.back() == '=' ? "" : ",") + kGradientNames[i];
+  }
+  return s + (p.dout ? p.dh_n ? " of dout,dh_n" : " of dout" : p.dh_n ? " of dh_n" : " of nothing");
+}
+
+TensorView pick(Views views, const std::vector<TensorSpec>& specs, std::string_view name) {
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    if (specs[i].name == name) return views[i];
+  }
+  return {};
+}
+
+std::vector<TensorSpec> input_specs(const RingRnnProblem& p) {
+  const DType state = own_or_f32(p.dtype, p.f32_state);
+  std::vector<TensorSpec> specs = {{"A", p.dtype, {p.B, p.T, p.K}},
+                                   {"Wa", p.dtype, {p.K, p.N, p.N}},
+                                   {"Wo", p.dtype, {p.N, p.N}},
+                                   {"r0", state, {p.B, p.N}}};
+  if (p.J0_form != Parameter::kNumber) specs.push_back({"J0", parameter_dtype(p), {}});
+  if (p.J1_form != Parameter::kNumber) specs.push_back({"J1", parameter_dtype(p), {}});
+  if (p.alpha_form == Parameter::kTensor) specs.push_back({"alpha", parameter_dtype(p), {}});
+  if (p.alpha_form == Parameter::kPerNeuron) specs.push_back({"alpha", parameter_dtype(p), {p.N}});
+  if (p.drive) specs.push_back({"drive", p.dtype, {p.B, p.T, p.N}});
+  if (p.reset) specs.push_back({"reset", DType::kBool, {p.B, p.T}});
+  if (p.reset && p.reset_state) specs.push_back({"reset_state", state, {p.B, p.N}});
+  if (p.mask) specs.push_back({"mask", DType::kBool, {p.B, p.T}});
+  return specs;
+}
+
+RingRnnInputs inputs_of(const RingRnnProblem& p, Views in, const std::vector<TensorSpec>& specs) {
+  const auto get = [&](std::string_view name) { return pick(in, specs, name); };
+  const auto parameter = [&](std::string_view name, double value) {
+    const TensorView v = get(name);
+    return v.defined() ? RingRnnParameter(v) : RingRnnParameter(value);
+  };
+  RingRnnInputs r;
+  r.A = get("A");
+  r.Wa = get("Wa");
+  r.Wo = get("Wo");
+  r.r0 = get("r0");
+  r.J0 = parameter("J0", p.J0);
+  r.J1 = parameter("J1", p.J1);
+  r.alpha = parameter("alpha", p.alpha);
+  r.drive = get("drive");
+  r.reset = get("reset");
+  r.reset_state = get("reset_state");
+  r.mask = get("mask");
+  return r;
+}
+
+RingRnnOutputs outputs_of(Views out, const std::vector<TensorSpec>& specs) {
+  const auto get = [&](std::string_view name) { return pick(out, specs, name); };
+  RingRnnOutputs r;
+  r.out = get("out");
+  r.h_n = get("h_n");
+  r.angle = get("angle");
+  r.amplitude = get("amplitude");
+  r.saved = get("saved");
+  return r;
+}
+
+RingRnnGradients gradients_of(Views out, const std::vector<TensorSpec>& specs) {
+  const auto get = [&](std::string_view name) { return pick(out, specs, name); };
+  RingRnnGradients g;
+  const std::array<TensorView*, 9> fields = {&g.dA,  &g.dWa,    &g.dWo,    &g.dr0,         &g.dJ0,
+                                             &g.dJ1, &g.dalpha, &g.ddrive, &g.dreset_state};
+  for (std::size_t i = 0; i < fields.size(); ++i) *fields[i] = get(kGradientNames[i]);
+  return g;
+}
+
+TensorSpec saved_spec(const RingRnnProblem& p) {
+  const std::int64_t s = p.checkpoint;
+  TensorSpec spec{"saved", state_of(p.dtype), {s == 0 ? p.T : (p.T + s - 1) / s, p.B, p.N}};
+  return spec;
+}
+
+double bytes_of(const std::vector<TensorSpec>& specs) {
+  double bytes = 0;
+  for (const TensorSpec& s : specs) {
+    double n = static_cast<double>(size_of(s.dtype));
+    for (const std::int64_t extent : s.shape) n *= static_cast<double>(extent);
+    bytes += n;
+  }
+  return bytes;
+}
+
+// The products of one direction: 2 B (K + 1) N^2 T, K the channels that are not padding.
+double product_flops(const RingRnnProblem& p) {
+  return 2.0 * static_cast<double>(p.B) * static_cast<double>(ring_live_channels(p) + 1) *
+         static_cast<double>(p.N) * static_cast<double>(p.N) * static_cast<double>(p.T);
+}
+
+Call forward_call(const RingRnnProblem& p) {
+  Call call;
+  call.name = "forward";
+  call.inputs = input_specs(p);
+  call.outputs = {{"out", p.dtype, {p.B, p.T, p.N}}};
+  if (p.h_n || p.dh_n) call.outputs.push_back({"h_n", state_of(p.dtype), {p.B, p.N}});
+  if (p.readout) {
+    call.outputs.push_back({"angle", state_of(p.dtype), {p.B, p.T}});
+    call.outputs.back().circular = true;
+    call.outputs.push_back({"amplitude", state_of(p.dtype), {p.B, p.T}});
+  }
+  if (asked(p) != 0) {
+    call.outputs.push_back(saved_spec(p));
+    call.outputs.back().opaque = true;
+  }
+  for (TensorSpec& s : call.outputs) {
+    const bool incoming = (s.name == "out" && p.dout) || (s.name == "h_n" && p.dh_n);
+    s.unpaired = !incoming;
+  }
+  const auto in_specs = call.inputs;
+  const auto out_specs = call.outputs;
+  call.run = [=](Views in, Views out, Context& context) {
+    ring_rnn_forward(inputs_of(p, in, in_specs), outputs_of(out, out_specs),
+                     options_of(p, precision_on(p, in[0].device)), context);
+  };
+  call.workspace = [=](Views in, Views out) {
+    return ring_rnn_forward_workspace(inputs_of(p, in, in_specs), outputs_of(out, out_specs),
+                                      options_of(p, precision_on(p, in[0].device)));
+  };
+  call.reference = [=](Views in, Views out) {
+    reference::ring_rnn_forward(inputs_of(p, in, in_specs), outputs_of(out, out_specs),
+                                options_of(p, RingRnnPrecision::kAuto));
+  };
+  call.baseline = [=](Views in, Views out) {
+    ring_rnn_baseline_forward(inputs_of(p, in, in_specs), outputs_of(out, out_specs),
+                              options_of(p, ring_resolved_precision(p, kCPU)));
+  };
+  call.arithmetic = [=](Device device) {
+    return ring_arithmetic(ring_resolved_precision(p, device));
+  };
+  call.terms = {"A", "Wa", "Wo", "r0", "drive", "reset_state"};
+  call.flops = product_flops(p);
+  call.bytes = bytes_of(call.inputs) + bytes_of(call.outputs);
+  return call;
+}
+
+Call backward_call(const RingRnnProblem& p, const Call& forward) {
+  Call call;
+  call.name = "backward";
+  call.inputs = forward.inputs;
+  call.inputs.push_back({"out", p.dtype, {p.B, p.T, p.N}});
+  call.inputs.back().derived = true;
+  call.inputs.push_back(saved_spec(p));
+  call.inputs.back().derived = true;
+  if (p.dout) call.inputs.push_back({"dout", p.dtype, {p.B, p.T, p.N}});
+  if (p.dh_n) call.inputs.push_back({"dh_n", state_of(p.dtype), {p.B, p.N}});
+  for (std::size_t i = 0; i < kGradientNames.size(); ++i) {
+    if (!(asked(p) >> i & 1)) continue;
+    const std::string input = kGradientNames[i] + 1;
+    TensorSpec spec{kGradientNames[i], state_of(p.dtype), {}};
+    spec.unpaired = true;  // of a number, unless there is a tensor of that name
+    for (const TensorSpec& s : forward.inputs) {
+      if (s.name == input) spec = {kGradientNames[i], s.dtype, s.shape};
+    }
+    call.outputs.push_back(spec);
+  }
+  const auto in_specs = call.inputs;
+  const auto out_specs = call.outputs;
+  const auto get = [in_specs](Views in, std::string_view name) { return pick(in, in_specs, name); };
+  call.prepare = [=](Views in, Context& context) {
+    RingRnnOutputs out;
+    out.out = get(in, "out");
+    out.saved = get(in, "saved");
+    ring_rnn_forward(inputs_of(p, in, in_specs), out, options_of(p, precision_on(p, in[0].device)),
+                     context);
+  };
+  call.run = [=](Views in, Views out, Context& context) {
+    ring_rnn_backward(inputs_of(p, in, in_specs), get(in, "dout"), get(in, "dh_n"), get(in, "out"),
+                      get(in, "saved"), gradients_of(out, out_specs),
+                      options_of(p, precision_on(p, in[0].device)), context);
+  };
+  call.workspace = [=](Views in, Views out) {
+    return ring_rnn_backward_workspace(inputs_of(p, in, in_specs), gradients_of(out, out_specs),
+                                       options_of(p, precision_on(p, in[0].device)));
+  };
+  call.reference = [=](Views in, Views out) {
+    reference::ring_rnn_backward(inputs_of(p, in, in_specs), get(in, "dout"), get(in, "dh_n"),
+                                 gradients_of(out, out_specs),
+                                 options_of(p, RingRnnPrecision::kAuto));
+  };
+  call.baseline = [=](Views in, Views out) {
+    ring_rnn_baseline_backward(inputs_of(p, in, in_specs), get(in, "dout"), get(in, "dh_n"),
+                               gradients_of(out, out_specs),
+                               options_of(p, ring_resolved_precision(p, kCPU)));
+  };
+  call.arithmetic = forward.arithmetic;
+  call.terms = forward.terms;
+  call.terms.insert(call.terms.end(), {"dout", "dh_n"});
+  const bool weights = (asked(p) & (kRingDWa | kRingDWo)) != 0;
+  call.flops = product_flops(p) * (weights ? 2 : 1);
+  call.bytes = bytes_of(call.inputs) + bytes_of(call.outputs);
+  return call;
+}
+
+}  // namespace
+
+Case ring_rnn_case(const RingRnnProblem& p) {
+  Case c;
+  c.op = "ring_rnn";
+  c.params = describe(p);
+  c.seed = p.seed;
+  c.calls.push_back(forward_call(p));
+  if (asked(p) != 0) c.calls.push_back(backward_call(p, c.calls[0]));
+  c.draw = [p](Rng& rng, const TensorSpec& spec, std::span<double> values) {
+    ring_rnn_draw(p, rng, spec, values);
+  };
+  c.refine = [p](const Call&, std::vector<std::vector<double>>& inputs) {
+    ring_rnn_refine(p, inputs);
+  };
+  return c;
+}
+
+}  // namespace annulus::testing
