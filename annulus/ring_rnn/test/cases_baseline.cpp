@@ -56,19 +56,17 @@ template <class C>
 struct Operand {
   std::vector<C> high, low;
 
-  Operand(std::vector<C> x, RingRnnPrecision precision) : high(std::move(x)) {
+  Operand(std::vector<C> x, Precision precision) : high(std::move(x)) {
     if constexpr (std::is_same_v<C, float>) {
-      if (precision == RingRnnPrecision::kTf32) {
-        for (float& v : high) v = round_tf32(v);
-      } else if (precision == RingRnnPrecision::kBf16) {
-        for (float& v : high) v = static_cast<float>(bfloat16(v));
-      } else if (precision == RingRnnPrecision::kBf16x3) {
-        low.resize(high.size());
-        for (std::size_t i = 0; i < high.size(); ++i) {
-          const float whole = high[i];
-          high[i] = static_cast<float>(bfloat16(whole));
-          low[i] = static_cast<float>(bfloat16(whole - high[i]));
-        }
+      const PrecisionFacts& facts = facts_of(precision);
+      if (facts.terms == 3) return;  // as exact as f32: the naive program has f32
+      if (facts.terms == 2) low.resize(high.size());
+      for (std::size_t i = 0; i < high.size(); ++i) {
+        const float whole = high[i];
+        if (precision == Precision::kTf32) high[i] = round_tf32(whole);
+        if (facts.element == DType::kF16) high[i] = static_cast<float>(float16(whole));
+        if (facts.element == DType::kBF16) high[i] = static_cast<float>(bfloat16(whole));
+        if (facts.terms == 2) low[i] = static_cast<float>(bfloat16(whole - high[i]));
       }
     }
   }
