@@ -106,7 +106,7 @@ class Object {
     std::string allowed;
     for (const E e : values) {
       if (name_of(e) == s) return e;
-      allowed += (allowed.empty() ? "" : ", ") + name_of(e);
+      allowed += std::string(allowed.empty() ? "" : ", ") + name_of(e);
     }
     throw RecordError(
         fmt::format("\"{}\" must be one of {} but is \"{}\"", path(key), allowed, printable(s)));
