@@ -1,0 +1,130 @@
+// What a command writes: whole or not at all, never over what is no plain file.
+#include "files/file.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "testing/scratch_folder.h"
+
+namespace annulus::files {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Files : public ::testing::Test {
+ protected:
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  std::string content(const std::string& name) const {
+    std::ifstream in(path(name));
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+  void put(const std::string& name, const std::string& text) const {
+    std::ofstream(path(name)) << text;
+  }
+  std::size_t entries() const {
+    return static_cast<std::size_t>(std::distance(fs::directory_iterator(folder_), {}));
+  }
+
+  const testing::ScratchFolder scratch_;
+  const fs::path folder_ = scratch_.path();
+};
+
+std::string refusal(const std::string& path) {
+  try {
+    write_file(path, "new");
+  } catch (const FileError& e) {
+    return e.what();
+  }
+  return "written";
+}
+
+TEST_F(Files, AtomicWriteReplacesAndLeavesNothingBeside) {
+  put("page", "old");
+  write_file(path("page"), "new");
+  EXPECT_EQ(content("page"), "new");
+  EXPECT_EQ(entries(), 1u);
+}
+
+TEST_F(Files, WhatIsNoPlainFileIsRefusedAndStays) {
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
+  fs::create_directory(path("folder"));
+  fs::create_symlink("/dev/null", path("link_to_device"));
+  fs::create_symlink(path("nothing"), path("link_to_nothing"));
+  for (const char* name : {"pipe", "folder", "link_to_device", "link_to_nothing"}) {
+    const auto kind = fs::symlink_status(path(name)).type();
+    EXPECT_EQ(refusal(path(name)).find("cannot write " + path(name) + ": "), 0u) << name;
+    EXPECT_EQ(fs::symlink_status(path(name)).type(), kind) << name;
+    EXPECT_THROW(LineWriter{path(name)}, FileError) << name;
+  }
+  EXPECT_EQ(entries(), 4u);
+}
+
+TEST_F(Files, ALinkIsFollowedAndStaysALink) {
+  put("target", "old");
+  fs::create_symlink("target", path("link"));
+  write_file(path("link"), "new");
+  EXPECT_TRUE(fs::is_symlink(path("link")));
+  EXPECT_EQ(content("target"), "new");
+  EXPECT_EQ(entries(), 2u);
+}
+
+TEST_F(Files, AMessageNamesThePathThatWasGiven) {
+  const std::string message = refusal("/nonexistent/page.html");
+  EXPECT_EQ(message.find("cannot write /nonexistent/page.html: "), 0u) << message;
+  EXPECT_THROW(LineWriter("/nonexistent/file.jsonl"), FileError);
+}
+
+TEST_F(Files, RowsAreOnDiskAtOnceAndTheOldFileStaysUntilTheEnd) {
+  put("rows", "old content");
+  {
+    LineWriter writer(path("rows"));
+    writer.write("row");
+    EXPECT_EQ(read_file(writer.partial_path(), 100), "row\n");
+    EXPECT_EQ(content("rows"), "old content");
+    writer.write("row");
+    writer.finish();
+  }
+  EXPECT_EQ(content("rows"), "row\nrow\n");
+  EXPECT_EQ(entries(), 1u);
+}
+
+TEST_F(Files, RowsOfARunThatWasBrokenOffStayBesideTheOldFile) {
+  put("rows", "old content");
+  {
+    LineWriter writer(path("rows"));
+    writer.write("row");
+  }
+  EXPECT_EQ(content("rows"), "old content");
+  EXPECT_EQ(content("rows.partial"), "row\n");
+}
+
+TEST_F(Files, ARunWithoutARowLeavesNothing) {
+  { const LineWriter writer(path("rows")); }
+  EXPECT_EQ(entries(), 0u);
+}
+
+TEST_F(Files, ATemporaryFileLeftBehindIsNoObstacle) {
+  put("x." + std::to_string(::getpid()) + ".tmp", "left");
+  write_file(path("x"), "new");
+  EXPECT_EQ(content("x"), "new");
+  EXPECT_EQ(entries(), 1u);
+}
+
+TEST_F(Files, ReadsPlainFilesUpToTheLimit) {
+  put("x", std::string("a\0b", 3));
+  EXPECT_EQ(read_file(path("x"), 3), std::string("a\0b", 3));
+  EXPECT_THROW((void)read_file(path("x"), 2), FileError);
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
+  for (const std::string& no_file :
+       {path("none"), path("pipe"), std::string("/"), std::string("/dev/zero")}) {
+    EXPECT_THROW((void)read_file(no_file, 1 << 20), FileError) << no_file;
+  }
+}
+
+}  // namespace
+}  // namespace annulus::files
