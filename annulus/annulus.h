@@ -1,7 +1,6 @@
 // Annulus: everything public.
 #pragma once
 
-#include "annulus/core/backend.h"
 #include "annulus/core/buffer.h"
 #include "annulus/core/context.h"
 #include "annulus/core/device.h"

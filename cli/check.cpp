@@ -36,7 +36,8 @@ struct CheckArguments {
   std::string repro;
   bool repro_given = false;  // "" names no case, which is not the same as no --repro
   bool named_only = false;
-  std::string filter;  // of named cases
+  std::string filter;     // of named cases
+  std::string sanitizer;  // whose cases run, as the operators list them
   std::string format = "md";
   int jobs = 0;
 };
@@ -117,18 +118,19 @@ std::vector<SuiteRow> run_all(const CheckArguments& a, Device device, const Stop
   }
   testing::SuiteOptions options{.device = device, .jobs = a.jobs};
   options.stop = [&signals] { return signals.asked(); };
-  if (!a.filter.empty()) {
+  const auto want_matches = [&](const std::string& expression) {
     std::regex filter;
     try {
-      filter.assign(a.filter, std::regex::ECMAScript | std::regex::optimize);
+      filter.assign(expression, std::regex::ECMAScript | std::regex::optimize);
     } catch (const std::regex_error& e) {
-      throw std::invalid_argument("--filter: '" + a.filter +
+      throw std::invalid_argument("--filter: '" + expression +
                                   "' is no regular expression: " + e.what());
     }
     options.wants = [filter](const std::string& params) {
       return std::regex_search(params, filter);
     };
-  }
+  };
+  if (!a.filter.empty()) want_matches(a.filter);
   // One stream and one device: more host threads would only take turns.
   if (device.type == DeviceType::kCUDA) options.jobs = 1;
   if (options.jobs <= 0) {
@@ -137,6 +139,9 @@ std::vector<SuiteRow> run_all(const CheckArguments& a, Device device, const Stop
   std::vector<SuiteRow> rows;
   for (const OperatorCases* op : ops) {
     if (signals.asked()) break;
+    if (!a.sanitizer.empty()) {
+      want_matches(a.sanitizer == "racecheck" && !op->raced.empty() ? op->raced : op->sanitized);
+    }
     options.progress = bar_of(op->op, "named");
     rows.push_back(testing::run_named(*op, options));
     if (options.wants || signals.asked()) continue;
@@ -227,6 +232,13 @@ void add_check_command(CLI::App& app, int& exit_code) {
   command->add_flag("--named-only", a->named_only, "Skip the fuzzed cases");
   command->add_option("--filter", a->filter,
                       "Only the named cases whose description matches this regular expression");
+  command
+      ->add_option(
+          "--sanitize-set", a->sanitizer,
+          "Only the named cases that each operator lists for a memory tool: all, or racecheck, "
+          "which is many times slower")
+      ->check(CLI::IsMember({"all", "racecheck"}))
+      ->excludes("--filter");
   command->add_option("--format", a->format, "md or json")
       ->check(CLI::IsMember({"md", "json"}))
       ->capture_default_str();

@@ -2,9 +2,17 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "annulus/core/operator.h"
 #include "annulus/cuda/memory.h"
 
 namespace annulus::testing {
@@ -37,6 +45,200 @@ void AttemptTensors::verify_untouched() {
       throw std::logic_error("a refused call wrote to " + t->spec().name);
     }
   }
+}
+
+namespace {
+
+// Where a list's argument stands among a call's tensors.
+struct Place {
+  bool output;
+  std::size_t index;
+};
+
+// A call of a case on tensors of its own.
+class Trial {
+ public:
+  Trial(const Call& call, Device device) : call_(call), tensors_(device) {
+    for (const TensorSpec& s : call.inputs)
+      in_.push_back(tensors_.input(s.name.c_str(), s.shape, s.dtype));
+    for (const TensorSpec& s : call.outputs)
+      out_.push_back(tensors_.output(s.name.c_str(), s.shape, s.dtype));
+  }
+
+  TensorView& at(Place p) { return (p.output ? out_ : in_)[p.index]; }
+  // By its memory. Not there: empty, or made inside the call.
+  std::optional<Place> find(const Argument& a) const {
+    if (!a.view.defined() || a.view.numel() == 0) return std::nullopt;
+    for (const bool output : {true, false}) {
+      const std::vector<TensorView>& views = output ? out_ : in_;
+      for (std::size_t i = 0; i < views.size(); ++i) {
+        if (views[i].data == a.view.data) return Place{output, i};
+      }
+    }
+    return std::nullopt;
+  }
+  void move_to(Device device) {
+    for (TensorView& v : in_) v.device = device;
+    for (TensorView& v : out_) v.device = device;
+  }
+  void run() {
+    Context context;
+    call_.run(in_, out_, context);
+  }
+  void run_refused() {
+    try {
+      run();
+    } catch (...) {
+      tensors_.verify_untouched();
+      throw;
+    }
+  }
+
+ private:
+  const Call& call_;
+  AttemptTensors tensors_;
+  std::vector<TensorView> in_, out_;
+};
+
+using Fault = std::function<void(TensorView&)>;
+
+// Every way in which one argument can be wrong whatever the others are.
+std::vector<std::pair<std::string, Fault>> faults_of(const Argument& a, bool leads, Device other) {
+  std::vector<std::pair<std::string, Fault>> all;
+  const auto add = [&](std::string what, Fault f) {
+    all.emplace_back(std::move(what), std::move(f));
+  };
+  const int rank = a.view.rank;
+  if (!a.optional) add("is missing", [](TensorView& v) { v = {}; });
+  if (rank > (a.scalar_too ? 1 : 0)) add("has a dimension less", [](TensorView& v) { --v.rank; });
+  const int more = a.scalar_too && rank == 0 ? 2 : 1;  // one more would be right
+  if (rank + more <= kMaxRank) {
+    add("has a dimension more", [more](TensorView& v) {
+      for (int i = 0; i < more; ++i) {
+        const auto last = static_cast<std::size_t>(v.rank++);
+        v.shape[last] = v.stride[last] = 1;
+      }
+    });
+  }
+  for (const int forged : {kMaxRank + 1, 100'000}) {
+    add("says it has " + std::to_string(forged) + " dimensions",
+        [forged](TensorView& v) { v.rank = forged; });
+  }
+  const auto allowed = a.dtypes.all();
+  for (const DType t : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kI32,
+                        DType::kI64, DType::kBool}) {
+    if (std::find(allowed.begin(), allowed.end(), t) != allowed.end()) continue;
+    add(std::string("is ") + name_of(t), [t](TensorView& v) { v.dtype = t; });
+  }
+  add("has a dtype that is none", [](TensorView& v) { v.dtype = static_cast<DType>(99); });
+  if (!leads) add("is on another device", [other](TensorView& v) { v.device = other; });
+  add("is a null pointer", [](TensorView& v) { v.data = nullptr; });
+  if (size_of(a.view.dtype) > 1) {
+    add("is not aligned to its elements", [](TensorView& v) { shift_bytes(v, 1); });
+  }
+  if (rank > 1) {
+    add("has sizes whose product is beyond 2^63", [](TensorView& v) { v.shape.fill(1ll << 40); });
+  }
+  for (std::size_t i = 0; i < static_cast<std::size_t>(rank); ++i) {
+    const std::string where = " in dimension " + std::to_string(i);
+    add("has a negative size" + where, [i](TensorView& v) { v.shape[i] = -2; });
+    if (i < a.shape.count && a.shape.value[i] != kAny) {
+      add("is longer" + where, [i](TensorView& v) { ++v.shape[i]; });
+      add("is shorter" + where, [i](TensorView& v) { --v.shape[i]; });
+    }
+    if (a.view.shape[i] < 2) continue;
+    add("reaches beyond 2^63" + where, [i](TensorView& v) { v.stride[i] = INT64_MAX; });
+    if (a.output) add("has stride 0" + where, [i](TensorView& v) { v.stride[i] = 0; });
+  }
+  return all;
+}
+
+class Derived {
+ public:
+  explicit Derived(Device device) : device_(device) {}
+
+  // `of` keeps the call.
+  void add(const std::shared_ptr<const Case>& of, const Call& call) {
+    Trial trial(call, device_);
+    ArgumentsRecorder recorder;
+    trial.run();
+    if (recorder.calls.empty()) return;
+    const auto& [op, list] = recorder.calls.back();
+    for (const Argument& a : list) {
+      const auto place = trial.find(a);
+      if (!place) continue;
+      const std::string name = op + ": " + a.name + " ";
+      // What is right depends on the dtype and, for a parameter, on the rank.
+      if (seen_.insert(name + name_of(a.view.dtype) + std::to_string(a.view.rank)).second) {
+        for (auto& [what, fault] : faults_of(a, &a == list.data(), other_device())) {
+          push(of, name + what, a.name, [&call, p = *place, f = fault](Device device) {
+            Trial t(call, device);
+            f(t.at(p));
+            t.run_refused();
+          });
+        }
+      }
+      for (const Argument& b : list) {
+        const auto beside = trial.find(b);
+        const bool itself = a.same_as.defined() && a.same_as.data == b.view.data;
+        if (!a.output || &a == &b || itself || !beside) continue;
+        if (!seen_.insert(name + "over " + b.name).second) continue;
+        push(of, name + "overlaps " + b.name, a.name,
+             [&call, p = *place, q = *beside](Device device) {
+               Trial t(call, device);
+               t.at(p).data = t.at(q).data;
+               t.run_refused();
+             });
+      }
+    }
+    if (device_.type == DeviceType::kCPU && !cuda::built() && seen_.insert(op).second) {
+      const auto on_cuda = [&call](Device device) {
+        Trial t(call, device);
+        t.move_to(cuda_device(0));
+        t.run_refused();
+      };
+      push(of, op + ": CUDA tensors in a build without CUDA", "CUDA", on_cuda,
+           BadCall::Expect::kNotSupported);
+    }
+  }
+  std::vector<BadCall> take() { return std::move(calls_); }
+
+ private:
+  Device other_device() const { return device_.type == DeviceType::kCPU ? cuda_device(0) : kCPU; }
+  template <class F>
+  void push(const std::shared_ptr<const Case>& of, std::string what, const char* argument, F f,
+            BadCall::Expect expect = BadCall::Expect::kInvalidArgument) {
+    calls_.push_back({std::move(what), expect, argument, [of, f](Device d) { f(d); }});
+  }
+
+  Device device_;
+  std::vector<BadCall> calls_;
+  std::set<std::string> seen_;
+};
+
+}  // namespace
+
+std::vector<BadCall> derived_bad_calls(const OperatorCases& op, Device device) {
+  constexpr std::int64_t kSmall = 1 << 13;  // elements of calls that are quickly tried
+  Derived derived(device);
+  for (Case& c : op.named()) {
+    const auto of = std::make_shared<const Case>(std::move(c));
+    for (const Call& call : of->calls) {
+      std::int64_t elements = 0;
+      for (const TensorSpec& s : call.inputs) elements += numel_of(s);
+      for (const TensorSpec& s : call.outputs) elements += numel_of(s);
+      if (elements <= kSmall) derived.add(of, call);
+    }
+  }
+  return derived.take();
+}
+
+std::vector<BadCall> all_bad_calls(const OperatorCases& op, Device device) {
+  std::vector<BadCall> all;
+  if (op.bad_calls) all = op.bad_calls(device);
+  std::vector<BadCall> derived = derived_bad_calls(op, device);
+  std::move(derived.begin(), derived.end(), std::back_inserter(all));
+  return all;
 }
 
 void set_shape(TensorView& v, std::initializer_list<std::int64_t> shape) {

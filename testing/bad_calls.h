@@ -1,5 +1,7 @@
-// What the bad calls of every operator share. An operator's Attempt holds good arguments of all its
-// functions; a bad call spoils one of them and must be refused with nothing written.
+// Calls that must be refused with nothing written. Those that every argument of a list (core/operator.h)
+// has are derived from the operator's cases: missing, wrong rank, dtype, shape, device or address, overlap.
+// For the rules beyond the list an operator's Attempt holds good arguments of all its functions; a bad
+// call spoils one of them.
 #pragma once
 
 #include <cstdint>
@@ -52,6 +54,12 @@ class BadCallsOf {
  private:
   std::vector<BadCall> calls_;
 };
+
+// All that the lists of an operator's calls say: of every function that its named cases reach, every
+// argument is spoilt in every way, once.
+std::vector<BadCall> derived_bad_calls(const OperatorCases& op, Device device);
+// Those and the operator's own, which come first.
+std::vector<BadCall> all_bad_calls(const OperatorCases& op, Device device);
 
 // Ways to spoil a view.
 void set_shape(TensorView& v, std::initializer_list<std::int64_t> shape);

@@ -121,7 +121,13 @@ struct OperatorCases {
   std::function<std::vector<Case>()> named;
   // f(seed), the same on every machine and device.
   std::function<Case(std::uint64_t seed)> fuzz;
-  std::function<std::vector<BadCall>(Device)> bad_calls;
+  // Rules beyond the list of arguments; what the list says is derived from it (bad_calls.h).
+  std::function<std::vector<BadCall>(Device)> bad_calls = {};
+  // Of the named cases a few for each kernel, by a regular expression over what describes them: what a
+  // tool that watches every access of memory runs in minutes; and those that even watching shared
+  // memory for races (many times slower) ends with. Empty: all.
+  std::string sanitized = {};
+  std::string raced = {};
 };
 
 // Operators add themselves: one static CasesRegistration at the end of <op>_cases.cpp.

@@ -1,5 +1,5 @@
-// The numeric policy: the one table of limits. Everything here is constexpr, so neither an
-// environment variable nor a flag can change it (limits_test.cpp asserts both).
+// The numeric policy: the one table of limits for all operators. Everything here is constexpr, so
+// neither an environment variable nor a flag can change it (limits_test.cpp asserts both).
 //
 // Reference: the operator's definition in fp64 on inputs already rounded to their dtype.
 // Baseline:  the naive program in the call's own dtype with fp32 sums.
@@ -20,7 +20,7 @@
 //                     the ulp of the smallest subnormals being the floor,
 //                     + cancelled_f16_bf16 * max|ref|, which only outputs that are differences have;
 //      relative_f32, relative_f64   max|ours - ref| <= r * max|ref|.
-//      These too stand in this file, an entry for every kind of output that has any.
+//      These stand with the operator, in its test/cases.h.
 //
 // Precision: a call may be asked to multiply in a narrower form than its tensors have (operands
 // rounded to bf16 or tf32, or split in two bf16). Its outputs are then judged as that form is: the
@@ -111,18 +111,6 @@ struct CaseLimits {
   double relative_f32 = 0;
   double relative_f64 = 0;
 };
-
-// LRPE-cosine: one product of an activated value and a cosine or sine, within a neighbour of the exact
-// value. Without an activation, and with relu, sigmoid and silu, which are elementwise.
-inline constexpr CaseLimits kLrpeProductLimits{
-    .ulp_f16_bf16 = 1, .relative_f32 = 2e-7, .relative_f64 = 1e-12};
-// The exponentials and the sum of a softmax cost f32 a few roundings more.
-inline constexpr CaseLimits kLrpeSoftmaxLimits{
-    .ulp_f16_bf16 = 1, .relative_f32 = 1e-6, .relative_f64 = 1e-12};
-// The rotating form subtracts two products made in f32: where they cancel, it is their size that the
-// error is measured by, not that of what is left.
-inline constexpr CaseLimits kLrpeRotateLimits{
-    .ulp_f16_bf16 = 1, .cancelled_f16_bf16 = 2e-7, .relative_f32 = 2e-7, .relative_f64 = 1e-12};
 
 struct FloatFormat {
   int mantissa_bits;

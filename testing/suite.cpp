@@ -10,6 +10,8 @@
 #include <system_error>
 #include <thread>
 
+#include "testing/bad_calls.h"
+
 namespace annulus::testing {
 
 namespace {
@@ -134,7 +136,7 @@ SuiteRow run_fuzz(const OperatorCases& op, std::uint64_t first_seed, std::int64_
 
 SuiteRow run_bad_calls(const OperatorCases& op, const SuiteOptions& options) {
   SuiteRow row{.op = op.op, .kind = "bad calls", .failures = {}};
-  const std::vector<BadCall> calls = op.bad_calls(options.device);
+  const std::vector<BadCall> calls = all_bad_calls(op, options.device);
   const Case good = op.named().at(0);
   const auto index_of = [](std::int64_t i) { return static_cast<std::size_t>(i); };
   for_each_case(
@@ -221,7 +223,7 @@ SuiteRow run_repro(const Repro& r) {
     in_range(cases.size());
     result = named_one(*r.op, cases[index], r.number, r.device);
   } else {
-    const std::vector<BadCall> calls = r.op->bad_calls(r.device);
+    const std::vector<BadCall> calls = all_bad_calls(*r.op, r.device);
     in_range(calls.size());
     result = bad_one(*r.op, calls[index], r.op->named().at(0), r.number, r.device);
   }

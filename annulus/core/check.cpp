@@ -69,7 +69,7 @@ void check_tensor(const char* op, const char* name, const TensorView& v, int ran
 }
 
 void check_dtype(const char* op, const char* name, const TensorView& v,
-                 std::initializer_list<DType> allowed) {
+                 std::span<const DType> allowed) {
   if (std::find(allowed.begin(), allowed.end(), v.dtype) != allowed.end()) return;
   std::string list;
   for (DType t : allowed) {
@@ -81,8 +81,7 @@ void check_dtype(const char* op, const char* name, const TensorView& v,
 }
 
 void check_shape(const char* op, const char* name, const TensorView& v,
-                 std::initializer_list<std::int64_t> expected) {
-  const std::span<const std::int64_t> want(expected.begin(), expected.size());
+                 std::span<const std::int64_t> want) {
   const auto have = v.sizes();
   if (std::equal(have.begin(), have.end(), want.begin(), want.end())) return;
   invalid(op, name, "have shape " + shape_string(want), "has " + shape_string(have));

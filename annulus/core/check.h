@@ -1,10 +1,10 @@
 // Argument checks shared by every operator: each throws InvalidArgument with a message that names
-// operator, argument, rule and what came. Operators call them once, at the top of the public
-// function.
+// operator, argument, rule and what came. The list of a call (core/operator.h) runs them all.
 #pragma once
 
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string>
 
 #include "annulus/core/errors.h"
@@ -20,9 +20,17 @@ namespace annulus {
 // and data where it has elements.
 ANNULUS_API void check_tensor(const char* op, const char* name, const TensorView& v, int rank);
 ANNULUS_API void check_dtype(const char* op, const char* name, const TensorView& v,
-                             std::initializer_list<DType> allowed);
+                             std::span<const DType> allowed);
 ANNULUS_API void check_shape(const char* op, const char* name, const TensorView& v,
-                             std::initializer_list<std::int64_t> expected);
+                             std::span<const std::int64_t> expected);
+inline void check_dtype(const char* op, const char* name, const TensorView& v,
+                        std::initializer_list<DType> allowed) {
+  check_dtype(op, name, v, std::span<const DType>(allowed.begin(), allowed.size()));
+}
+inline void check_shape(const char* op, const char* name, const TensorView& v,
+                        std::initializer_list<std::int64_t> expected) {
+  check_shape(op, name, v, std::span<const std::int64_t>(expected.begin(), expected.size()));
+}
 ANNULUS_API void check_device(const char* op, const char* name, const TensorView& v,
                               const char* reference_name, const TensorView& reference);
 // Two elements of an output must not share an address (strides 0, or rows that overlap).

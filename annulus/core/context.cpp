@@ -1,7 +1,10 @@
 #include "annulus/core/context.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
+#include <map>
+#include <mutex>
 #include <string>
 
 #include "annulus/core/errors.h"
@@ -41,6 +44,49 @@ void* BorrowedWorkspace::allocate(std::size_t bytes, Device, void*) {
 }
 
 void BorrowedWorkspace::deallocate(void*, std::size_t, Device, void*) noexcept { in_use_ = false; }
+
+std::string Context::Backend::text() const {
+  return std::string(device == DeviceType::kCPU ? "cpu, " : "cuda, ") + how;
+}
+
+std::string Context::last_backend(std::string_view op) const {
+  for (const Backend& b : backends) {
+    if (b.op == op) return b.text();
+  }
+  return {};
+}
+
+namespace {
+
+// A line wherever an operator runs on something else than before, whatever the Context.
+void log_change(const Context::Backend& b) {
+  static const bool asked = [] {
+    const char* text = std::getenv("ANNULUS_LOG");
+    return text != nullptr && std::string_view(text) == "1";
+  }();
+  if (!asked) return;
+  static std::mutex mutex;
+  static auto& last = *new std::map<std::string, std::string>;  // threads may outlive main
+  const std::lock_guard lock(mutex);
+  std::string& before = last[b.op];
+  if (before == b.text()) return;
+  before = b.text();
+  std::fprintf(stderr, "annulus: %s runs on %s\n", b.op, before.c_str());
+}
+
+}  // namespace
+
+void Context::ran_on(const char* op, DeviceType device, const char* how) {
+  const Backend now{op, device, how};
+  const auto same_op = [&](const Backend& b) { return std::string_view(b.op) == op; };
+  const auto found = std::find_if(backends.begin(), backends.end(), same_op);
+  if (found == backends.end()) {
+    backends.push_back(now);
+  } else {
+    *found = now;
+  }
+  log_change(now);
+}
 
 Workspace::Workspace(Context& context, const char* op, Device device, std::size_t bytes)
     : context_(context), device_(device), bytes_(bytes) {

@@ -1,10 +1,13 @@
 // Context: everything a call needs that is not a tensor or an option. It is passed by reference and
-// never global: the CUDA stream, the number of CPU threads, the determinism flag and the allocator
-// for scratch. One Context belongs to one thread at a time; two threads use two.
+// never global: the CUDA stream, the number of CPU threads and the allocator for scratch; and what the
+// calls say about themselves. One Context belongs to one thread at a time; two threads use two.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "annulus/core/device.h"
 #include "annulus/core/macros.h"
@@ -41,13 +44,32 @@ class ANNULUS_API BorrowedWorkspace final : public Allocator {
 struct ANNULUS_API Context {
   void* stream = nullptr;  // cudaStream_t; nullptr is CUDA's default stream
   int threads = 0;         // CPU threads; 0 = all the process may use. Results never depend on it.
-  bool deterministic =
-      false;  // ask for bit-equal repeats where an operator has a faster path without
   Allocator* allocator = nullptr;  // nullptr: default_allocator()
 
   // Scratch bytes held now and at most so far, over all calls with this Context.
   std::size_t workspace_bytes = 0;
   std::size_t workspace_peak = 0;
+
+  // What the last call of an operator with this Context ran on: "cpu, bfmmla 8x8", "cuda, tensor cores
+  // in clusters"; empty where there was none. Operators as their errors name them: "ring_rnn",
+  // "ring_rnn_backward", ... With ANNULUS_LOG=1 in the environment every change of it in the process
+  // is a line on stderr.
+  std::string last_backend(std::string_view op) const;
+  struct Backend {
+    const char* op;
+    DeviceType device;
+    const char* how;
+
+    std::string text() const;
+  };
+  std::vector<Backend> backends;  // of all operators that were called, in the order of their first
+
+  // Operators say so when they have run; the texts last as long as the process. The second is for
+  // those with one implementation a device.
+  void ran_on(const char* op, DeviceType device, const char* how);
+  void ran_on(const char* op, DeviceType device, const char* on_cpu, const char* on_cuda) {
+    ran_on(op, device, device == DeviceType::kCPU ? on_cpu : on_cuda);
+  }
 };
 
 }  // namespace annulus

@@ -20,5 +20,10 @@ ANNULUS_API bool has_amx_bf16();
 
 // "Highway NEON, bf16 in hardware (bfcvtn, bfmmla)", or "scalar (built without Highway)".
 ANNULUS_API std::string simd_description();
+// The same for as long as the process lives.
+inline const char* simd_text() {
+  static const std::string& text = *new std::string(simd_description());
+  return text.c_str();
+}
 
 }  // namespace annulus::cpu

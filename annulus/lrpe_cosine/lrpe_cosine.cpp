@@ -5,10 +5,9 @@
 #include <algorithm>
 #include <string>
 
-#include "annulus/core/backend.h"
-#include "annulus/core/check.h"
 #include "annulus/core/checked.h"
 #include "annulus/core/info.h"
+#include "annulus/core/operator.h"
 #include "annulus/cpu/features.h"
 #include "annulus/lrpe_cosine/plan.h"
 
@@ -21,15 +20,7 @@ using lrpe_cosine::Plan;
 using lrpe_cosine::Side;
 
 constexpr std::int64_t kMaxPosition = std::int64_t{1} << 62;
-
-// Shape, dtype and device of an input or output beside the tensor that leads the call.
-void check_like(const char* op, const char* name, const TensorView& v, const char* lead_name,
-                const TensorView& lead, std::int64_t columns) {
-  check_tensor(op, name, v, 4);
-  check_dtype(op, name, v, {lead.dtype});
-  check_shape(op, name, v, {lead.shape[0], lead.shape[1], lead.shape[2], columns});
-  check_device(op, name, v, lead_name, lead);
-}
+const Few<DType, 4> kFloating = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
 
 // Every column has a frequency, and every axis has columns: but for those of a shape that are no longer than 1.
 // `shape` is empty where there are position_ids.
@@ -58,7 +49,7 @@ void check_axes_have_columns(const Plan& plan, std::span<const std::int64_t> sha
 }
 
 // Tokens on a grid: shape, prefix, offset and offsets.
-void check_grid(Plan& plan, const char* lead_name, const TensorView& lead, const LrpePositions& p) {
+void check_grid(Plan& plan, const char* lead_name, const LrpePositions& p) {
   const char* op = plan.op;
   const LrpeGrid& grid = p.shape;
   if (grid.axes < 1 || grid.axes > LrpeGrid::kMaxAxes) {
@@ -97,17 +88,12 @@ void check_grid(Plan& plan, const char* lead_name, const TensorView& lead, const
   if (p.offsets.defined()) {
     if (grid.axes > 1)
       invalid(op, "offsets", "be left out for a shape of several axes", "is given");
-    check_tensor(op, "offsets", p.offsets, 1);
-    check_dtype(op, "offsets", p.offsets, {DType::kI32, DType::kI64});
-    check_shape(op, "offsets", p.offsets, {plan.B});
-    check_device(op, "offsets", p.offsets, lead_name, lead);
     plan.offsets = p.offsets;
   }
 }
 
 // Tokens that say where they are.
-void check_position_ids(Plan& plan, const char* lead_name, const TensorView& lead,
-                        const LrpePositions& p) {
+void check_position_ids(Plan& plan, const LrpePositions& p) {
   const char* op = plan.op;
   const char* rule = "be left out where position_ids is given";
   const std::span<const std::int64_t> extents(
@@ -118,9 +104,6 @@ void check_position_ids(Plan& plan, const char* lead_name, const TensorView& lea
   if (p.offsets.defined()) invalid(op, "offsets", rule, "is given");
 
   const TensorView& ids = p.position_ids;
-  check_tensor(op, "position_ids", ids, 3);
-  check_dtype(op, "position_ids", ids, {DType::kI32, DType::kI64});
-  check_device(op, "position_ids", ids, lead_name, lead);
   const std::int64_t axes = ids.shape[2];
   if ((ids.shape[0] != plan.B && ids.shape[0] != 1) || ids.shape[1] != plan.L || axes < 1 ||
       axes > LrpeGrid::kMaxAxes) {
@@ -134,62 +117,6 @@ void check_position_ids(Plan& plan, const char* lead_name, const TensorView& lea
   plan.position_ids = ids;
   if (ids.shape[0] == 1) plan.position_ids.stride[0] = 0;
   check_axes_have_columns(plan, {});
-}
-
-// Everything that does not depend on the direction: the leading tensor x (or dy, with its columns
-// halved), theta and the positions.
-Plan check_positions(const char* op, const char* lead_name, const TensorView& lead,
-                     std::int64_t columns, std::int64_t theta_rows, const TensorView& theta,
-                     const LrpePositions& p) {
-  Plan plan;
-  plan.op = op;
-  check_dtype(op, lead_name, lead, {DType::kF64, DType::kF32, DType::kF16, DType::kBF16});
-  plan.dtype = lead.dtype;
-  plan.device = lead.device;
-  plan.B = lead.shape[0];
-  plan.L = lead.shape[2];
-  plan.C = columns;
-
-  check_tensor(op, "theta", theta, 2);
-  if (lead.dtype == DType::kF32) {
-    check_dtype(op, "theta", theta, {DType::kF32});
-  } else {
-    check_dtype(op, "theta", theta, {DType::kF32, lead.dtype});
-  }
-  check_device(op, "theta", theta, lead_name, lead);
-  if (theta.shape[0] != theta_rows) {
-    invalid(op, "theta", "have " + std::to_string(theta_rows) + " rows, one per head,",
-            "has shape " + shape_string(theta.sizes()));
-  }
-  plan.theta = theta;
-  plan.theta_rows = theta_rows;
-  plan.E = theta.shape[1];
-
-  if (p.position_ids.defined()) {
-    check_position_ids(plan, lead_name, lead, p);
-  } else {
-    check_grid(plan, lead_name, lead, p);
-  }
-  return plan;
-}
-
-void check_apart_from_positions(const Plan& plan, const char* name, const TensorView& output) {
-  check_no_overlap(plan.op, name, output, "offsets", plan.offsets);
-  check_no_overlap(plan.op, name, output, "position_ids", plan.position_ids);
-}
-
-void check_dtheta(Plan& plan, const TensorView& dtheta) {
-  if (!dtheta.defined()) return;
-  const TensorView& theta = plan.theta;
-  check_tensor(plan.op, "dtheta", dtheta, 2);
-  check_dtype(plan.op, "dtheta", dtheta, {theta.dtype});
-  check_shape(plan.op, "dtheta", dtheta, {theta.shape[0], theta.shape[1]});
-  check_device(plan.op, "dtheta", dtheta, "theta", theta);
-  check_output_layout(plan.op, "dtheta", dtheta);
-  check_no_overlap(plan.op, "dtheta", dtheta, "theta", theta);
-  check_apart_from_positions(plan, "dtheta", dtheta);
-  plan.dtheta = dtheta;
-  plan.need_dtheta = true;
 }
 
 // Where the two components of a tensor with 2 C columns (or C, when `single`) lie.
@@ -209,78 +136,13 @@ Operand operand(const TensorView& v, std::int64_t C, Layout layout) {
   return o;
 }
 
-[[noreturn, maybe_unused]] void no_cuda(const char* op) {
-  throw NotSupported("[" + std::string(op) +
-                     "] device must be cpu: this build has no CUDA backend");
-}
-
-void run_forward(const Plan& plan, Context& context) {
-  if (plan.device.type == DeviceType::kCPU) {
-    lrpe_cosine::cpu::forward(plan, context);
-  } else {
-#if ANNULUS_HAVE_CUDA
-    lrpe_cosine::cuda::forward(plan, context);
-#else
-    no_cuda(plan.op);
-#endif
-  }
-  ran_on(plan.op, plan.device.type);
-}
-
-void run_backward(const Plan& plan, Context& context) {
-  if (plan.device.type == DeviceType::kCPU) {
-    lrpe_cosine::cpu::backward(plan, context);
-  } else {
-#if ANNULUS_HAVE_CUDA
-    lrpe_cosine::cuda::backward(plan, context);
-#else
-    no_cuda(plan.op);
-#endif
-  }
-  ran_on(plan.op, plan.device.type);
-}
-
-std::size_t forward_scratch(const Plan& plan) {
-  if (plan.device.type == DeviceType::kCPU) return lrpe_cosine::cpu::forward_workspace(plan);
-#if ANNULUS_HAVE_CUDA
-  return lrpe_cosine::cuda::forward_workspace(plan);
-#else
-  no_cuda(plan.op);
-#endif
-}
-
-std::size_t backward_scratch(const Plan& plan) {
-  if (plan.device.type == DeviceType::kCPU) return lrpe_cosine::cpu::backward_workspace(plan);
-#if ANNULUS_HAVE_CUDA
-  return lrpe_cosine::cuda::backward_workspace(plan);
-#else
-  no_cuda(plan.op);
-#endif
-}
-
+// Half the columns of a tensor; the list refuses one of another rank.
 std::int64_t even_columns(const char* op, const char* name, const TensorView& v) {
+  if (v.rank != 4) return 0;
   if (v.shape[3] % 2 != 0) {
     invalid(op, name, "have an even number of columns", "has shape " + shape_string(v.sizes()));
   }
   return v.shape[3] / 2;
-}
-
-// q and k of one call: same batch, tokens, columns, dtype and device; heads in whole groups.
-std::int64_t check_pair(const char* op, const char* q_name, const TensorView& q, const char* k_name,
-                        const TensorView& k) {
-  check_tensor(op, q_name, q, 4);
-  check_tensor(op, k_name, k, 4);
-  check_dtype(op, k_name, k, {q.dtype});
-  check_device(op, k_name, k, q_name, q);
-  const std::int64_t low = std::min(q.shape[1], k.shape[1]);
-  const std::int64_t high = std::max(q.shape[1], k.shape[1]);
-  check_shape(op, k_name, k, {q.shape[0], k.shape[1], q.shape[2], q.shape[3]});
-  if (low == 0 ? high != 0 : high % low != 0) {
-    invalid(op, k_name,
-            "have a head count that divides that of " + std::string(q_name) + " or is a multiple",
-            "has " + std::to_string(k.shape[1]) + " heads beside " + std::to_string(q.shape[1]));
-  }
-  return low;
 }
 
 void add_side(Plan& plan, int i, std::int64_t heads) {
@@ -301,88 +163,175 @@ void check_scratch(const Plan& plan) {
   (void)checked_product(plan.op, kBytes * 1024, at_least_1(plan.C));
 }
 
-void set_activation(Plan& plan, LrpeActivation activation) {
+// One tensor of a call, or q and k: x, or in a backward its dy.
+struct Lead {
+  const char* name;
+  const TensorView& view;
+
+  // The shape of a tensor beside it.
+  Few<std::int64_t, kMaxRank> like(std::int64_t columns) const {
+    return {view.shape[0], view.shape[1], view.shape[2], columns};
+  }
+};
+
+// What every call begins with: the leading tensor, theta and the positions.
+Arguments lead_list(const char* op, const Lead& lead, const TensorView& theta,
+                    const LrpePositions& p) {
+  const DType dtype = lead.view.dtype;
+  Few<DType, 4> of_theta = {DType::kF32};
+  if (dtype != DType::kF32) of_theta = {DType::kF32, dtype};
+  Arguments list(op);
+  list.input(lead.name, lead.view, kFloating, {kAny, kAny, kAny, kAny});
+  list.input("theta", theta, of_theta, {kAny, kAny});
+  list.optional_input("offsets", p.offsets, {DType::kI32, DType::kI64}, {lead.view.shape[0]});
+  list.optional_input("position_ids", p.position_ids, {DType::kI32, DType::kI64},
+                      {kAny, kAny, kAny});
+  return list;
+}
+
+// k beside q; their heads come in whole groups, which complete() makes sure of.
+void add_pair(Arguments& list, const Lead& q, const Lead& k) {
+  const auto& s = q.view.shape;
+  list.input(k.name, k.view, {q.view.dtype}, {s[0], kAny, s[2], s[3]});
+}
+
+// Rules that no list says, once the list is checked; the plan but for its operands. `columns` are
+// those with a phase, `second` is k where there is one.
+Plan plan_of(const char* op, const Lead& lead, std::int64_t columns, const Lead* second,
+             const TensorView& theta, const LrpePositions& p, LrpeActivation activation) {
+  Plan plan;
+  plan.op = op;
+  plan.dtype = lead.view.dtype;
+  plan.device = lead.view.device;
+  plan.B = lead.view.shape[0];
+  plan.L = lead.view.shape[2];
+  plan.C = columns;
+  const std::int64_t heads = lead.view.shape[1];
+  const std::int64_t other = second != nullptr ? second->view.shape[1] : heads;
+  const std::int64_t low = std::min(heads, other), high = std::max(heads, other);
+  if (low == 0 ? high != 0 : high % low != 0) {
+    invalid(
+        op, second->name,
+        "have a head count that divides that of " + std::string(lead.name) + " or is a multiple",
+        "has " + std::to_string(other) + " heads beside " + std::to_string(heads));
+  }
+  if (theta.shape[0] != low) {
+    invalid(op, "theta", "have " + std::to_string(low) + " rows, one per head,",
+            "has shape " + shape_string(theta.sizes()));
+  }
+  plan.theta = theta;
+  plan.theta_rows = low;
+  plan.E = theta.shape[1];
+  if (p.position_ids.defined()) {
+    check_position_ids(plan, p);
+  } else {
+    check_grid(plan, lead.name, p);
+  }
   if (activation > LrpeActivation::kSoftmaxTokens) {
-    invalid(plan.op, "activation",
+    invalid(op, "activation",
             "be none, relu, sigmoid, silu, softmax over features or softmax over tokens",
             "has value " + std::to_string(static_cast<int>(activation)));
   }
   plan.activation = activation;
+  add_side(plan, 0, heads);
+  if (second != nullptr) add_side(plan, 1, other);
+  check_scratch(plan);
+  return plan;
 }
 
-bool needs_x(const Plan& plan) {
-  return plan.activation != LrpeActivation::kNone || plan.need_dtheta;
+void run_forward(const Plan& plan, Context& context) {
+  dispatch(
+      plan.op, plan.device, [&] { lrpe_cosine::cpu::forward(plan, context); },
+      [&] { lrpe_cosine::cuda::forward(plan, context); });
+  context.ran_on(plan.op, plan.device.type, cpu::simd_text(), "ordinary cores");
 }
 
-// The backward's tensors of one side; x counts only where it is needed.
-void check_gradients(Plan& plan, int i, const char* dy_name, const TensorView& dy,
-                     const char* x_name, const TensorView& x, const char* dx_name,
-                     const TensorView& dx, Layout in, Layout out) {
-  const std::int64_t columns = in == Layout::kSingle ? plan.C : 2 * plan.C;
+void run_backward(const Plan& plan, Context& context) {
+  dispatch(
+      plan.op, plan.device, [&] { lrpe_cosine::cpu::backward(plan, context); },
+      [&] { lrpe_cosine::cuda::backward(plan, context); });
+  context.ran_on(plan.op, plan.device.type, cpu::simd_text(), "ordinary cores");
+}
+
+std::size_t forward_scratch(const Plan& plan) {
+  return dispatch(
+      plan.op, plan.device, [&] { return lrpe_cosine::cpu::forward_workspace(plan); },
+      [&] { return lrpe_cosine::cuda::forward_workspace(plan); });
+}
+
+std::size_t backward_scratch(Plan plan, bool need_dtheta) {
+  plan.need_dtheta = need_dtheta;
+  return dispatch(
+      plan.op, plan.device, [&] { return lrpe_cosine::cpu::backward_workspace(plan); },
+      [&] { return lrpe_cosine::cuda::backward_workspace(plan); });
+}
+
+// A backward reads x where there is an activation or dtheta is asked for.
+bool needs_x(LrpeActivation activation, const TensorView& dtheta) {
+  return activation != LrpeActivation::kNone || dtheta.defined();
+}
+
+// One side of a backward: dy -> dx, with x where it is needed.
+struct Backward {
+  Lead dy;
+  const char* x_name;
+  const TensorView& x;
+  const char* dx_name;
+  const TensorView& dx;
+};
+void add_inputs(Arguments& list, const Backward& b, std::int64_t columns, bool needs_x) {
+  if (needs_x) list.input(b.x_name, b.x, {b.dy.view.dtype}, b.dy.like(columns));
+}
+void add_dtheta(Arguments& list, const TensorView& theta, const TensorView& dtheta) {
+  list.optional_output("dtheta", dtheta, {theta.dtype}, theta.sizes());
+}
+void add_outputs(Arguments& list, const Backward& b, std::int64_t columns, bool in_place) {
+  list.add({.name = b.dx_name,
+            .view = b.dx,
+            .dtypes = {b.dy.view.dtype},
+            .shape = b.dy.like(columns),
+            .output = true,
+            .optional = true,
+            .same_as = in_place ? b.dy.view : TensorView{}});
+}
+void set_side(Plan& plan, int i, const Backward& b, bool needs_x, Layout in, Layout out) {
   Side& side = plan.side[i];
-  side.dy = operand(dy, plan.C, out);
-  if (needs_x(plan)) {
-    check_like(plan.op, x_name, x, dy_name, dy, columns);
-    if (plan.need_dtheta) check_no_overlap(plan.op, "dtheta", plan.dtheta, x_name, x);
-    side.x = operand(x, plan.C, in);
-  }
-  if (dx.defined()) {
-    check_like(plan.op, dx_name, dx, dy_name, dy, columns);
-    check_output_layout(plan.op, dx_name, dx);
-    if (needs_x(plan)) check_no_overlap(plan.op, dx_name, dx, x_name, x);
-    check_no_overlap(plan.op, dx_name, dx, "theta", plan.theta);
-    check_apart_from_positions(plan, dx_name, dx);
-    if (plan.need_dtheta) check_no_overlap(plan.op, dx_name, dx, "dtheta", plan.dtheta);
-    side.dx = operand(dx, plan.C, in);
-  }
-  if (plan.need_dtheta) check_no_overlap(plan.op, "dtheta", plan.dtheta, dy_name, dy);
+  side.dy = operand(b.dy.view, plan.C, out);
+  if (needs_x) side.x = operand(b.x, plan.C, in);
+  side.dx = operand(b.dx, plan.C, in);
+}
+void set_dtheta(Plan& plan, const TensorView& dtheta) {
+  plan.dtheta = dtheta;
+  plan.need_dtheta = dtheta.defined();
 }
 
-bool same_view(const TensorView& a, const TensorView& b) {
-  return a.data == b.data && a.stride == b.stride;
+Layout layout_of(const LrpeRotateOptions& options) {
+  return options.interleaved ? Layout::kInterleaved : Layout::kHalves;
 }
 
-Plan cosine_plan(const char* op, const char* lead_name, const TensorView& lead,
-                 std::int64_t columns, const TensorView& theta, const LrpeCosineOptions& options) {
-  Plan plan = check_positions(op, lead_name, lead, columns, lead.shape[1], theta, options);
-  set_activation(plan, options.activation);
-  add_side(plan, 0, lead.shape[1]);
-  check_scratch(plan);
-  return plan;
+// The plan of a question about sizes.
+Plan sized_cosine(const char* op, const TensorView& x, const TensorView& theta,
+                  const LrpeCosineOptions& options) {
+  const Lead lead{"x", x};
+  lead_list(op, lead, theta, options).check_sizes();
+  return plan_of(op, lead, x.shape[3], nullptr, theta, options, options.activation);
 }
-
-Plan rotate_plan(const char* op, const char* lead_name, const TensorView& lead,
-                 const TensorView& theta, const LrpeRotateOptions& options) {
-  check_tensor(op, lead_name, lead, 4);
-  const std::int64_t pairs = even_columns(op, lead_name, lead);
-  Plan plan = check_positions(op, lead_name, lead, pairs, lead.shape[1], theta, options);
+Plan sized_qk(const char* op, const TensorView& q, const TensorView& k, const TensorView& theta,
+              const LrpeCosineOptions& options) {
+  const Lead lead{"q", q}, second{"k", k};
+  Arguments list = lead_list(op, lead, theta, options);
+  add_pair(list, lead, second);
+  list.check_sizes();
+  return plan_of(op, lead, q.shape[3], &second, theta, options, options.activation);
+}
+Plan sized_rotate(const char* op, const TensorView& x, const TensorView& theta,
+                  const LrpeRotateOptions& options) {
+  const Lead lead{"x", x};
+  lead_list(op, lead, theta, options).check_sizes();
+  Plan plan =
+      plan_of(op, lead, even_columns(op, "x", x), nullptr, theta, options, LrpeActivation::kNone);
   plan.rotate = true;
-  add_side(plan, 0, lead.shape[1]);
-  check_scratch(plan);
   return plan;
-}
-
-Plan qk_plan(const char* op, const char* q_name, const TensorView& q, const char* k_name,
-             const TensorView& k, std::int64_t columns, const TensorView& theta,
-             const LrpeCosineOptions& options) {
-  const std::int64_t rows = check_pair(op, q_name, q, k_name, k);
-  Plan plan = check_positions(op, q_name, q, columns, rows, theta, options);
-  set_activation(plan, options.activation);
-  add_side(plan, 0, q.shape[1]);
-  add_side(plan, 1, k.shape[1]);
-  check_scratch(plan);
-  return plan;
-}
-
-void check_forward_output(Plan& plan, int i, const char* x_name, const TensorView& x,
-                          const char* y_name, const TensorView& y) {
-  check_like(plan.op, y_name, y, x_name, x, checked_mul(2, x.shape[3], plan.op));
-  check_output_layout(plan.op, y_name, y);
-  check_no_overlap(plan.op, y_name, y, x_name, x);
-  check_no_overlap(plan.op, y_name, y, "theta", plan.theta);
-  check_apart_from_positions(plan, y_name, y);
-  plan.side[i].x = operand(x, plan.C, Layout::kSingle);
-  plan.side[i].y = operand(y, plan.C, Layout::kHalves);
 }
 
 }  // namespace
@@ -390,9 +339,13 @@ void check_forward_output(Plan& plan, int i, const char* x_name, const TensorVie
 void lrpe_cosine_forward(const TensorView& x, const TensorView& theta, const TensorView& y,
                          const LrpeCosineOptions& options, Context& context) {
   constexpr const char* op = "lrpe_cosine";
-  check_tensor(op, "x", x, 4);
-  Plan plan = cosine_plan(op, "x", x, x.shape[3], theta, options);
-  check_forward_output(plan, 0, "x", x, "y", y);
+  const Lead lead{"x", x};
+  Arguments list = lead_list(op, lead, theta, options);
+  list.output("y", y, {x.dtype}, lead.like(checked_mul(2, x.shape[3], op)));
+  list.check();
+  Plan plan = plan_of(op, lead, x.shape[3], nullptr, theta, options, options.activation);
+  plan.side[0].x = operand(x, plan.C, Layout::kSingle);
+  plan.side[0].y = operand(y, plan.C, Layout::kHalves);
   run_forward(plan, context);
 }
 
@@ -400,11 +353,17 @@ void lrpe_cosine_backward(const TensorView& dy, const TensorView& x, const Tenso
                           const TensorView& dx, const TensorView& dtheta,
                           const LrpeCosineOptions& options, Context& context) {
   constexpr const char* op = "lrpe_cosine_backward";
-  check_tensor(op, "dy", dy, 4);
-  Plan plan = cosine_plan(op, "dy", dy, even_columns(op, "dy", dy), theta, options);
-  check_dtheta(plan, dtheta);
-  check_gradients(plan, 0, "dy", dy, "x", x, "dx", dx, Layout::kSingle, Layout::kHalves);
-  check_no_overlap(op, "dx", dx, "dy", dy);
+  const Backward b{{"dy", dy}, "x", x, "dx", dx};
+  const std::int64_t columns = even_columns(op, "dy", dy);
+  const bool with_x = needs_x(options.activation, dtheta);
+  Arguments list = lead_list(op, b.dy, theta, options);
+  add_inputs(list, b, columns, with_x);
+  add_dtheta(list, theta, dtheta);
+  add_outputs(list, b, columns, false);
+  list.check();
+  Plan plan = plan_of(op, b.dy, columns, nullptr, theta, options, options.activation);
+  set_dtheta(plan, dtheta);
+  set_side(plan, 0, b, with_x, Layout::kSingle, Layout::kHalves);
   run_backward(plan, context);
 }
 
@@ -412,13 +371,18 @@ void lrpe_cosine_qk_forward(const TensorView& q, const TensorView& k, const Tens
                             const TensorView& yq, const TensorView& yk,
                             const LrpeCosineOptions& options, Context& context) {
   constexpr const char* op = "lrpe_cosine_qk";
-  check_tensor(op, "q", q, 4);
-  Plan plan = qk_plan(op, "q", q, "k", k, q.shape[3], theta, options);
-  check_forward_output(plan, 0, "q", q, "yq", yq);
-  check_forward_output(plan, 1, "k", k, "yk", yk);
-  check_no_overlap(op, "yq", yq, "yk", yk);
-  check_no_overlap(op, "yq", yq, "k", k);
-  check_no_overlap(op, "yk", yk, "q", q);
+  const Lead lead{"q", q}, second{"k", k};
+  const std::int64_t twice = checked_mul(2, q.shape[3], op);
+  Arguments list = lead_list(op, lead, theta, options);
+  add_pair(list, lead, second);
+  list.output("yq", yq, {q.dtype}, lead.like(twice));
+  list.output("yk", yk, {q.dtype}, second.like(twice));
+  list.check();
+  Plan plan = plan_of(op, lead, q.shape[3], &second, theta, options, options.activation);
+  plan.side[0].x = operand(q, plan.C, Layout::kSingle);
+  plan.side[0].y = operand(yq, plan.C, Layout::kHalves);
+  plan.side[1].x = operand(k, plan.C, Layout::kSingle);
+  plan.side[1].y = operand(yk, plan.C, Layout::kHalves);
   run_forward(plan, context);
 }
 
@@ -427,35 +391,41 @@ void lrpe_cosine_qk_backward(const TensorView& dyq, const TensorView& dyk, const
                              const TensorView& dk, const TensorView& dtheta,
                              const LrpeCosineOptions& options, Context& context) {
   constexpr const char* op = "lrpe_cosine_qk_backward";
-  check_tensor(op, "dyq", dyq, 4);
-  Plan plan = qk_plan(op, "dyq", dyq, "dyk", dyk, even_columns(op, "dyq", dyq), theta, options);
-  check_dtheta(plan, dtheta);
-  check_gradients(plan, 0, "dyq", dyq, "q", q, "dq", dq, Layout::kSingle, Layout::kHalves);
-  check_gradients(plan, 1, "dyk", dyk, "k", k, "dk", dk, Layout::kSingle, Layout::kHalves);
-  check_no_overlap(op, "dq", dq, "dyq", dyq);
-  check_no_overlap(op, "dq", dq, "dyk", dyk);
-  check_no_overlap(op, "dk", dk, "dyq", dyq);
-  check_no_overlap(op, "dk", dk, "dyk", dyk);
-  check_no_overlap(op, "dq", dq, "dk", dk);
-  if (needs_x(plan)) {
-    check_no_overlap(op, "dq", dq, "k", k);
-    check_no_overlap(op, "dk", dk, "q", q);
-  }
+  const Backward of_q{{"dyq", dyq}, "q", q, "dq", dq}, of_k{{"dyk", dyk}, "k", k, "dk", dk};
+  const std::int64_t columns = even_columns(op, "dyq", dyq);
+  const bool with_x = needs_x(options.activation, dtheta);
+  Arguments list = lead_list(op, of_q.dy, theta, options);
+  add_pair(list, of_q.dy, of_k.dy);
+  add_inputs(list, of_q, columns, with_x);
+  add_inputs(list, of_k, columns, with_x);
+  add_dtheta(list, theta, dtheta);
+  add_outputs(list, of_q, columns, false);
+  add_outputs(list, of_k, columns, false);
+  list.check();
+  Plan plan = plan_of(op, of_q.dy, columns, &of_k.dy, theta, options, options.activation);
+  set_dtheta(plan, dtheta);
+  set_side(plan, 0, of_q, with_x, Layout::kSingle, Layout::kHalves);
+  set_side(plan, 1, of_k, with_x, Layout::kSingle, Layout::kHalves);
   run_backward(plan, context);
 }
 
 void lrpe_rotate_forward(const TensorView& x, const TensorView& theta, const TensorView& y,
                          const LrpeRotateOptions& options, Context& context) {
   constexpr const char* op = "lrpe_rotate";
-  Plan plan = rotate_plan(op, "x", x, theta, options);
-  check_like(op, "y", y, "x", x, x.shape[3]);
-  check_output_layout(op, "y", y);
-  if (!same_view(x, y)) check_no_overlap(op, "y", y, "x", x);
-  check_no_overlap(op, "y", y, "theta", theta);
-  check_apart_from_positions(plan, "y", y);
-  const Layout layout = options.interleaved ? Layout::kInterleaved : Layout::kHalves;
-  plan.side[0].x = operand(x, plan.C, layout);
-  plan.side[0].y = operand(y, plan.C, layout);
+  const Lead lead{"x", x};
+  Arguments list = lead_list(op, lead, theta, options);
+  list.add({.name = "y",
+            .view = y,
+            .dtypes = {x.dtype},
+            .shape = lead.like(x.shape[3]),
+            .output = true,
+            .same_as = x});
+  list.check();
+  Plan plan =
+      plan_of(op, lead, even_columns(op, "x", x), nullptr, theta, options, LrpeActivation::kNone);
+  plan.rotate = true;
+  plan.side[0].x = operand(x, plan.C, layout_of(options));
+  plan.side[0].y = operand(y, plan.C, layout_of(options));
   run_forward(plan, context);
 }
 
@@ -463,85 +433,58 @@ void lrpe_rotate_backward(const TensorView& dy, const TensorView& x, const Tenso
                           const TensorView& dx, const TensorView& dtheta,
                           const LrpeRotateOptions& options, Context& context) {
   constexpr const char* op = "lrpe_rotate_backward";
-  Plan plan = rotate_plan(op, "dy", dy, theta, options);
-  check_dtheta(plan, dtheta);
-  const Layout layout = options.interleaved ? Layout::kInterleaved : Layout::kHalves;
-  check_gradients(plan, 0, "dy", dy, "x", x, "dx", dx, layout, layout);
-  if (plan.need_dtheta || !same_view(dx, dy)) check_no_overlap(op, "dx", dx, "dy", dy);
+  const Backward b{{"dy", dy}, "x", x, "dx", dx};
+  const bool with_x = needs_x(LrpeActivation::kNone, dtheta);
+  Arguments list = lead_list(op, b.dy, theta, options);
+  add_inputs(list, b, dy.shape[3], with_x);
+  add_dtheta(list, theta, dtheta);
+  add_outputs(list, b, dy.shape[3], !dtheta.defined());
+  list.check();
+  Plan plan =
+      plan_of(op, b.dy, even_columns(op, "dy", dy), nullptr, theta, options, LrpeActivation::kNone);
+  plan.rotate = true;
+  set_dtheta(plan, dtheta);
+  set_side(plan, 0, b, with_x, layout_of(options), layout_of(options));
   run_backward(plan, context);
 }
 
-namespace {
-
-// For a question about sizes no data is needed: any aligned address stands in for it.
-TensorView sized(TensorView v) {
-  if (v.data == nullptr) v.data = reinterpret_cast<void*>(std::uintptr_t{4096});
-  return v;
-}
-template <class Options>
-Options sized(Options options) {
-  if (options.offsets.defined()) options.offsets = sized(options.offsets);
-  if (options.position_ids.defined()) options.position_ids = sized(options.position_ids);
-  return options;
-}
-
-}  // namespace
-
 std::size_t lrpe_cosine_forward_workspace(const TensorView& x, const TensorView& theta,
                                           const LrpeCosineOptions& options) {
-  check_tensor("lrpe_cosine", "x", sized(x), 4);
-  return forward_scratch(
-      cosine_plan("lrpe_cosine", "x", sized(x), x.shape[3], sized(theta), sized(options)));
+  return forward_scratch(sized_cosine("lrpe_cosine", x, theta, options));
 }
 
 std::size_t lrpe_cosine_backward_workspace(const TensorView& x, const TensorView& theta,
                                            bool need_dtheta, const LrpeCosineOptions& options) {
-  check_tensor("lrpe_cosine_backward", "x", sized(x), 4);
-  Plan plan =
-      cosine_plan("lrpe_cosine_backward", "x", sized(x), x.shape[3], sized(theta), sized(options));
-  plan.need_dtheta = need_dtheta;
-  return backward_scratch(plan);
+  return backward_scratch(sized_cosine("lrpe_cosine_backward", x, theta, options), need_dtheta);
 }
 
 std::size_t lrpe_cosine_qk_forward_workspace(const TensorView& q, const TensorView& k,
                                              const TensorView& theta,
                                              const LrpeCosineOptions& options) {
-  check_tensor("lrpe_cosine_qk", "q", sized(q), 4);
-  return forward_scratch(qk_plan("lrpe_cosine_qk", "q", sized(q), "k", sized(k), q.shape[3],
-                                 sized(theta), sized(options)));
+  return forward_scratch(sized_qk("lrpe_cosine_qk", q, k, theta, options));
 }
 
 std::size_t lrpe_cosine_qk_backward_workspace(const TensorView& q, const TensorView& k,
                                               const TensorView& theta, bool need_dtheta,
                                               const LrpeCosineOptions& options) {
-  check_tensor("lrpe_cosine_qk_backward", "q", sized(q), 4);
-  Plan plan = qk_plan("lrpe_cosine_qk_backward", "q", sized(q), "k", sized(k), q.shape[3],
-                      sized(theta), sized(options));
-  plan.need_dtheta = need_dtheta;
-  return backward_scratch(plan);
+  return backward_scratch(sized_qk("lrpe_cosine_qk_backward", q, k, theta, options), need_dtheta);
 }
 
 std::size_t lrpe_rotate_forward_workspace(const TensorView& x, const TensorView& theta,
                                           const LrpeRotateOptions& options) {
-  return forward_scratch(rotate_plan("lrpe_rotate", "x", sized(x), sized(theta), sized(options)));
+  return forward_scratch(sized_rotate("lrpe_rotate", x, theta, options));
 }
 
 std::size_t lrpe_rotate_backward_workspace(const TensorView& x, const TensorView& theta,
                                            bool need_dtheta, const LrpeRotateOptions& options) {
-  Plan plan = rotate_plan("lrpe_rotate_backward", "x", sized(x), sized(theta), sized(options));
-  plan.need_dtheta = need_dtheta;
-  return backward_scratch(plan);
+  return backward_scratch(sized_rotate("lrpe_rotate_backward", x, theta, options), need_dtheta);
 }
 
 namespace {
 
 Support support(DeviceType device) {
   if (device == DeviceType::kCPU) return {true, cpu::simd_description()};
-#if ANNULUS_HAVE_CUDA
-  return lrpe_cosine::cuda::support();
-#else
-  return {false, "this build has no CUDA backend (ANNULUS_CUDA=OFF)"};
-#endif
+  return cuda_support([] { return lrpe_cosine::cuda::support(); });
 }
 
 const std::vector<DType> kDTypes = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};

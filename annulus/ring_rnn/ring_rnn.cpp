@@ -4,13 +4,11 @@
 
 #include <cmath>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "annulus/core/backend.h"
-#include "annulus/core/check.h"
 #include "annulus/core/checked.h"
 #include "annulus/core/info.h"
+#include "annulus/core/operator.h"
 #include "annulus/cpu/features.h"
 #include "annulus/ring_rnn/plan.h"
 
@@ -21,36 +19,32 @@ namespace {
 using ring_rnn::Plan;
 using ring_rnn::ReadoutPlan;
 
+const Few<DType, 4> kFloating = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
+
 // The dtype the state, saved tensors and readouts have.
 DType state_dtype(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 
-[[noreturn, maybe_unused]] void no_cuda(const char* op) {
-  throw NotSupported("[" + std::string(op) +
-                     "] device must be cpu: this build has no CUDA backend");
+// --- backends ------------------------------------------------------------------------------------
+
+std::size_t pack_bytes(const Plan& p) {
+  return dispatch(
+      p.op, p.device, [&] { return ring_rnn::cpu::pack_bytes(p); },
+      [&] { return ring_rnn::cuda::pack_bytes(p); });
+}
+std::int64_t pack_words(const Plan& p) {
+  return static_cast<std::int64_t>((pack_bytes(p) + 3) / 4);
 }
 
-// One backend's function by the device of the plan.
-#if ANNULUS_HAVE_CUDA
-#define ANNULUS_RING_DISPATCH(plan, call) \
-  ((plan).device.type == DeviceType::kCPU ? ring_rnn::cpu::call : ring_rnn::cuda::call)
-#else
-#define ANNULUS_RING_DISPATCH(plan, call)                       \
-  ((plan).device.type == DeviceType::kCPU ? ring_rnn::cpu::call \
-                                          : (no_cuda((plan).op), ring_rnn::cpu::call))
-#endif
-
-// An input of the floating dtypes `allowed`, of that shape, beside A.
-void check_input(const Plan& plan, const char* name, const TensorView& v,
-                 std::initializer_list<DType> allowed, std::initializer_list<std::int64_t> shape,
-                 const char* lead_name, const TensorView& lead) {
-  check_tensor(plan.op, name, v, static_cast<int>(shape.size()));
-  check_dtype(plan.op, name, v, allowed);
-  check_shape(plan.op, name, v, shape);
-  check_device(plan.op, name, v, lead_name, lead);
+const char* why_not(const Plan& p) {
+  return dispatch(
+      p.op, p.device, [&] { return ring_rnn::cpu::why_not(p.precision); },
+      [&] { return ring_rnn::cuda::why_not(p.precision); });
 }
 
-void check_options(Plan& plan, const RingRnnOptions& options) {
-  const char* op = plan.op;
+// --- options -------------------------------------------------------------------------------------
+
+// Those that depend on no tensor.
+void check_options(const char* op, const RingRnnOptions& options) {
   if (options.activation > RingRnnActivation::kSilu) {
     invalid(op, "activation", "be relu, gelu, tanh or silu",
             "has value " + std::to_string(static_cast<int>(options.activation)));
@@ -62,65 +56,32 @@ void check_options(Plan& plan, const RingRnnOptions& options) {
   if (options.checkpoint < 0) {
     invalid(op, "checkpoint", "be at least 0", "is " + std::to_string(options.checkpoint));
   }
-  plan.activation = options.activation;
-  plan.checkpoint = options.checkpoint;
-  plan.precision = options.precision;
+}
+
+// What kAuto means for these tensors, and whether their device has what is asked for.
+void resolve_precision(Plan& plan, Precision asked) {
+  plan.precision = asked;
   if (plan.dtype == DType::kF64) {
-    if (options.precision != Precision::kAuto) {
-      invalid(op, "precision", "be auto for f64 tensors",
-              std::string("is ") + name_of(options.precision));
+    if (asked != Precision::kAuto) {
+      invalid(plan.op, "precision", "be auto for f64 tensors", std::string("is ") + name_of(asked));
     }
     plan.precision = Precision::kF64;
-    return;
-  }
-  if (options.precision == Precision::kAuto) {
+  } else if (asked == Precision::kAuto) {
     plan.precision = plan.dtype != DType::kF32               ? Precision::kBf16
                      : plan.device.type == DeviceType::kCUDA ? Precision::kBf16x3
                                                              : Precision::kFp32;
   }
-  const char* why = ANNULUS_RING_DISPATCH(plan, why_not)(plan.precision);
+  // As exact as f32 products, and several times as fast. (Beside 16-bit tensors CUDA multiplies in f32:
+  // its tensor cores take the states of a backward from `out`, where they are rounded.)
+  if (plan.precision == Precision::kFp32 && plan.dtype == DType::kF32 &&
+      plan.device.type == DeviceType::kCUDA) {
+    plan.precision = Precision::kBf16x6;
+  }
+  const char* why = why_not(plan);
   if (why != nullptr && *why != '\0') {
-    throw NotSupported("[" + std::string(op) + "] precision " + name_of(plan.precision) +
+    throw NotSupported("[" + std::string(plan.op) + "] precision " + name_of(plan.precision) +
                        " is not available on " + to_string(plan.device) + ": " + why);
   }
-}
-
-// J0, J1 or alpha: a finite number, or a tensor of one element (or, for alpha, N).
-void check_parameter(const Plan& plan, const char* name, const RingRnnParameter& p,
-                     bool per_neuron) {
-  if (!p.tensor.defined()) {
-    if (!std::isfinite(p.value)) {
-      invalid(plan.op, name, "be a finite number", "is " + std::to_string(p.value));
-    }
-    return;
-  }
-  const TensorView& v = p.tensor;
-  if (v.rank != 0 && !(per_neuron && v.rank == 1)) {
-    invalid(plan.op, name,
-            per_neuron ? "have rank 0 or shape (" + std::to_string(plan.N) + ",)" : "have rank 0",
-            "has shape " + shape_string(v.sizes()));
-  }
-  check_tensor(plan.op, name, v, v.rank);
-  if (plan.dtype == DType::kF32) {
-    check_dtype(plan.op, name, v, {DType::kF32});
-  } else {
-    check_dtype(plan.op, name, v, {DType::kF32, plan.dtype});
-  }
-  if (v.rank == 1) check_shape(plan.op, name, v, {plan.N});
-  check_device(plan.op, name, v, "A", plan.in.A);
-}
-
-void check_weights(Plan& plan, const TensorView& Wa, const TensorView& Wo, const char* lead_name,
-                   const TensorView& lead) {
-  const char* op = plan.op;
-  check_tensor(op, "Wa", Wa, 3);
-  check_tensor(op, "Wo", Wo, 2);
-  check_dtype(op, "Wa", Wa, {plan.dtype});
-  check_dtype(op, "Wo", Wo, {plan.dtype});
-  check_shape(op, "Wo", Wo, {plan.N, plan.N});
-  check_shape(op, "Wa", Wa, {plan.K, plan.N, plan.N});
-  check_device(op, "Wa", Wa, lead_name, lead);
-  check_device(op, "Wo", Wo, lead_name, lead);
 }
 
 // Scratch is at most some copies of the weights, of the state of every step and of the actions:
@@ -133,284 +94,237 @@ void check_scratch(const Plan& plan) {
   (void)checked_product(plan.op, kBytes, some(plan.B), some(plan.T), some(plan.K));
 }
 
-void check_packed(const Plan& plan, const TensorView& packed) {
-  const char* op = plan.op;
-  check_tensor(op, "packed", packed, 1);
-  check_dtype(op, "packed", packed, {DType::kI32});
-  check_device(op, "packed", packed, "Wa", plan.in.Wa);
-  const auto need =
-      static_cast<std::int64_t>((ANNULUS_RING_DISPATCH(plan, pack_bytes)(plan) + 3) / 4);
-  check_shape(op, "packed", packed, {need});
-  if (need > 1 && packed.stride[0] != 1) {
-    invalid(op, "packed", "be contiguous", "has stride " + std::to_string(packed.stride[0]));
-  }
-  if (reinterpret_cast<std::uintptr_t>(packed.data) % 256 != 0) {
-    invalid(op, "packed", "be aligned to 256 bytes", "is not");
-  }
-}
+// --- arguments -----------------------------------------------------------------------------------
 
-using Named = std::pair<const char*, const TensorView*>;
-
-std::vector<Named> named_inputs(const RingRnnInputs& in) {
-  return {{"A", &in.A},
-          {"Wa", &in.Wa},
-          {"Wo", &in.Wo},
-          {"r0", &in.r0},
-          {"J0", &in.J0.tensor},
-          {"J1", &in.J1.tensor},
-          {"alpha", &in.alpha.tensor},
-          {"drive", &in.drive},
-          {"reset", &in.reset},
-          {"reset_state", &in.reset_state},
-          {"mask", &in.mask},
-          {"packed", &in.packed}};
-}
-
-// Outputs have no two elements in one place, and share memory with nothing.
-void check_outputs_apart(const char* op, const std::vector<Named>& inputs,
-                         const std::vector<Named>& outputs) {
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    const auto& [name, out] = outputs[i];
-    if (!out->defined()) continue;
-    check_output_layout(op, name, *out);
-    for (const auto& [other, view] : inputs) check_no_overlap(op, name, *out, other, *view);
-    for (std::size_t j = 0; j < i; ++j) {
-      check_no_overlap(op, name, *out, outputs[j].first, *outputs[j].second);
-    }
-  }
-}
-
-// The leading tensor A and all inputs beside it.
-Plan input_plan(const char* op, const RingRnnInputs& in, const RingRnnOptions& options) {
+// The plan of these inputs; their sizes mean something once the list was checked.
+Plan plan_of(const char* op, const RingRnnInputs& in, const RingRnnOptions& options) {
+  check_options(op, options);
   Plan plan;
   plan.op = op;
-  check_tensor(op, "A", in.A, 3);
-  check_dtype(op, "A", in.A, {DType::kF64, DType::kF32, DType::kF16, DType::kBF16});
-  plan.dtype = in.A.dtype;
   plan.device = in.A.device;
+  plan.dtype = in.A.dtype;
+  plan.activation = options.activation;
+  plan.checkpoint = options.checkpoint;
   plan.B = in.A.shape[0];
   plan.T = in.A.shape[1];
   plan.K = in.A.shape[2];
-  check_tensor(op, "r0", in.r0, 2);
   plan.N = in.r0.shape[1];
   plan.in = in;
+  return plan;
+}
+
+// J0, J1 and alpha: a tensor of one element (or, for alpha, N) where there is one.
+Argument parameter(const Plan& plan, const char* name, const RingRnnParameter& p) {
+  Argument a{.name = name, .view = p.tensor, .dtypes = {DType::kF32}, .optional = true};
+  if (plan.dtype != DType::kF32) a.dtypes = {DType::kF32, plan.dtype};
+  return a;
+}
+
+Arguments input_list(const Plan& plan) {
+  const RingRnnInputs& in = plan.in;
+  const auto [B, T, K, N] = std::array{plan.B, plan.T, plan.K, plan.N};
   const DType dtype = plan.dtype;
   // r0 is f32 beside 16-bit tensors where a stream carries its state on.
-  const auto check_state = [&](const char* name, const TensorView& v) {
-    if (size_of(dtype) > 2) {
-      check_input(plan, name, v, {dtype}, {plan.B, plan.N}, "A", in.A);
-    } else {
-      check_input(plan, name, v, {dtype, DType::kF32}, {plan.B, plan.N}, "A", in.A);
-    }
-  };
-  check_state("r0", in.r0);
-  check_weights(plan, in.Wa, in.Wo, "A", in.A);
-  if (in.drive.defined()) {
-    check_input(plan, "drive", in.drive, {dtype}, {plan.B, plan.T, plan.N}, "A", in.A);
-  }
-  if (in.reset.defined()) {
-    check_input(plan, "reset", in.reset, {DType::kBool}, {plan.B, plan.T}, "A", in.A);
-  }
-  if (in.reset_state.defined()) {
-    if (!in.reset.defined()) invalid(op, "reset", "be given with reset_state", "is missing");
-    check_state("reset_state", in.reset_state);
-  }
-  if (in.mask.defined()) {
-    check_input(plan, "mask", in.mask, {DType::kBool}, {plan.B, plan.T}, "A", in.A);
-  }
-  check_parameter(plan, "J0", in.J0, false);
-  check_parameter(plan, "J1", in.J1, false);
-  check_parameter(plan, "alpha", in.alpha, true);
-  check_scratch(plan);
-  check_options(plan, options);
-  return plan;
+  Few<DType, 4> state = {dtype};
+  if (size_of(dtype) == 2) state = {dtype, DType::kF32};
+  Arguments list(plan.op);
+  list.input("A", in.A, kFloating, {kAny, kAny, kAny});
+  list.input("r0", in.r0, state, {B, kAny});
+  list.input("Wo", in.Wo, {dtype}, {N, N});
+  list.input("Wa", in.Wa, {dtype}, {K, N, N});
+  list.optional_input("drive", in.drive, {dtype}, {B, T, N});
+  list.optional_input("reset", in.reset, {DType::kBool}, {B, T});
+  list.optional_input("reset_state", in.reset_state, state, {B, N});
+  list.optional_input("mask", in.mask, {DType::kBool}, {B, T});
+  list.add(parameter(plan, "J0", in.J0));
+  list.add(parameter(plan, "J1", in.J1));
+  Argument alpha = parameter(plan, "alpha", in.alpha);
+  alpha.shape = {N};
+  alpha.scalar_too = true;
+  list.add(alpha);
+  list.optional_input("packed", in.packed, {DType::kI32}, {kAny});
+  return list;
 }
 
-void check_saved(const Plan& plan, const TensorView& saved) {
-  check_input(plan, "saved", saved, {state_dtype(plan.dtype)}, {plan.saved_steps(), plan.B, plan.N},
-              "A", plan.in.A);
-}
-
-Plan forward_plan(const RingRnnInputs& in, const RingRnnOutputs& out,
-                  const RingRnnOptions& options) {
-  Plan plan = input_plan("ring_rnn", in, options);
-  const DType state = state_dtype(plan.dtype);
-  if (in.packed.defined()) check_packed(plan, in.packed);
-  check_input(plan, "out", out.out, {plan.dtype}, {plan.B, plan.T, plan.N}, "A", in.A);
-  if (out.h_n.defined()) {
-    check_input(plan, "h_n", out.h_n, {state}, {plan.B, plan.N}, "A", in.A);
-  }
-  if (out.angle.defined() != out.amplitude.defined()) {
-    invalid(plan.op, out.angle.defined() ? "amplitude" : "angle",
-            "be given together with the other of angle and amplitude", "is missing");
-  }
-  if (out.angle.defined()) {
-    check_input(plan, "angle", out.angle, {state}, {plan.B, plan.T}, "A", in.A);
-    check_input(plan, "amplitude", out.amplitude, {state}, {plan.B, plan.T}, "A", in.A);
-  }
-  if (out.saved.defined()) check_saved(plan, out.saved);
-  check_outputs_apart(plan.op, named_inputs(in),
-                      {{"out", &out.out},
-                       {"h_n", &out.h_n},
-                       {"angle", &out.angle},
-                       {"amplitude", &out.amplitude},
-                       {"saved", &out.saved}});
-  plan.out = out;
-  return plan;
-}
-
-// The gradient of a parameter that is a number has the state's dtype.
-void check_parameter_gradient(const Plan& plan, const char* name, const RingRnnParameter& p,
-                              const TensorView& grad) {
-  if (!grad.defined()) return;
-  const bool tensor = p.tensor.defined();
-  check_tensor(plan.op, name, grad, tensor ? p.tensor.rank : 0);
-  check_dtype(plan.op, name, grad, {tensor ? p.tensor.dtype : state_dtype(plan.dtype)});
-  if (tensor && p.tensor.rank == 1) check_shape(plan.op, name, grad, {plan.N});
-  check_device(plan.op, name, grad, "A", plan.in.A);
-}
-
-void check_gradients(Plan& plan, const RingRnnGradients& grad) {
+// Rules of the inputs that no list says, and the precision.
+void complete(Plan& plan, const RingRnnOptions& options) {
   const RingRnnInputs& in = plan.in;
-  const auto like = [&](const char* name, const TensorView& g, const TensorView& x) {
-    if (!g.defined()) return;
-    check_tensor(plan.op, name, g, x.rank);
-    check_dtype(plan.op, name, g, {x.dtype});
-    if (g.shape != x.shape) {
-      invalid(plan.op, name, "have shape " + shape_string(x.sizes()),
-              "has " + shape_string(g.sizes()));
-    }
-    check_device(plan.op, name, g, "A", in.A);
+  if (in.reset_state.defined() && !in.reset.defined()) {
+    invalid(plan.op, "reset", "be given with reset_state", "is missing");
+  }
+  const auto finite = [&](const char* name, const RingRnnParameter& p) {
+    if (p.tensor.defined() || std::isfinite(p.value)) return;
+    invalid(plan.op, name, "be a finite number", "is " + std::to_string(p.value));
   };
-  like("dA", grad.dA, in.A);
-  like("dWa", grad.dWa, in.Wa);
-  like("dWo", grad.dWo, in.Wo);
-  like("dr0", grad.dr0, in.r0);
-  if (grad.ddrive.defined() && !in.drive.defined()) {
-    invalid(plan.op, "ddrive", "be left out where drive is", "is given");
-  }
-  like("ddrive", grad.ddrive, in.drive);
-  if (grad.dreset_state.defined() && !in.reset_state.defined()) {
-    invalid(plan.op, "dreset_state", "be left out where reset_state is", "is given");
-  }
-  like("dreset_state", grad.dreset_state, in.reset_state);
-  check_parameter_gradient(plan, "dJ0", in.J0, grad.dJ0);
-  check_parameter_gradient(plan, "dJ1", in.J1, grad.dJ1);
-  check_parameter_gradient(plan, "dalpha", in.alpha, grad.dalpha);
-  plan.grad = grad;
+  finite("J0", in.J0);
+  finite("J1", in.J1);
+  finite("alpha", in.alpha);
+  check_scratch(plan);
+  resolve_precision(plan, options.precision);
 }
 
-// For a question about sizes no data is needed: an aligned address stands in for it.
-void give_address(TensorView& v) {
-  if (v.defined() && v.data == nullptr) v.data = reinterpret_cast<void*>(std::uintptr_t{4096});
+Plan sized_plan(const char* op, const RingRnnInputs& in, const RingRnnOptions& options) {
+  Plan plan = plan_of(op, in, options);
+  input_list(plan).check_sizes();
+  complete(plan, options);
+  return plan;
 }
 
-RingRnnInputs sized(RingRnnInputs in) {
-  for (TensorView* v : {&in.A, &in.Wa, &in.Wo, &in.r0, &in.J0.tensor, &in.J1.tensor,
-                        &in.alpha.tensor, &in.drive, &in.reset, &in.reset_state, &in.mask}) {
-    give_address(*v);
+void check_packed(const Plan& plan, const TensorView& packed) {
+  check_shape(plan.op, "packed", packed, {pack_words(plan)});
+  if (packed.shape[0] > 1 && packed.stride[0] != 1) {
+    invalid(plan.op, "packed", "be contiguous", "has stride " + std::to_string(packed.stride[0]));
   }
-  return in;
+  if (reinterpret_cast<std::uintptr_t>(packed.data) % 256 != 0) {
+    invalid(plan.op, "packed", "be aligned to 256 bytes", "is not");
+  }
 }
 
 Plan pack_plan(const TensorView& Wa, const TensorView& Wo, const RingRnnOptions& options) {
+  check_options("ring_rnn_pack", options);
   Plan plan;
   plan.op = "ring_rnn_pack";
-  check_tensor(plan.op, "Wa", Wa, 3);
-  check_dtype(plan.op, "Wa", Wa, {DType::kF64, DType::kF32, DType::kF16, DType::kBF16});
   plan.dtype = Wa.dtype;
   plan.device = Wa.device;
   plan.K = Wa.shape[0];
   plan.N = Wa.shape[1];
-  check_weights(plan, Wa, Wo, "Wa", Wa);
-  check_scratch(plan);
-  check_options(plan, options);
   plan.in.Wa = Wa;
   plan.in.Wo = Wo;
   return plan;
+}
+
+Arguments pack_list(const Plan& plan) {
+  Arguments list(plan.op);
+  list.input("Wa", plan.in.Wa, kFloating, {kAny, kAny, plan.N});
+  list.input("Wo", plan.in.Wo, {plan.dtype}, {plan.N, plan.N});
+  return list;
+}
+
+void complete_pack(Plan& plan, const RingRnnOptions& options) {
+  check_scratch(plan);
+  resolve_precision(plan, options.precision);
 }
 
 }  // namespace
 
 std::array<std::int64_t, 3> ring_rnn_saved_shape(const RingRnnInputs& inputs,
                                                  const RingRnnOptions& options) {
-  const Plan plan = input_plan("ring_rnn", sized(inputs), options);
+  const Plan plan = sized_plan("ring_rnn", inputs, options);
   return {plan.saved_steps(), plan.B, plan.N};
 }
 
 void ring_rnn_forward(const RingRnnInputs& inputs, const RingRnnOutputs& outputs,
                       const RingRnnOptions& options, Context& context) {
-  const Plan plan = forward_plan(inputs, outputs, options);
-  ANNULUS_RING_DISPATCH(plan, forward)(plan, context);
+  Plan plan = plan_of("ring_rnn", inputs, options);
+  const auto [B, T, N] = std::array{plan.B, plan.T, plan.N};
+  const DType state = state_dtype(plan.dtype);
+  Arguments list = input_list(plan);
+  list.output("out", outputs.out, {plan.dtype}, {B, T, N});
+  list.optional_output("h_n", outputs.h_n, {state}, {B, N});
+  list.optional_output("angle", outputs.angle, {state}, {B, T});
+  list.optional_output("amplitude", outputs.amplitude, {state}, {B, T});
+  list.optional_output("saved", outputs.saved, {state}, {plan.saved_steps(), B, N});
+  list.check();
+  complete(plan, options);
+  if (outputs.angle.defined() != outputs.amplitude.defined()) {
+    invalid(plan.op, outputs.angle.defined() ? "amplitude" : "angle",
+            "be given together with the other of angle and amplitude", "is missing");
+  }
+  if (inputs.packed.defined()) check_packed(plan, inputs.packed);
+  plan.out = outputs;
+  dispatch(
+      plan.op, plan.device, [&] { ring_rnn::cpu::forward(plan, context); },
+      [&] { ring_rnn::cuda::forward(plan, context); });
 }
 
 void ring_rnn_backward(const RingRnnInputs& inputs, const TensorView& dout, const TensorView& dh_n,
                        const TensorView& out, const TensorView& saved,
                        const RingRnnGradients& gradients, const RingRnnOptions& options,
                        Context& context) {
-  constexpr const char* op = "ring_rnn_backward";
-  Plan plan = input_plan(op, inputs, options);
-  if (inputs.packed.defined()) invalid(op, "packed", "be left out of a backward", "is given");
-  const auto full = {plan.B, plan.T, plan.N};
-  if (dout.defined()) check_input(plan, "dout", dout, {plan.dtype}, full, "A", inputs.A);
-  if (dh_n.defined()) {
-    check_input(plan, "dh_n", dh_n, {state_dtype(plan.dtype)}, {plan.B, plan.N}, "A", inputs.A);
+  Plan plan = plan_of("ring_rnn_backward", inputs, options);
+  const auto [B, T, N] = std::array{plan.B, plan.T, plan.N};
+  const DType state = state_dtype(plan.dtype);
+  Arguments list = input_list(plan);
+  list.optional_input("dout", dout, {plan.dtype}, {B, T, N});
+  list.optional_input("dh_n", dh_n, {state}, {B, N});
+  list.input("out", out, {plan.dtype}, {B, T, N});
+  list.input("saved", saved, {state}, {plan.saved_steps(), B, N});
+  // A gradient has its input's dtype and shape; that of a parameter which is a number, the state's.
+  const auto gradient = [&](const char* name, const TensorView& grad, const TensorView& x) {
+    if (x.defined()) {
+      list.optional_output(name, grad, {x.dtype}, x.sizes());
+    } else {
+      list.optional_output(name, grad, {state}, {});
+    }
+  };
+  gradient("dA", gradients.dA, inputs.A);
+  gradient("dWa", gradients.dWa, inputs.Wa);
+  gradient("dWo", gradients.dWo, inputs.Wo);
+  gradient("dr0", gradients.dr0, inputs.r0);
+  gradient("dJ0", gradients.dJ0, inputs.J0.tensor);
+  gradient("dJ1", gradients.dJ1, inputs.J1.tensor);
+  gradient("dalpha", gradients.dalpha, inputs.alpha.tensor);
+  const auto left_out = [&](const char* name, const TensorView& v, const char* rule) {
+    if (v.defined()) invalid(plan.op, name, rule, "is given");
+  };
+  if (!inputs.drive.defined()) left_out("ddrive", gradients.ddrive, "be left out where drive is");
+  if (!inputs.reset_state.defined()) {
+    left_out("dreset_state", gradients.dreset_state, "be left out where reset_state is");
   }
-  check_input(plan, "out", out, {plan.dtype}, full, "A", inputs.A);
-  check_saved(plan, saved);
-  check_gradients(plan, gradients);
-  auto read = named_inputs(inputs);
-  read.insert(read.end(), {{"dout", &dout}, {"dh_n", &dh_n}, {"out", &out}, {"saved", &saved}});
-  check_outputs_apart(op, read,
-                      {{"dA", &gradients.dA},
-                       {"dWa", &gradients.dWa},
-                       {"dWo", &gradients.dWo},
-                       {"dr0", &gradients.dr0},
-                       {"dJ0", &gradients.dJ0},
-                       {"dJ1", &gradients.dJ1},
-                       {"dalpha", &gradients.dalpha},
-                       {"ddrive", &gradients.ddrive},
-                       {"dreset_state", &gradients.dreset_state}});
+  gradient("ddrive", gradients.ddrive, inputs.drive);
+  gradient("dreset_state", gradients.dreset_state, inputs.reset_state);
+  list.check();
+  left_out("packed", inputs.packed, "be left out of a backward");
+  complete(plan, options);
   plan.dout = dout;
   plan.dh_n = dh_n;
   plan.out.out = out;
   plan.out.saved = saved;
-  ANNULUS_RING_DISPATCH(plan, backward)(plan, context);
+  plan.grad = gradients;
+  dispatch(
+      plan.op, plan.device, [&] { ring_rnn::cpu::backward(plan, context); },
+      [&] { ring_rnn::cuda::backward(plan, context); });
 }
 
 std::size_t ring_rnn_forward_workspace(const RingRnnInputs& inputs, const RingRnnOutputs& outputs,
                                        const RingRnnOptions& options) {
-  Plan plan = input_plan("ring_rnn", sized(inputs), options);
+  Plan plan = sized_plan("ring_rnn", inputs, options);
   plan.out = outputs;
-  return ANNULUS_RING_DISPATCH(plan, forward_workspace)(plan);
+  return dispatch(
+      plan.op, plan.device, [&] { return ring_rnn::cpu::forward_workspace(plan); },
+      [&] { return ring_rnn::cuda::forward_workspace(plan); });
 }
 
 std::size_t ring_rnn_backward_workspace(const RingRnnInputs& inputs,
                                         const RingRnnGradients& gradients,
                                         const RingRnnOptions& options) {
-  Plan plan = input_plan("ring_rnn_backward", sized(inputs), options);
+  Plan plan = sized_plan("ring_rnn_backward", inputs, options);
   plan.grad = gradients;
-  return ANNULUS_RING_DISPATCH(plan, backward_workspace)(plan);
+  return dispatch(
+      plan.op, plan.device, [&] { return ring_rnn::cpu::backward_workspace(plan); },
+      [&] { return ring_rnn::cuda::backward_workspace(plan); });
 }
 
 std::int64_t ring_rnn_pack_size(const TensorView& Wa, const TensorView& Wo,
                                 const RingRnnOptions& options) {
-  TensorView a = Wa;
-  TensorView o = Wo;
-  give_address(a);
-  give_address(o);
-  const Plan plan = pack_plan(a, o, options);
-  return static_cast<std::int64_t>((ANNULUS_RING_DISPATCH(plan, pack_bytes)(plan) + 3) / 4);
+  Plan plan = pack_plan(Wa, Wo, options);
+  pack_list(plan).check_sizes();
+  complete_pack(plan, options);
+  return pack_words(plan);
 }
 
 void ring_rnn_pack(const TensorView& Wa, const TensorView& Wo, const TensorView& packed,
                    const RingRnnOptions& options, Context& context) {
   Plan plan = pack_plan(Wa, Wo, options);
+  Arguments list = pack_list(plan);
+  list.output("packed", packed, {DType::kI32}, {kAny});
+  list.check();
+  complete_pack(plan, options);
   check_packed(plan, packed);
-  check_no_overlap(plan.op, "packed", packed, "Wa", Wa);
-  check_no_overlap(plan.op, "packed", packed, "Wo", Wo);
   plan.in.packed = packed;
-  ANNULUS_RING_DISPATCH(plan, pack)(plan, context);
+  dispatch(
+      plan.op, plan.device, [&] { ring_rnn::cpu::pack(plan, context); },
+      [&] { ring_rnn::cuda::pack(plan, context); });
 }
 
 namespace {
@@ -418,8 +332,6 @@ namespace {
 ReadoutPlan readout_plan(const char* op, const TensorView& states) {
   ReadoutPlan plan;
   plan.op = op;
-  check_tensor(op, "states", states, 3);
-  check_dtype(op, "states", states, {DType::kF64, DType::kF32, DType::kF16, DType::kBF16});
   plan.device = states.device;
   plan.B = states.shape[0];
   plan.T = states.shape[1];
@@ -428,57 +340,50 @@ ReadoutPlan readout_plan(const char* op, const TensorView& states) {
   return plan;
 }
 
-void check_readout(const ReadoutPlan& plan, const char* name, const TensorView& v) {
-  check_tensor(plan.op, name, v, 2);
-  check_dtype(plan.op, name, v, {state_dtype(plan.states.dtype)});
-  check_shape(plan.op, name, v, {plan.B, plan.T});
-  check_device(plan.op, name, v, "states", plan.states);
-}
-
 }  // namespace
 
 void ring_readout_forward(const TensorView& states, const TensorView& angle,
                           const TensorView& amplitude, Context& context) {
   ReadoutPlan plan = readout_plan("ring_readout", states);
-  check_readout(plan, "angle", angle);
-  check_readout(plan, "amplitude", amplitude);
-  check_outputs_apart(plan.op, {{"states", &states}},
-                      {{"angle", &angle}, {"amplitude", &amplitude}});
+  const DType state = state_dtype(states.dtype);
+  Arguments list(plan.op);
+  list.input("states", states, kFloating, {kAny, kAny, kAny});
+  list.output("angle", angle, {state}, {plan.B, plan.T});
+  list.output("amplitude", amplitude, {state}, {plan.B, plan.T});
+  list.check();
   plan.angle = angle;
   plan.amplitude = amplitude;
-  ANNULUS_RING_DISPATCH(plan, readout_forward)(plan, context);
-  ran_on(plan.op, plan.device.type);
+  dispatch(
+      plan.op, plan.device, [&] { ring_rnn::cpu::readout_forward(plan, context); },
+      [&] { ring_rnn::cuda::readout_forward(plan, context); });
+  context.ran_on(plan.op, plan.device.type, cpu::simd_text(), "ordinary cores");
 }
 
 void ring_readout_backward(const TensorView& states, const TensorView& dangle,
                            const TensorView& damplitude, const TensorView& dstates,
                            Context& context) {
   ReadoutPlan plan = readout_plan("ring_readout_backward", states);
-  if (dangle.defined()) check_readout(plan, "dangle", dangle);
-  if (damplitude.defined()) check_readout(plan, "damplitude", damplitude);
-  check_tensor(plan.op, "dstates", dstates, 3);
-  check_dtype(plan.op, "dstates", dstates, {states.dtype});
-  check_shape(plan.op, "dstates", dstates, {plan.B, plan.T, plan.N});
-  check_device(plan.op, "dstates", dstates, "states", states);
-  check_outputs_apart(plan.op,
-                      {{"states", &states}, {"dangle", &dangle}, {"damplitude", &damplitude}},
-                      {{"dstates", &dstates}});
+  const DType state = state_dtype(states.dtype);
+  Arguments list(plan.op);
+  list.input("states", states, kFloating, {kAny, kAny, kAny});
+  list.optional_input("dangle", dangle, {state}, {plan.B, plan.T});
+  list.optional_input("damplitude", damplitude, {state}, {plan.B, plan.T});
+  list.output("dstates", dstates, {states.dtype}, {plan.B, plan.T, plan.N});
+  list.check();
   plan.dangle = dangle;
   plan.damplitude = damplitude;
   plan.dstates = dstates;
-  ANNULUS_RING_DISPATCH(plan, readout_backward)(plan, context);
-  ran_on(plan.op, plan.device.type);
+  dispatch(
+      plan.op, plan.device, [&] { ring_rnn::cpu::readout_backward(plan, context); },
+      [&] { ring_rnn::cuda::readout_backward(plan, context); });
+  context.ran_on(plan.op, plan.device.type, cpu::simd_text(), "ordinary cores");
 }
 
 namespace {
 
 Support support(DeviceType device) {
   if (device == DeviceType::kCPU) return {true, cpu::simd_description()};
-#if ANNULUS_HAVE_CUDA
-  return ring_rnn::cuda::support();
-#else
-  return {false, "this build has no CUDA backend (ANNULUS_CUDA=OFF)"};
-#endif
+  return cuda_support([] { return ring_rnn::cuda::support(); });
 }
 
 const std::vector<DType> kDTypes = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};

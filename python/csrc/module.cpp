@@ -1,9 +1,10 @@
 // The op namespace "annulus" and what the build says about itself. Operators add themselves to the
 // namespace in their own <op>_torch.cpp.
 #include <charconv>
+#include <map>
+#include <mutex>
 #include <string>
 
-#include "annulus/core/backend.h"
 #include "annulus/core/info.h"
 #include "python/csrc/torch_glue.h"
 
@@ -91,10 +92,20 @@ std::string info_json() {
   });
 }
 
+struct Kept {
+  std::mutex mutex;
+  std::map<std::string, std::string> backends;
+};
+Kept& kept() {
+  static Kept& all = *new Kept;  // threads may outlive main
+  return all;
+}
+
 std::string last_backends_json() {
   return annulus::torch_glue::typed_errors([] {
+    const std::lock_guard lock(kept().mutex);
     std::string all = "{";
-    for (const auto& [op, backend] : annulus::last_backends()) {
+    for (const auto& [op, backend] : kept().backends) {
       if (all.size() > 1) all += ",";
       all += quoted(op) + ":" + quoted(backend);
     }
@@ -103,6 +114,14 @@ std::string last_backends_json() {
 }
 
 }  // namespace
+
+void annulus::torch_glue::keep_backends(const Context& context) noexcept {
+  try {
+    const std::lock_guard lock(kept().mutex);
+    for (const Context::Backend& b : context.backends) kept().backends[b.op] = b.text();
+  } catch (...) {  // no memory for a note: the call itself is done
+  }
+}
 
 STABLE_TORCH_LIBRARY(annulus, m) {
   m.def("_info_json() -> str");

@@ -265,6 +265,10 @@ class CurrentDevice {
 // Memory the library asks for starts on such a boundary. torch aligns CPU memory to 64 bytes only.
 inline constexpr std::size_t kAlignment = 256;
 
+// What annulus.last_backend() says: autograd runs backwards in threads of its own, so the module keeps what
+// the Contexts of all its calls said (module.cpp).
+void keep_backends(const Context& context) noexcept;
+
 // Device, stream, thread count and scratch of one call, all torch's own: the library allocates
 // nothing behind torch's back, and torch's memory statistics show every byte.
 class Call {
@@ -275,6 +279,7 @@ class Call {
     context.threads = static_cast<int>(torch::stable::get_num_threads());
     context.allocator = &workspace_.allocator;
   }
+  ~Call() { keep_backends(context); }
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 

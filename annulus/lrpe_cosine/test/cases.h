@@ -9,6 +9,18 @@
 
 namespace annulus::testing {
 
+// LRPE-cosine: one product of an activated value and a cosine or sine, within a neighbour of the exact
+// value. Without an activation, and with relu, sigmoid and silu, which are elementwise.
+inline constexpr CaseLimits kLrpeProductLimits{
+    .ulp_f16_bf16 = 1, .relative_f32 = 2e-7, .relative_f64 = 1e-12};
+// The exponentials and the sum of a softmax cost f32 a few roundings more.
+inline constexpr CaseLimits kLrpeSoftmaxLimits{
+    .ulp_f16_bf16 = 1, .relative_f32 = 1e-6, .relative_f64 = 1e-12};
+// The rotating form subtracts two products made in f32: where they cancel, it is their size that the
+// error is measured by, not that of what is left.
+inline constexpr CaseLimits kLrpeRotateLimits{
+    .ulp_f16_bf16 = 1, .cancelled_f16_bf16 = 2e-7, .relative_f32 = 2e-7, .relative_f64 = 1e-12};
+
 struct LrpeProblem {
   enum class Form { kCosine, kCosineQk, kRotateHalves, kRotateInterleaved } form = Form::kCosine;
   std::int64_t B = 1, H = 1, Hk = 0, D = 1, E = 1;  // Hk: heads of k for the qk form

@@ -447,7 +447,9 @@ const CasesRegistration kRegistration(
     {.op = "lrpe_cosine",
      .named = lrpe_named_cases,
      .fuzz = [](std::uint64_t seed) { return lrpe_case(lrpe_fuzz_problem(seed)); },
-     .bad_calls = lrpe_bad_calls});
+     .bad_calls = lrpe_bad_calls,
+     .sanitized = "activation without|thousands of|qk: GQA|only d|3-D, (vectors|E = 43)|"
+                  "positions by token, (one|act)|many rows"});
 }  // namespace
 
 }  // namespace annulus::testing

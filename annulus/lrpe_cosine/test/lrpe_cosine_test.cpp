@@ -14,11 +14,21 @@
 #include "annulus/core/errors.h"
 #include "annulus/lrpe_cosine/lrpe_cosine.h"
 #include "annulus/lrpe_cosine/phase.h"
+#include "annulus/lrpe_cosine/test/cases.h"
 #include "testing/dense.h"
 #include "testing/limits.h"
 
 namespace annulus::testing {
 namespace {
+
+// The limits that operators have beyond the common policy.
+constexpr bool equals(const CaseLimits& a, const CaseLimits& b) {
+  return a.ulp_f16_bf16 == b.ulp_f16_bf16 && a.cancelled_f16_bf16 == b.cancelled_f16_bf16 &&
+         a.relative_f32 == b.relative_f32 && a.relative_f64 == b.relative_f64;
+}
+static_assert(equals(kLrpeProductLimits, {1, 0, 2e-7, 1e-12}));
+static_assert(equals(kLrpeSoftmaxLimits, {1, 0, 1e-6, 1e-12}));
+static_assert(equals(kLrpeRotateLimits, {1, 2e-7, 2e-7, 1e-12}));
 
 class Lrpe : public EachDevice {
  protected:

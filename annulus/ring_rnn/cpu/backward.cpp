@@ -3,7 +3,6 @@
 // same bits. Then the stretch runs backward, and its share of dW is summed from the states and g it
 // leaves.
 
-#include "annulus/core/backend.h"
 #include "annulus/core/context.h"
 #include "annulus/ring_rnn/cpu/dweights.h"
 #include "annulus/ring_rnn/cpu/network.h"
@@ -333,7 +332,7 @@ void backward_as(const Plan& plan, Context& context) {
   const Workspace workspace(context, plan.op, plan.device, [&](ScratchLayout& c) { b.lay_out(c); });
   b.fill_parameters();
   annulus::cpu::run_team(b.team(context.threads), [&](Member& m) { b.run(m); });
-  ran_on(plan.op, DeviceType::kCPU, b.tile.name);
+  context.ran_on(plan.op, DeviceType::kCPU, b.tile.name);
 }
 
 }  // namespace

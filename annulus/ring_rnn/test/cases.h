@@ -116,6 +116,5 @@ struct RingReadoutProblem {
 Case ring_readout_case(const RingReadoutProblem& problem);
 RingReadoutProblem ring_readout_fuzz_problem(std::uint64_t seed);
 std::vector<Case> ring_readout_named_cases();
-std::vector<BadCall> ring_readout_bad_calls(Device device);
 
 }  // namespace annulus::testing

@@ -461,7 +461,10 @@ const CasesRegistration kRegistration(
     {.op = "ring_rnn",
      .named = ring_rnn_named_cases,
      .fuzz = [](std::uint64_t seed) { return ring_rnn_case(ring_rnn_fuzz_problem(seed)); },
-     .bad_calls = ring_rnn_bad_calls});
+     .bad_calls = ring_rnn_bad_calls,
+     .sanitized = "in clusters|a cluster has|stream past|more tiles than|ring attractor|"
+                  "and a reset ends it",
+     .raced = "a cluster has|and a reset ends it"});
 }  // namespace
 
 }  // namespace annulus::testing

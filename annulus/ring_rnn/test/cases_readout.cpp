@@ -6,16 +6,12 @@
 #include <string>
 #include <utility>
 
-#include "annulus/cuda/memory.h"
 #include "annulus/ring_rnn/test/cases.h"
-#include "testing/bad_calls.h"
 #include "testing/tensors.h"
 
 namespace annulus::testing {
 
 namespace {
-
-using Expect = BadCall::Expect;
 
 std::string describe(const RingReadoutProblem& p) {
   std::string s = "B=" + std::to_string(p.B) + " T=" + std::to_string(p.T) +
@@ -172,106 +168,11 @@ RingReadoutProblem ring_readout_fuzz_problem(std::uint64_t seed) {
 }
 
 namespace {
-
-// Good arguments, B = 2, T = 3, N = 4; a bad call spoils one.
-class ReadoutAttempt : public AttemptTensors {
- public:
-  explicit ReadoutAttempt(Device device) : AttemptTensors(device) {
-    states = input("states", {2, 3, 4});
-    dangle = input("dangle", {2, 3});
-    damplitude = input("damplitude", {2, 3});
-    angle = output("angle", {2, 3});
-    amplitude = output("amplitude", {2, 3});
-    dstates = output("dstates", {2, 3, 4});
-  }
-  void forward() { ring_readout_forward(states, angle, amplitude, context); }
-  void backward() { ring_readout_backward(states, dangle, damplitude, dstates, context); }
-
-  TensorView states, dangle, damplitude, angle, amplitude, dstates;
-  Context context;
-};
-
-}  // namespace
-
-std::vector<BadCall> ring_readout_bad_calls(Device device) {
-  BadCallsOf<ReadoutAttempt> b;
-  b.add("states is missing", "states", [](ReadoutAttempt& a) { a.states = {}, a.forward(); });
-  b.add("angle is missing", "angle", [](ReadoutAttempt& a) { a.angle = {}, a.forward(); });
-  b.add("amplitude is missing", "amplitude",
-        [](ReadoutAttempt& a) { a.amplitude = {}, a.forward(); });
-  b.add("dstates is missing", "dstates", [](ReadoutAttempt& a) { a.dstates = {}, a.backward(); });
-  b.add("states has 2 dimensions", "states",
-        [](ReadoutAttempt& a) { a.states.rank = 2, a.forward(); });
-  b.add("angle has 1 dimension", "angle", [](ReadoutAttempt& a) { a.angle.rank = 1, a.forward(); });
-  b.add("dstates has 2 dimensions", "dstates",
-        [](ReadoutAttempt& a) { a.dstates.rank = 2, a.backward(); });
-  b.add("states is i64", "states",
-        [](ReadoutAttempt& a) { a.states.dtype = DType::kI64, a.forward(); });
-  b.add("states is bool", "states",
-        [](ReadoutAttempt& a) { a.states.dtype = DType::kBool, a.backward(); });
-  b.add("angle is bf16", "angle",
-        [](ReadoutAttempt& a) { a.angle.dtype = DType::kBF16, a.forward(); });
-  b.add("amplitude is f64 beside f32", "amplitude",
-        [](ReadoutAttempt& a) { a.amplitude.dtype = DType::kF64, a.forward(); });
-  b.add("dangle is f16", "dangle",
-        [](ReadoutAttempt& a) { a.dangle.dtype = DType::kF16, a.backward(); });
-  b.add("dstates has another dtype than states", "dstates",
-        [](ReadoutAttempt& a) { a.dstates.dtype = DType::kBF16, a.backward(); });
-  b.add("angle on another device", "angle",
-        [](ReadoutAttempt& a) { a.angle.device = a.other_device(), a.forward(); });
-  b.add("dstates on another device", "dstates",
-        [](ReadoutAttempt& a) { a.dstates.device = a.other_device(), a.backward(); });
-  b.add("damplitude on another device", "damplitude",
-        [](ReadoutAttempt& a) { a.damplitude.device = a.other_device(), a.backward(); });
-  b.add("states is a null pointer", "states",
-        [](ReadoutAttempt& a) { a.states.data = nullptr, a.forward(); });
-  b.add("amplitude is a null pointer", "amplitude",
-        [](ReadoutAttempt& a) { a.amplitude.data = nullptr, a.forward(); });
-  b.add("negative number of steps", "states",
-        [](ReadoutAttempt& a) { a.states.shape[1] = -3, a.forward(); });
-  b.add("sizes whose product is beyond 2^63", "states",
-        [](ReadoutAttempt& a) { a.states.shape[0] = a.states.shape[1] = 1ll << 40, a.forward(); });
-  b.add("states is not aligned to its elements", "states", [](ReadoutAttempt& a) {
-    a.states.data = static_cast<std::byte*>(a.states.data) + 1, a.forward();
-  });
-  b.add("angle is (T, B)", "angle",
-        [](ReadoutAttempt& a) { std::swap(a.angle.shape[0], a.angle.shape[1]), a.forward(); });
-  b.add("amplitude has the wrong shape", "amplitude",
-        [](ReadoutAttempt& a) { a.amplitude.shape[1] = 2, a.forward(); });
-  b.add("dangle has the wrong shape", "dangle",
-        [](ReadoutAttempt& a) { a.dangle.shape[0] = 1, a.backward(); });
-  b.add("dstates has the wrong shape", "dstates",
-        [](ReadoutAttempt& a) { a.dstates.shape[2] = 3, a.backward(); });
-  b.add("angle has stride 0", "angle",
-        [](ReadoutAttempt& a) { a.angle.stride[0] = 0, a.forward(); });
-  b.add("dstates has stride 0", "dstates",
-        [](ReadoutAttempt& a) { a.dstates.stride[1] = 0, a.backward(); });
-  b.add("angle overlaps states", "angle",
-        [](ReadoutAttempt& a) { a.states.data = a.angle.data, a.forward(); });
-  b.add("angle and amplitude overlap", "amplitude",
-        [](ReadoutAttempt& a) { a.amplitude.data = a.angle.data, a.forward(); });
-  b.add("dstates is states", "dstates",
-        [](ReadoutAttempt& a) { a.states.data = a.dstates.data, a.backward(); });
-  b.add("dstates overlaps dangle", "dstates",
-        [](ReadoutAttempt& a) { a.dangle.data = a.dstates.data, a.backward(); });
-  if (device.type == DeviceType::kCPU && !cuda::built()) {
-    b.add(
-        "CUDA tensors in a build without CUDA", "CUDA",
-        [](ReadoutAttempt& a) {
-          a.states.device = a.angle.device = a.amplitude.device = cuda_device(0);
-          a.forward();
-        },
-        Expect::kNotSupported);
-  }
-  return b.take();
-}
-
-namespace {
 const CasesRegistration kReadoutRegistration(
     {.op = "ring_readout",
      .named = ring_readout_named_cases,
      .fuzz = [](std::uint64_t seed) { return ring_readout_case(ring_readout_fuzz_problem(seed)); },
-     .bad_calls = ring_readout_bad_calls});
+     .sanitized = "many rows"});
 }  // namespace
 
 }  // namespace annulus::testing
