@@ -106,7 +106,7 @@ class Object {
     std::string allowed;
     for (const E e : values) {
       if (name_of(e) == s) return e;
-      allowed += (allowed.empty() ? "" : ", ") + name_of(e);
+      allowed += std::string(allowed.empty() ? "" : ", ") + name_of(e);
     }
     throw RecordError(
         fmt::format("\"{}\" must be one of {} but is \"{}\"", path(key), allowed, printable(s)));
@@ -227,7 +227,7 @@ Record from_json(const json& j) {
                         {},
                         c.maybe_real("step_us").value_or(0)};
     if (c.has("gemm")) {
-      r.ceiling->gemm = c.one_of("gemm", {Products::kFp32, Products::kTf32, Products::kBf16});
+      r.ceiling->gemm = c.one_of("gemm", {Precision::kFp32, Precision::kTf32, Precision::kBf16});
     }
   }
   if (o.has("seed")) {
@@ -258,9 +258,6 @@ std::string name_of(FloorKind k) {
   return k == FloorKind::kBandwidth ? "bandwidth"
          : k == FloorKind::kCompute ? "compute"
                                     : "latency";
-}
-std::string name_of(Products p) {
-  return p == Products::kFp32 ? "fp32" : p == Products::kTf32 ? "tf32" : "bf16";
 }
 std::string name_of(Measures m) { return m == Measures::kTime ? "time" : "memory"; }
 

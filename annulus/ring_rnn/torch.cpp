@@ -26,19 +26,19 @@ constexpr std::array<Choice<RingRnnActivation>, 4> kActivations{{
     {"tanh", RingRnnActivation::kTanh},
     {"silu", RingRnnActivation::kSilu},
 }};
-constexpr std::array<Choice<RingRnnPrecision>, 6> kPrecisions{{
-    {"auto", RingRnnPrecision::kAuto},
-    {"fp32", RingRnnPrecision::kFp32},
-    {"bf16x6", RingRnnPrecision::kBf16x6},
-    {"bf16x3", RingRnnPrecision::kBf16x3},
-    {"tf32", RingRnnPrecision::kTf32},
-    {"bf16", RingRnnPrecision::kBf16},
-}};
+// kAuto to kBf16, by the names of their table.
+constexpr auto kChoices = [] {
+  std::array<Choice<Precision>, 6> all{};
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    all[i] = {kPrecisions[i].name, static_cast<Precision>(i)};
+  }
+  return all;
+}();
 
 RingRnnOptions options_of(const std::string& activation, const std::string& precision,
                           std::int64_t checkpoint) {
   return {.activation = chosen(kRnn, "activation", activation, kActivations),
-          .precision = chosen(kRnn, "precision", precision, kPrecisions),
+          .precision = chosen(kRnn, "precision", precision, kChoices),
           .checkpoint = checkpoint};
 }
 
@@ -158,7 +158,7 @@ std::vector<Tensor> ring_rnn_backward(
 
 Tensor ring_rnn_pack(const Tensor& Wa, const Tensor& Wo, const std::string& precision) {
   return typed_errors([&] {
-    const RingRnnOptions options{.precision = chosen(kPack, "precision", precision, kPrecisions)};
+    const RingRnnOptions options{.precision = chosen(kPack, "precision", precision, kChoices)};
     const TensorView vWa = view_of(kPack, "Wa", Wa), vWo = view_of(kPack, "Wo", Wo);
     const std::int64_t size = ring_rnn_pack_size(vWa, vWo, options);
     // The library wants an aligned block, and torch aligns less on a CPU: the block is a part of a

@@ -18,12 +18,11 @@ TEST_P(RingRnnThreads, EightAtOnceEqualOneAlone) {
   std::vector<Case> cases;
   std::uint64_t seed = 77;
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
-    for (const RingRnnPrecision precision :
-         {RingRnnPrecision::kAuto, RingRnnPrecision::kFp32, RingRnnPrecision::kBf16x3}) {
+    for (const Precision precision : {Precision::kAuto, Precision::kFp32, Precision::kBf16x3}) {
       RingRnnProblem p;
       p.B = 9, p.T = 4, p.K = 3, p.N = 35;
       p.dtype = dtype;
-      p.precision = dtype == DType::kF64 ? RingRnnPrecision::kAuto : precision;
+      p.precision = dtype == DType::kF64 ? Precision::kAuto : precision;
       p.activation = static_cast<RingRnnActivation>(seed % 4);
       p.checkpoint = static_cast<std::int64_t>(seed % 3);
       p.drive = p.reset = p.mask = p.h_n = p.dh_n = p.readout = true;
