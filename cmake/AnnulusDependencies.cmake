@@ -127,16 +127,16 @@ if(Highway_FOUND)
     set(ANNULUS_HWY_STRING "Highway ${Highway_VERSION}, compiled for the building machine")
     annulus_note(SIMD "${ANNULUS_HWY_STRING}: headers only, so the binary runs on CPUs like this one")
   endif()
+  # Instruction sets are chosen: every one is another pass over all kernels. On x86_64 AVX2, AVX-512 and,
+  # for processors without either, one lane (HWY_SCALAR, which is also what is left where Highway's
+  # emulation of vectors is broken, as it is said to be: annulus/cpu/simd-inl.h has our own).
+  set(disabled HWY_SSSE3 HWY_SSE4 HWY_AVX3_DL)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 14)
-    # GCC before 14 cannot compile Highway's SVE targets.
-    target_compile_definitions(annulus_dependencies INTERFACE
-      "HWY_DISABLED_TARGETS=(HWY_SVE|HWY_SVE2|HWY_SVE_256|HWY_SVE2_128)")
+    list(APPEND disabled HWY_SVE HWY_SVE2 HWY_SVE_256 HWY_SVE2_128)  # GCC before 14 cannot compile them
   endif()
-  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-    # The lowest target of the dispatch. Without this it is, under GCC before 12.3, one lane and lacks
-    # operations our kernels use; every x86_64 processor since 2006 (2011 of AMD) has SSSE3.
-    target_compile_definitions(annulus_dependencies INTERFACE HWY_BASELINE_TARGETS=HWY_SSSE3)
-  endif()
+  list(JOIN disabled "|" disabled)
+  target_compile_definitions(annulus_dependencies INTERFACE
+    "HWY_DISABLED_TARGETS=(${disabled})" HWY_BROKEN_EMU128=1)
 else()
   annulus_note(SIMD "no Highway (libhwy-dev): scalar CPU kernels, several times slower")
 endif()

@@ -66,7 +66,9 @@ std::string simd_description() {
 #if ANNULUS_HAVE_HWY && ANNULUS_HWY_DISPATCH
   // The best of the targets this file was compiled for that the CPU also has: lowest bit is best.
   const auto usable = hwy::SupportedTargets() & HWY_TARGETS;
-  std::string s = std::string("Highway ") + hwy::TargetName(usable & -usable);
+  const auto best = usable & -usable;
+  std::string s = best == HWY_SCALAR ? std::string("scalar (this CPU has no AVX2)")
+                                     : std::string("Highway ") + hwy::TargetName(best);
 #elif ANNULUS_HAVE_HWY
   std::string s = "Highway, compiled for the building machine";
 #else

@@ -9,7 +9,7 @@
 
 #include "annulus/cpu/simd-inl.h"
 
-#if ANNULUS_HAVE_HWY
+#if ANNULUS_SIMD
 
 HWY_BEFORE_NAMESPACE();
 namespace annulus::cpu::HWY_NAMESPACE {
@@ -107,6 +107,6 @@ HWY_INLINE Normal normal(VF x) {
 }  // namespace annulus::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // ANNULUS_HAVE_HWY
+#endif  // ANNULUS_SIMD
 
 #endif  // toggling guard

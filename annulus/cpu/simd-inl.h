@@ -1,7 +1,11 @@
 // Vectors of float in and out of rows of float, float16 or bfloat16: what CPU kernels are written
 // with. Included inside a file that Highway compiles once per instruction set, so it has a toggling
-// guard, and everything lives in HWY_NAMESPACE. A build without Highway gets the one-lane version
-// below.
+// guard, and everything lives in HWY_NAMESPACE.
+//
+// Instruction sets are chosen (AnnulusDependencies.cmake), since each one multiplies the time to compile:
+// AVX2 and AVX-512 on x86_64, NEON on aarch64, all with fused multiply-adds and conversions of float16. An
+// x86_64 processor without AVX2, and a build without Highway, get the one-lane version below, which is
+// right and slow.
 #if defined(ANNULUS_CPU_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ANNULUS_CPU_SIMD_INL_H_
 #undef ANNULUS_CPU_SIMD_INL_H_
@@ -15,11 +19,32 @@
 #include "annulus/core/dtype.h"
 
 #if ANNULUS_HAVE_HWY
-
 #include <hwy/highway.h>
+#else
+#define HWY_NAMESPACE N_SCALAR
+#define HWY_INLINE inline
+#define HWY_NOINLINE __attribute__((noinline))
+#define HWY_BEFORE_NAMESPACE() static_assert(true, "")
+#define HWY_AFTER_NAMESPACE() static_assert(true, "")
+#define HWY_ONCE 1
+#endif
+
+// Whether this pass has vectors of several lanes, and Highway's functions of them.
+#undef ANNULUS_SIMD
+#if ANNULUS_HAVE_HWY && HWY_TARGET != HWY_SCALAR
+#define ANNULUS_SIMD 1
+#else
+#define ANNULUS_SIMD 0
+#endif
+
+#if ANNULUS_SIMD
 
 // After highway.h, which decides the target.
 #include <hwy/contrib/math/math-inl.h>
+
+#if !HWY_NATIVE_FMA
+#error "an instruction set without fused multiply-adds was not chosen"
+#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace annulus::cpu::HWY_NAMESPACE {
@@ -32,19 +57,10 @@ using VF = hn::Vec<F32>;
 HWY_INLINE std::size_t lanes() { return hn::Lanes(F32()); }
 
 HWY_INLINE VF load(const float* p) { return hn::LoadU(F32(), p); }
-#if HWY_TARGET == HWY_SSSE3 || HWY_TARGET == HWY_SSE4
-// No conversion of the hardware: Highway's own loses infinities and NaN and truncates.
-HWY_INLINE VF load(const float16* p) {
-  float lane[hn::MaxLanes(F32())];
-  for (std::size_t i = 0; i < lanes(); ++i) lane[i] = static_cast<float>(p[i]);
-  return hn::LoadU(F32(), lane);
-}
-#else
 HWY_INLINE VF load(const float16* p) {
   const hn::Rebind<hwy::float16_t, F32> d16;
   return hn::PromoteTo(F32(), hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(p)));
 }
-#endif
 HWY_INLINE VF load(const bfloat16* p) {
   const hn::Rebind<hwy::bfloat16_t, F32> d16;
   return hn::PromoteTo(F32(), hn::LoadU(d16, reinterpret_cast<const hwy::bfloat16_t*>(p)));
@@ -69,18 +85,10 @@ HWY_INLINE void load2(const bfloat16* p, VF& v0, VF& v1) {
 }
 
 HWY_INLINE void store(VF v, float* p) { hn::StoreU(v, F32(), p); }
-#if HWY_TARGET == HWY_SSSE3 || HWY_TARGET == HWY_SSE4
-HWY_INLINE void store(VF v, float16* p) {
-  float lane[hn::MaxLanes(F32())];
-  hn::StoreU(v, F32(), lane);
-  for (std::size_t i = 0; i < lanes(); ++i) p[i] = float16(lane[i]);
-}
-#else
 HWY_INLINE void store(VF v, float16* p) {
   const hn::Rebind<hwy::float16_t, F32> d16;
   hn::StoreU(hn::DemoteTo(d16, v), d16, reinterpret_cast<hwy::float16_t*>(p));
 }
-#endif
 // Highway 1.0 truncates on the way to bfloat16; this rounds to nearest even and keeps NaN a NaN.
 HWY_INLINE void store(VF v, bfloat16* p) {
   const hn::RebindToUnsigned<F32> du;
@@ -105,17 +113,11 @@ HWY_INLINE VF exp(VF v) {
 }  // namespace annulus::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#else  // no Highway: one lane, no run-time dispatch
+#else  // one lane
 
 #include <cmath>
 
-#define HWY_NAMESPACE N_SCALAR
-#define HWY_INLINE inline
-#define HWY_NOINLINE __attribute__((noinline))
-#define HWY_BEFORE_NAMESPACE() static_assert(true, "")
-#define HWY_AFTER_NAMESPACE() static_assert(true, "")
-#define HWY_ONCE 1
-
+HWY_BEFORE_NAMESPACE();
 namespace annulus::cpu::HWY_NAMESPACE {
 inline std::size_t lanes() { return 1; }
 template <class T>
@@ -123,16 +125,12 @@ inline float load(const T* p) {
   return static_cast<float>(*p);
 }
 template <class T>
-inline void load2(const T* p, float& v0, float& v1) {
-  v0 = load(p);
-  v1 = load(p + 1);
-}
-template <class T>
 inline void store(float v, T* p) {
   *p = static_cast<T>(v);
 }
 inline float exp(float v) { return std::exp(v); }
 }  // namespace annulus::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
 
 #endif
 

@@ -17,11 +17,10 @@
 HWY_BEFORE_NAMESPACE();
 namespace annulus::cpu::HWY_NAMESPACE {
 
-#if ANNULUS_HAVE_HWY
+#if ANNULUS_SIMD
 
 // 16 sums hide the latency of a multiply-add on the cores measured; with 16 registers 12 fit.
-#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_SSSE3 || \
-    HWY_TARGET == HWY_SSE2
+#if HWY_TARGET == HWY_AVX2
 inline constexpr int kTileRows = 6;
 #else
 inline constexpr int kTileRows = 8;
@@ -44,7 +43,7 @@ inline constexpr int kTileCols = 4;
 static_assert(kTileRows <= kMaxTileRows);
 static_assert(kTileCols<float> <= kMaxTileCols && kTileCols<double> <= kMaxTileCols);
 
-#if ANNULUS_HAVE_HWY
+#if ANNULUS_SIMD
 
 template <class T, int Terms, int M>
 HWY_NOINLINE void multiply_rows(const T* a, const Factor<T>* factors, int count, std::int64_t depth,
@@ -134,7 +133,7 @@ void multiply(const void* a, const Factor<T>* factors, int count, std::int64_t d
   return multiply_rows<T, Terms, 1>(pa, factors, count, depth, y, ldy, add, dots);
 }
 
-#else  // no Highway
+#else  // one lane
 
 template <class T, int Terms>
 void multiply(const void* a, const Factor<T>* factors, int count, std::int64_t depth, int rows,
@@ -190,7 +189,7 @@ void pack_rows(Side side, const T* x, std::int64_t ld, int valid, std::int64_t d
   T* p = static_cast<T*>(to);
   const std::int64_t step = depth * R;
   int r = 0;
-#if ANNULUS_HAVE_HWY && HWY_TARGET != HWY_SCALAR
+#if ANNULUS_SIMD
   if constexpr (!Round && std::is_same_v<T, float>) {
     // Four rows by four elements at a time, turned in registers.
     const hn::CappedTag<float, 4> d;
@@ -241,7 +240,7 @@ void pack_columns(Side side, const T* x, std::int64_t ld, const std::int32_t* in
     const T c = scale != nullptr ? scale[i] : T(1);
     T* q = p + i * R;
     int r = 0;
-#if ANNULUS_HAVE_HWY
+#if ANNULUS_SIMD
     if constexpr (!Round) {
       const hn::CappedTag<T, 16 / sizeof(T)> d;
       const int lanes = static_cast<int>(hn::Lanes(d));

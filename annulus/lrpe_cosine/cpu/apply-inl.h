@@ -14,6 +14,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "annulus/core/dispatch.h"
 #include "annulus/cpu/simd-inl.h"
 #include "annulus/lrpe_cosine/cpu/rows-inl.h"
 #include "annulus/lrpe_cosine/cpu/stored-inl.h"
@@ -21,44 +22,56 @@
 HWY_BEFORE_NAMESPACE();
 namespace annulus::lrpe_cosine::HWY_NAMESPACE {
 
-// Row pointers of the two components, columns `step` apart.
-template <class T>
-struct Pair {
-  T* first;
-  T* second;
-  std::int64_t step;
+// Rows of a tensor of any type in and out of buffers of Real; columns are `step` apart.
+template <class Real>
+struct RowAccess {
+  void (*load)(const void* from, std::int64_t step, std::int64_t n, Real* to);
+  void (*store)(const Real* from, std::int64_t n, void* to, std::int64_t step);
 };
 
-enum class Direction { kForward, kBackward };
-
 template <class T, class Real>
-inline void load_row(const T* p, std::int64_t step, std::int64_t n, Real* out) {
+void load_row(const void* from, std::int64_t step, std::int64_t n, Real* to) {
+  const T* p = static_cast<const T*>(from);
   std::int64_t i = 0;
+#if ANNULUS_SIMD
   if constexpr (!std::is_same_v<Real, double>) {
     const auto lanes = static_cast<std::int64_t>(simd::lanes());
-    // Of more than one lane: GCC 13 warns of the loop that is left where there is one.
-    if (lanes > 1 && step == 1) {
-      for (; i <= n - lanes; i += lanes) simd::store(simd::load(p + i), out + i);
+    if (step == 1) {
+      for (; i <= n - lanes; i += lanes) simd::store(simd::load(p + i), to + i);
     }
   }
-  for (; i < n; ++i) out[i] = static_cast<Real>(p[i * step]);
+#endif
+  for (; i < n; ++i) to[i] = static_cast<Real>(p[i * step]);
 }
 
 template <class T, class Real>
-inline void store_row(const Real* in, std::int64_t n, T* p, std::int64_t step) {
+void store_row(const Real* from, std::int64_t n, void* to, std::int64_t step) {
+  T* p = static_cast<T*>(to);
   std::int64_t i = 0;
+#if ANNULUS_SIMD
   if constexpr (!std::is_same_v<Real, double>) {
     const auto lanes = static_cast<std::int64_t>(simd::lanes());
-    // Of more than one lane: GCC 13 warns of the loop that is left where there is one.
-    if (lanes > 1 && step == 1) {
+    if (step == 1) {
       for (; i <= n - 2 * lanes; i += 2 * lanes) {
         Two<T> two;
-        two.set(simd::load(in + i), simd::load(in + i + lanes));
+        two.set(simd::load(from + i), simd::load(from + i + lanes));
         two.store(p + i);
       }
     }
   }
-  for (; i < n; ++i) p[i * step] = stored<T>(in[i]);
+#endif
+  for (; i < n; ++i) p[i * step] = stored<T>(from[i]);
+}
+
+template <class Real>
+RowAccess<Real> row_access(DType dtype) {
+  return visit_floating(dtype, []<class T>() -> RowAccess<Real> {
+    if constexpr (std::is_same_v<compute_t<T>, Real>) {
+      return {load_row<T, Real>, store_row<T, Real>};
+    } else {
+      return {};
+    }
+  });
 }
 
 // (y1, y2) = (x1, x2) turned by the phase; x2 = nullptr is 0. Rows are padded: whole vectors may be
@@ -131,7 +144,7 @@ inline Real max_with_nan(Real a, Real b) {
 // v = exp(v - high), one maximum per column.
 inline void exp_minus(float* v, const float* high, std::int64_t n) {
   std::int64_t i = 0;
-#if ANNULUS_HAVE_HWY
+#if ANNULUS_SIMD
   namespace hn = hwy::HWY_NAMESPACE;
   const auto lanes = static_cast<std::int64_t>(simd::lanes());
   for (; i + lanes <= n; i += lanes) {
@@ -147,7 +160,7 @@ inline void exp_minus(double* v, const double* high, std::int64_t n) {
 // v = 1 / (1 + exp(-v)) in place, of whichever sign without an overflow: with e = exp(-|v|) it is 1 / (1 + e), or
 // e / (1 + e) below zero. The row is padded, so whole vectors may be touched.
 inline void sigmoid_row(float* v, std::int64_t n) {
-#if ANNULUS_HAVE_HWY
+#if ANNULUS_SIMD
   namespace hn = hwy::HWY_NAMESPACE;
   const simd::F32 d;
   const auto one = hn::Set(d, 1.0f);

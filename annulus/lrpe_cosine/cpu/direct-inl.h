@@ -1,5 +1,6 @@
 // The direct path: no activation, dense columns. A row stays in registers from x to y, and its sines and cosines
-// are made on the way.
+// are made on the way. It is compiled a type a file (direct_f32.cpp and so on), since each instruction set has
+// dozens of loops for each type; where there are no vectors there is no direct path.
 #if defined(ANNULUS_LRPE_COSINE_DIRECT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ANNULUS_LRPE_COSINE_DIRECT_INL_H_
 #undef ANNULUS_LRPE_COSINE_DIRECT_INL_H_
@@ -9,15 +10,59 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 
 #include "annulus/core/dispatch.h"
 #include "annulus/cpu/simd-inl.h"
-#include "annulus/lrpe_cosine/cpu/apply-inl.h"
 #include "annulus/lrpe_cosine/cpu/phases-inl.h"
 #include "annulus/lrpe_cosine/cpu/stored-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace annulus::lrpe_cosine::HWY_NAMESPACE {
+
+enum class Direction { kForward, kBackward };
+
+// Tokens of a tile, of one sequence or of two: first row of each tensor (x2, y2: none where nullptr) and steps in
+// elements, from token to token and to the second sequence.
+struct Tile {
+  const Segments& segments;
+  std::span<const Run> runs;
+  std::int64_t sines;  // from a row of cosines to its sines
+  const void *x1, *x2;
+  void *y1, *y2;
+  std::int64_t x_step, y_step, x_next, y_next;
+  int sequences;
+  Direction direction;
+};
+
+#if ANNULUS_SIMD
+void turn_tile_f32(const Tile& tile);
+void turn_tile_f16(const Tile& tile);
+void turn_tile_bf16(const Tile& tile);
+#endif
+
+// Whether no `width` columns lie on more than two segments.
+inline bool on_two_at_most(const Segments& segments, std::int64_t width) {
+  for (int i = 1; i + 1 < segments.count; ++i) {
+    if (segments.at[i].length < width) return false;
+  }
+  return true;
+}
+
+// What turns tiles of a type, nullptr where this path cannot go through a row: a pair of vectors at least must be on
+// two segments at most. fp64 has none: a row is short work beside its sines and cosines.
+using TurnTile = void (*)(const Tile& tile);
+inline TurnTile direct_path([[maybe_unused]] DType dtype, const Segments& segments) {
+  if (!on_two_at_most(segments, 2 * static_cast<std::int64_t>(simd::lanes()))) return nullptr;
+#if ANNULUS_SIMD
+  if (dtype == DType::kF32) return turn_tile_f32;
+  if (dtype == DType::kF16) return turn_tile_f16;
+  if (dtype == DType::kBF16) return turn_tile_bf16;
+#endif
+  return nullptr;
+}
+
+#if ANNULUS_SIMD
 
 enum class Turn2 { kSpread, kRotate, kGather, kRotateBack };  // 1->2, 2->2, 2->1, 2->2
 template <Turn2 kTurn>
@@ -93,12 +138,7 @@ HWY_INLINE simd_t second_of(simd_t a, [[maybe_unused]] simd_t b, simd_t s, simd_
 // a time it fetches every one
 // (Neoverse-V1, one thread, this loop by itself over two sequences of 4096 tokens in fp32: 12.4 ms with half
 // lines, 2.5 with whole ones, which is what a copy takes).
-inline constexpr int kMaxLanes =
-#if ANNULUS_HAVE_HWY
-    static_cast<int>(hwy::HWY_NAMESPACE::MaxLanes(simd::F32()));
-#else
-    1;
-#endif
+inline constexpr int kMaxLanes = static_cast<int>(hwy::HWY_NAMESPACE::MaxLanes(simd::F32()));
 template <class T>
 inline constexpr int kBlockPairs = std::clamp<int>(32 / static_cast<int>(sizeof(T)) / kMaxLanes, 1,
                                                    4);
@@ -292,18 +332,6 @@ HWY_NOINLINE void turn_blocks(const Program& program, std::int64_t sines, TokenR
   }
 }
 
-// Whether no `width` columns lie on more than two segments.
-inline bool on_two_at_most(const Segments& segments, std::int64_t width) {
-  for (int i = 1; i + 1 < segments.count; ++i) {
-    if (segments.at[i].length < width) return false;
-  }
-  return true;
-}
-// Whether this path can go through a row: a pair of vectors at least must be on two segments at most.
-inline bool has_direct_path(const Segments& segments) {
-  return on_two_at_most(segments, 2 * static_cast<std::int64_t>(simd::lanes()));
-}
-
 inline int segment_of(const Segments& segments, std::int64_t column) {
   int i = 0;
   while (column >= segments.at[i].column + segments.at[i].length) ++i;
@@ -313,11 +341,12 @@ inline int segment_of(const Segments& segments, std::int64_t column) {
 // A tile of one sequence or two. The columns are cut in blocks counted from the start of the row, of which some hold
 // the end of one segment and the start of the next. (Each segment by itself would leave lines of y half written
 // for a while.)
-template <Turn2 kTurn, int kSequences, class T, class PhasesT>
+template <Turn2 kTurn, int kSequences, class T>
 class TileTurn {
  public:
-  TileTurn(const Segments& segments, const PhasesT& phases) : segments_(segments), phases_(phases) {
-    for (const Run& run : phases.runs()) alone_ &= run.alone;
+  explicit TileTurn(const Tile& tile)
+      : segments_(tile.segments), runs_(tile.runs), sines_(tile.sines) {
+    for (const Run& run : runs_) alone_ &= run.alone;
   }
 
   void operator()(const TokenRows<T>& rows) {
@@ -345,7 +374,7 @@ class TileTurn {
       program.blocks = static_cast<int>(std::min((end - k) / width, kAtOnce));
       TokenRows<T> at = rows.from(k);
       std::int64_t tokens = 0;
-      for (const Run& run : phases_.runs()) {
+      for (const Run& run : runs_) {
         if ((program.runs + 1) * program.blocks > Program::kMost) {
           turn<kPairs>(program, at);
           at = at.skipping(tokens);
@@ -365,7 +394,7 @@ class TileTurn {
   void turn(Program& program, const TokenRows<T>& rows) {
     visit_bool(alone_, [&]<bool kAlone>() {
       visit_bool(seams_, [&]<bool kSeams>() {
-        turn_blocks<kTurn, kSequences, kPairs, kAlone, kSeams>(program, phases_.sines(), rows);
+        turn_blocks<kTurn, kSequences, kPairs, kAlone, kSeams>(program, sines_, rows);
       });
     });
     program.runs = 0;
@@ -388,15 +417,14 @@ class TileTurn {
 
   // Columns that are no block.
   void turn_one_by_one(std::int64_t k, std::int64_t end, TokenRows<T> rows) {
-    const std::int64_t sines = phases_.sines();
-    for (const Run& run : phases_.runs()) {
+    for (const Run& run : runs_) {
       for (int token = 0; token < run.tokens; ++token, rows.next_token()) {
         for (std::int64_t c = k; c < end; ++c) {
           const int i = segment_of(segments_, c);
           const Source from = run.at[i].from(c - segments_.at[i].column);
           float sine, cosine;
           const float* fine = from.fine + token * from.step;
-          compose(from.anchor[0], from.anchor[sines], fine[0], fine[sines], sine, cosine);
+          compose(from.anchor[0], from.anchor[sines_], fine[0], fine[sines_], sine, cosine);
           for (int q = 0; q < kSequences; ++q) {
             turn_scalar<kTurn>(rows.x1 + q * rows.x_next, rows.x2 + q * rows.x_next,
                                rows.y1 + q * rows.y_next, rows.y2 + q * rows.y_next, c, sine,
@@ -408,36 +436,41 @@ class TileTurn {
   }
 
   const Segments& segments_;
-  const PhasesT& phases_;
+  std::span<const Run> runs_;
+  std::int64_t sines_;
   bool alone_ = true;
   bool seams_ = false;  // of the blocks in the program
 };
 
-template <Turn2 kTurn, int kSequences, class T, class PhasesT>
-void turn_tile(const Segments& segments, const PhasesT& phases, const TokenRows<T>& rows) {
-  TileTurn<kTurn, kSequences, T, PhasesT>(segments, phases)(rows);
-}
-
-template <int kSequences, class T, class PhasesT>
-inline void apply_tile(const Segments& segments, const PhasesT& phases, TokenRows<T> rows,
-                       Direction direction) {
+template <int kSequences, class T>
+void turn_sequences(const Tile& tile) {
   // A component that is not there is never touched; any pointer does for the arithmetic on it.
-  const bool two_in = rows.x2 != nullptr;
-  const bool two_out = rows.y2 != nullptr;
-  if (!two_in) rows.x2 = rows.x1;
-  if (!two_out) rows.y2 = rows.y1;
-  if (direction == Direction::kForward) {
-    if (two_in) {
-      turn_tile<Turn2::kRotate, kSequences>(segments, phases, rows);
+  const auto* x1 = static_cast<const T*>(tile.x1);
+  auto* y1 = static_cast<T*>(tile.y1);
+  const TokenRows<T> rows{x1,          tile.x2 != nullptr ? static_cast<const T*>(tile.x2) : x1,
+                          y1,          tile.y2 != nullptr ? static_cast<T*>(tile.y2) : y1,
+                          tile.x_step, tile.y_step,
+                          tile.x_next, tile.y_next};
+  if (tile.direction == Direction::kForward) {
+    if (tile.x2 != nullptr) {
+      TileTurn<Turn2::kRotate, kSequences, T>{tile}(rows);
     } else {
-      turn_tile<Turn2::kSpread, kSequences>(segments, phases, rows);
+      TileTurn<Turn2::kSpread, kSequences, T>{tile}(rows);
     }
-  } else if (two_out) {
-    turn_tile<Turn2::kRotateBack, kSequences>(segments, phases, rows);
+  } else if (tile.y2 != nullptr) {
+    TileTurn<Turn2::kRotateBack, kSequences, T>{tile}(rows);
   } else {
-    turn_tile<Turn2::kGather, kSequences>(segments, phases, rows);
+    TileTurn<Turn2::kGather, kSequences, T>{tile}(rows);
   }
 }
+
+template <class T>
+void turn_tile(const Tile& tile) {
+  if (tile.sequences == 2) return turn_sequences<2, T>(tile);
+  turn_sequences<1, T>(tile);
+}
+
+#endif  // ANNULUS_SIMD
 
 }  // namespace annulus::lrpe_cosine::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

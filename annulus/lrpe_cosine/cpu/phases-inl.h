@@ -25,19 +25,22 @@
 HWY_BEFORE_NAMESPACE();
 namespace annulus::lrpe_cosine::HWY_NAMESPACE {
 
-// Whether a value is below kNearZero (cpu/stored-inl.h), asked in whole numbers of all phases of a row: the
+// Whether a value is below near_zero (cpu/stored-inl.h), asked in whole numbers of all phases of a row: the
 // place of a phase in its quarter turn, in 2^-16 of one, is the sum of those of its anchor and its fine part;
 // either is cut off, so the sum is low by less than 2. |sin cos| < limit needs a place within 2 limit / pi quarter
-// turns of a whole one (the 1.01 holds the curvature and the rounding of sin and cos). kNearHalf is added to the
-// anchor's place: what is near then lies below kNearWindow.
-template <class T>
-inline constexpr int kNearHalf = static_cast<int>(kNearZero<T> * 65536 * 0.6366198f * 1.01f) + 3;
-template <class T>
-inline constexpr int kNearWindow = 2 * kNearHalf<T> - 2;
+// turns of a whole one (the 1.01 holds the curvature and the rounding of sin and cos). `half` is added to the
+// anchor's place: what is near then lies below `window`.
+struct Near {
+  int half, window;
+};
+inline Near near_of(float near_zero) {
+  const int half = static_cast<int>(near_zero * 65536 * 0.6366198f * 1.01f) + 3;
+  return {half, 2 * half - 2};
+}
 
 // Whether the sum of two places is below `window` in any of n columns; rows are padded to kRowPad.
 inline bool any_near(const std::uint16_t* a, const std::uint16_t* b, std::int64_t n, int window) {
-#if ANNULUS_HAVE_HWY
+#if ANNULUS_SIMD
   namespace hn = hwy::HWY_NAMESPACE;
   const hn::CappedTag<std::uint16_t, kRowPad> d;
   // A minimum for each vector of the padding: one would wait for itself.
@@ -101,13 +104,12 @@ inline void compose(float ac, float as, float fc, float fs, float& s, float& c) 
 inline constexpr int kTile = 128;
 inline constexpr int kAnchors = 8;
 
-template <class T, class Real = compute_t<T>>
+template <class Real>
 class Phases;
 
-template <class T>
-class Phases<T, float> {
+template <>
+class Phases<float> {
  public:
-  static constexpr bool kExactNearZero = kNearZero<T> > 0;
   // Rows of their own that a tile may hold, for elements near zero or for a token that is in no run; it ends where
   // there is no room for another.
   static constexpr int kOwnRows = 8;
@@ -117,18 +119,21 @@ class Phases<T, float> {
     return kRowPad + 2 * ((kAnchors + kLone) * segments + kFixed + kOwnRows) * width;
   }
   static std::int64_t turns(int segments, std::int64_t width) { return segments * width; }
-  static std::int64_t places(std::int64_t width) { return kExactNearZero ? width : 0; }
+  static std::int64_t places(const Rounding& rounding, std::int64_t width) {
+    return rounding.near_zero > 0 ? width : 0;
+  }
 
-  Phases(int axes, const Segments& segments, const ThetaTables<float>& tables, float* scratch,
-         std::uint64_t* turns, std::uint16_t* places)
+  Phases(int axes, const Segments& segments, const ThetaTables<float>& tables,
+         const Rounding& rounding, float* scratch, std::uint64_t* turns, std::uint16_t* places)
       : axes_(axes),
+        rounding_(rounding),
         segments_(segments),
         tables_(tables),
         rows_(scratch + kRowPad),  // what is read before a row is this worker's own
         turn_(turns),
         place_(places) {
     std::fill_n(row(kUnit), sines(), 1.0f);
-    std::fill_n(row(kZeroPhase), sines(), kPhaseScale<T>);
+    std::fill_n(row(kZeroPhase), sines(), rounding.scale);
     for (const int fixed : {kUnit, kZeroPhase}) std::fill_n(row(fixed) + sines(), sines(), 0.0f);
   }
 
@@ -163,7 +168,7 @@ class Phases<T, float> {
   // up to the anchor's last, and to the last for which there is a row where one is to be mended; 0 where the tile
   // has no room for them.
   int set_positions(int tokens, const std::int64_t* position) {
-    if (own_rows_ + segments_.count > kOwnRows && kExactNearZero) return 0;
+    if (own_rows_ + segments_.count > kOwnRows && exact_near_zero()) return 0;
     Run run{};
     run.tokens = tokens;
     const int still = std::min(segments_.count, axes_ - 1);
@@ -221,6 +226,7 @@ class Phases<T, float> {
   }
 
  private:
+  bool exact_near_zero() const { return rounding_.near_zero > 0; }
   const float* unit() const { return row(kUnit); }
   static constexpr int kMaxSegments = LrpeGrid::kMaxAxes;
   // Rows of cosines and their sines: two that never change, tokens' own, and each segment's anchors: of runs, and the
@@ -349,18 +355,18 @@ class Phases<T, float> {
   }
 
   // Asked of all fine rows at once: their table is read in one go, not in between other rows.
-  std::uint64_t near_rows([[maybe_unused]] int i) {
+  std::uint64_t near_rows(int i) {
+    if (!exact_near_zero()) return 0;
+    const Near limit = near_of(rounding_.near_zero);
+    const std::int64_t length = segments_.at[i].length;
+    for (std::int64_t k = 0; k < round_up(length, kRowPad); ++k) {
+      place_[k] = static_cast<std::uint16_t>(place_in_quarter(turn(i)[k]) + limit.half);
+    }
     std::uint64_t near = 0;
-    if constexpr (kExactNearZero) {
-      const std::int64_t length = segments_.at[i].length;
-      for (std::int64_t k = 0; k < round_up(length, kRowPad); ++k) {
-        place_[k] = static_cast<std::uint16_t>(place_in_quarter(turn(i)[k]) + kNearHalf<T>);
-      }
-      for (int f = 0; f < tables_.fine_count(); ++f) {
-        if (!(tables_.fine_rows >> f & 1u)) continue;
-        const bool here = any_near(place_, tables_.fine_near(head_, f), length, kNearWindow<T>);
-        near |= static_cast<std::uint64_t>(here) << f;
-      }
+    for (int f = 0; f < tables_.fine_count(); ++f) {
+      if (!(tables_.fine_rows >> f & 1u)) continue;
+      const bool here = any_near(place_, tables_.fine_near(head_, f), length, limit.window);
+      near |= static_cast<std::uint64_t>(here) << f;
     }
     return near;
   }
@@ -371,14 +377,15 @@ class Phases<T, float> {
     float* c = row(kFixed + own_rows_++);
     float* s = c + sines();
     compose_row(phase, 0, length, c, s);
-    if constexpr (kExactNearZero) {
-      mend_row(tables_.step + head_ * tables_.width, position, length, kNearZero<T>, kPhaseScale<T>,
-               s, c);
+    if (exact_near_zero()) {
+      mend_row(tables_.step + head_ * tables_.width, position, length, rounding_.near_zero,
+               rounding_.scale, s, c);
     }
     return alone(c, 0);
   }
 
   int axes_;
+  Rounding rounding_;
   const Segments& segments_;
   const ThetaTables<float>& tables_;
   float* rows_;
@@ -392,14 +399,14 @@ class Phases<T, float> {
 };
 
 template <>
-class Phases<double, double> {
+class Phases<double> {
  public:
   static std::int64_t reals(int, std::int64_t) { return 0; }
   static std::int64_t turns(int, std::int64_t) { return 0; }
-  static std::int64_t places(std::int64_t) { return 0; }
+  static std::int64_t places(const Rounding&, std::int64_t) { return 0; }
 
-  Phases(int axes, const Segments& segments, const ThetaTables<double>& tables, double*,
-         std::uint64_t*, std::uint16_t*)
+  Phases(int axes, const Segments& segments, const ThetaTables<double>& tables, const Rounding&,
+         double*, std::uint64_t*, std::uint16_t*)
       : axes_(axes), segments_(segments), tables_(tables) {}
 
   void start_head(std::int64_t theta_row) { head_ = theta_row; }

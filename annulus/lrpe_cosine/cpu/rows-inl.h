@@ -48,35 +48,16 @@ inline constexpr std::int64_t kRowPad = 32;
 // a b + c and c - a b, by the vector unit's own instruction for single numbers too: every path of a
 // target rounds alike, so a layout never changes a bit.
 namespace ops {
-#if ANNULUS_HAVE_HWY
+#if ANNULUS_SIMD
 namespace hn = hwy::HWY_NAMESPACE;
 template <class V>
 HWY_INLINE V mul(V a, V b) {
   return hn::Mul(a, b);
 }
-#if HWY_NATIVE_FMA
 HWY_INLINE simd::VF mul_add(simd::VF a, simd::VF b, simd::VF c) { return hn::MulAdd(a, b, c); }
 HWY_INLINE simd::VF neg_mul_add(simd::VF a, simd::VF b, simd::VF c) {
   return hn::NegMulAdd(a, b, c);
 }
-#else
-// In double, where the product is exact: rounding it would cost fp32 its 2e-7.
-HWY_INLINE simd::VF mul_add(simd::VF a, simd::VF b, simd::VF c) {
-  const simd::F32 d;
-  const hn::Half<simd::F32> h;
-  const hn::RepartitionToWide<simd::F32> wide;
-  const auto low =
-      hn::MulAdd(hn::PromoteTo(wide, hn::LowerHalf(h, a)), hn::PromoteTo(wide, hn::LowerHalf(h, b)),
-                 hn::PromoteTo(wide, hn::LowerHalf(h, c)));
-  const auto high =
-      hn::MulAdd(hn::PromoteTo(wide, hn::UpperHalf(h, a)), hn::PromoteTo(wide, hn::UpperHalf(h, b)),
-                 hn::PromoteTo(wide, hn::UpperHalf(h, c)));
-  return hn::Combine(d, hn::DemoteTo(h, high), hn::DemoteTo(h, low));
-}
-HWY_INLINE simd::VF neg_mul_add(simd::VF a, simd::VF b, simd::VF c) {
-  return mul_add(hn::Neg(a), b, c);
-}
-#endif
 // Whether any |v| is below the limit; a NaN counts as one that is, so that it hides nothing.
 HWY_INLINE bool some_below(simd::VF v, float limit) {
   const simd::F32 d;
@@ -90,23 +71,18 @@ HWY_INLINE simd::VF splice(std::int64_t n, simd::VF a, simd::VF b) {
 }
 template <class Real>
 HWY_INLINE Real one_mul_add(Real a, Real b, Real c) {
-#if HWY_NATIVE_FMA
   const hn::CappedTag<Real, 1> d;
   return hn::GetLane(hn::MulAdd(hn::Set(d, a), hn::Set(d, b), hn::Set(d, c)));
-#else
-  return static_cast<Real>(static_cast<double>(a) * static_cast<double>(b) +
-                           static_cast<double>(c));
-#endif
 }
 #else
 inline float mul(float a, float b) { return a * b; }
 inline bool some_below(float v, float limit) { return !(std::abs(v) >= limit); }
-inline float splice(std::int64_t n, float a, float b) { return n > 0 ? a : b; }
 template <class Real>
 inline Real one_mul_add(Real a, Real b, Real c) {
 #if defined(__FP_FAST_FMA)
   return std::fma(a, b, c);
 #else
+  // In double, where the product of floats is exact: rounding it would cost fp32 its 2e-7.
   return static_cast<Real>(static_cast<double>(a) * static_cast<double>(b) +
                            static_cast<double>(c));
 #endif
@@ -178,7 +154,7 @@ struct ThetaTables<double> {
 // turn += step << bits, for n of them; arrays are padded to kRowPad.
 inline void advance_turns(const std::uint64_t* step, int bits, std::int64_t n,
                           std::uint64_t* turn) {
-#if ANNULUS_HAVE_HWY
+#if ANNULUS_SIMD
   namespace hn = hwy::HWY_NAMESPACE;
   const hn::ScalableTag<std::uint64_t> d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
@@ -193,9 +169,9 @@ inline void advance_turns(const std::uint64_t* step, int bits, std::int64_t n,
 
 // sin and cos of n turns to fp32 accuracy, times `scale`; a zero is +0, as in a product of two rows. Arrays are padded
 // to kRowPad. Not inlined, so that its constants find registers.
-HWY_NOINLINE void sincos_row(const std::uint64_t* turn, std::int64_t n, float scale, float* s,
-                             float* c) {
-#if ANNULUS_HAVE_HWY
+HWY_NOINLINE inline void sincos_row(const std::uint64_t* turn, std::int64_t n, float scale,
+                                    float* s, float* c) {
+#if ANNULUS_SIMD
   namespace hn = hwy::HWY_NAMESPACE;
   using P = SinCosF32;
   const simd::F32 d;
@@ -249,8 +225,8 @@ inline std::uint16_t place_in_quarter(std::uint64_t turn) {
 }
 
 // Elements too close to a zero for 32 bits of phase, from all 64 of them.
-HWY_NOINLINE void mend_row(const std::uint64_t* step, std::int64_t position, std::int64_t n,
-                           float near_zero, float scale, float* s, float* c) {
+HWY_NOINLINE inline void mend_row(const std::uint64_t* step, std::int64_t position, std::int64_t n,
+                                  float near_zero, float scale, float* s, float* c) {
   const auto lanes = static_cast<std::int64_t>(simd::lanes());
   for (std::int64_t k0 = 0; k0 < n; k0 += lanes) {
     if (!ops::some_below(ops::mul(simd::load(c + k0), simd::load(s + k0)), near_zero)) continue;
@@ -265,10 +241,10 @@ HWY_NOINLINE void mend_row(const std::uint64_t* step, std::int64_t position, std
   }
 }
 
-// Fills the tables of one row of theta, given as doubles. The fine rows carry `scale`, and are exact below
-// `near_zero`.
+// Fills the tables of one row of theta, given as doubles. The fine rows carry the rounding's scale, and are exact
+// near zero.
 inline void fill_tables(const ThetaTables<float>& t, std::int64_t row, const double* theta,
-                        float scale, float near_zero, std::uint64_t* turn) {
+                        const Rounding& rounding, std::uint64_t* turn) {
   std::uint64_t* step = t.step + row * t.width;
   bool finite = true;
   for (std::int64_t k = 0; k < t.width; ++k) {
@@ -282,19 +258,21 @@ inline void fill_tables(const ThetaTables<float>& t, std::int64_t row, const dou
     if (!(t.fine_rows >> f & 1u)) continue;
     float* c = t.fine_cos(row, f);
     float* s = t.fine_sin(row, f);
-    sincos_row(turn, t.width, scale, s, c);
+    sincos_row(turn, t.width, rounding.scale, s, c);
     if (t.near != nullptr) {
       for (std::int64_t k = 0; k < t.width; ++k) t.fine_near(row, f)[k] = place_in_quarter(turn[k]);
     }
-    if (near_zero > 0) mend_row(step, f, t.columns, near_zero, scale, s, c);
+    if (rounding.near_zero > 0) {
+      mend_row(step, f, t.columns, rounding.near_zero, rounding.scale, s, c);
+    }
     for (std::int64_t k = 0; k < t.columns && !finite; ++k) {
       if (!std::isfinite(theta[k])) c[k] = s[k] = std::numeric_limits<float>::quiet_NaN();
     }
   }
 }
 
-inline void fill_tables(const ThetaTables<double>& t, std::int64_t row, const double* theta, float,
-                        float, std::uint64_t*) {
+inline void fill_tables(const ThetaTables<double>& t, std::int64_t row, const double* theta,
+                        const Rounding&, std::uint64_t*) {
   for (std::int64_t k = 0; k < t.columns; ++k) {
     const bool finite = std::isfinite(theta[k]);
     t.step[row * t.width + k] = finite ? turn_step(theta[k]) : Turn{};

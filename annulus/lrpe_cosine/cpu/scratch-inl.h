@@ -82,22 +82,24 @@ inline std::uint64_t fine_rows_of(const Plan& plan, std::int64_t fine_count) {
 }
 
 // Byte counts of one call's scratch, and its pieces once there is memory.
-template <class T>
+template <class Real>
 struct Scratch {
-  using Real = compute_t<T>;
   static constexpr int kRows = 6;  // cos, sin, x1, x2, g1, g2
 
   explicit Scratch(const Plan& plan, bool backward)
-      : segments(make_segments(plan)), tasks(make_tasks(plan)), width(segments.width) {
+      : rounding(rounding_of(plan.dtype)),
+        segments(make_segments(plan)),
+        tasks(make_tasks(plan)),
+        width(segments.width) {
     tables.columns = std::min(plan.E, plan.C);  // of theta, the ones that are used
     tables.width = round_up(tables.columns, kRowPad);
     if constexpr (std::is_same_v<Real, float>) {
       tables.fine_bits = fine_bits_of(plan);
       fine_count = tables.fine_count();
     }
-    phase_reals = Phases<T>::reals(segments.count, tables.width);
-    phase_turns = Phases<T>::turns(segments.count, tables.width);
-    phase_places = has_anchors(plan, fine_count) ? Phases<T>::places(tables.width) : 0;
+    phase_reals = Phases<Real>::reals(segments.count, tables.width);
+    phase_turns = Phases<Real>::turns(segments.count, tables.width);
+    phase_places = has_anchors(plan, fine_count) ? Phases<Real>::places(rounding, tables.width) : 0;
     buffered = backward ? plan.need_dtheta || plan.activation != LrpeActivation::kNone
                         : plan.activation != LrpeActivation::kNone;
     columns = plan.activation == LrpeActivation::kSoftmaxTokens ? plan.B * tasks.heads * plan.C : 0;
@@ -149,6 +151,7 @@ struct Scratch {
     }
   }
 
+  Rounding rounding;
   Segments segments;
   Tasks tasks;
   std::int64_t width;
@@ -172,8 +175,8 @@ struct Scratch {
   double* partial = nullptr;
 };
 
-template <class T>
-void make_tables(const Plan& plan, const Scratch<T>& scratch, int threads) {
+template <class Real>
+void make_tables(const Plan& plan, const Scratch<Real>& scratch, int threads) {
   annulus::cpu::parallel_for(plan.theta_rows, threads, [&](std::int64_t row) {
     double* theta = scratch.theta + row * scratch.theta_width;
     visit_floating(plan.theta.dtype, [&]<class U>() {
@@ -182,7 +185,7 @@ void make_tables(const Plan& plan, const Scratch<T>& scratch, int threads) {
         theta[k] = static_cast<double>(static_cast<compute_t<U>>(view(row, k)));
       }
     });
-    fill_tables(scratch.tables, row, theta, kPhaseScale<T>, kNearZero<T>,
+    fill_tables(scratch.tables, row, theta, scratch.rounding,
                 scratch.table_turns + row * scratch.tables.width);
   });
 }

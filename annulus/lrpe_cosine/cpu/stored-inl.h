@@ -28,21 +28,24 @@ namespace annulus::lrpe_cosine::HWY_NAMESPACE {
 namespace simd = annulus::cpu::HWY_NAMESPACE;
 using simd_t = decltype(simd::load(static_cast<const float*>(nullptr)));
 
-// What phases for a tensor of T are multiplied by.
-template <class T>
-inline constexpr float kPhaseScale = 1.0f;
-template <>
-inline constexpr float kPhaseScale<bfloat16> = 1.0f + 0.69314718f / 256;
-
-// Below this |value| the product's error e may cost more than is left of the one ulp that is promised: 0.307 of
-// bfloat16's (the cut above uses the rest), e = 2.5e-7 / (0.307 2^-8); half of float16's,
-// e = 2.1e-7 / (0.5 2^-11) and a little.
-template <class T>
-inline constexpr float kNearZero = 0.0f;
-template <>
-inline constexpr float kNearZero<bfloat16> = 2.1e-4f;
-template <>
-inline constexpr float kNearZero<float16> = 9.0e-4f;
+// What the phases for tensors of a type know of it.
+struct Rounding {
+  float scale = 1.0f;  // they are multiplied by it
+  // Below this |value| the product's error e may cost more than is left of the one ulp that is promised: 0.307 of
+  // bfloat16's (the cut above uses the rest), e = 2.5e-7 / (0.307 2^-8); half of float16's,
+  // e = 2.1e-7 / (0.5 2^-11) and a little. Such values are made from the exact phase.
+  float near_zero = 0.0f;
+};
+inline Rounding rounding_of(DType dtype) {
+  switch (dtype) {
+    case DType::kBF16:
+      return {1.0f + 0.69314718f / 256, 2.1e-4f};
+    case DType::kF16:
+      return {1.0f, 9.0e-4f};
+    default:
+      return {};
+  }
+}
 
 // One value; its phase has the scale above.
 template <class T, class Real>
@@ -55,10 +58,12 @@ HWY_INLINE bfloat16 stored<bfloat16, float>(float v) {
   return std::bit_cast<bfloat16>(static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(v) >> 16));
 }
 
+#if ANNULUS_SIMD
+
 // The compiler must have the vector in a register here.
 template <class V>
 HWY_INLINE void in_register([[maybe_unused]] V& v) {
-#if ANNULUS_HAVE_HWY && HWY_ARCH_ARM_A64
+#if HWY_ARCH_ARM_A64
   asm volatile("" : "+w"(v.raw));
 #endif
 }
@@ -80,15 +85,9 @@ struct Two {
   }
 };
 
-#if ANNULUS_HAVE_HWY
-// Where two vectors become one: 16 bits, but not float16 where the hardware has none (simd-inl.h).
+// Of 16 bits two vectors become one.
 template <class T>
-inline constexpr bool kBecomesOne = std::is_same_v<T, bfloat16> ||
-                                    (std::is_same_v<T, float16> && HWY_TARGET != HWY_SSSE3 &&
-                                     HWY_TARGET != HWY_SSE4);
-
-template <class T>
-requires(kBecomesOne<T>) struct Two<T> {
+requires(sizeof(T) == 2) struct Two<T> {
   using D = hwy::HWY_NAMESPACE::Repartition<std::uint16_t, simd::F32>;
   hwy::HWY_NAMESPACE::Vec<D> v;
   HWY_INLINE Two() {}
@@ -108,21 +107,8 @@ requires(kBecomesOne<T>) struct Two<T> {
     hwy::HWY_NAMESPACE::StoreU(v, D(), reinterpret_cast<std::uint16_t*>(p));
   }
 };
-#else
-template <>
-struct Two<bfloat16> {
-  bfloat16 v0, v1;
-  void set(float a, float b) {
-    v0 = stored<bfloat16>(a);
-    v1 = stored<bfloat16>(b);
-  }
-  void finish() {}
-  void store(bfloat16* p) const {
-    p[0] = v0;
-    p[1] = v1;
-  }
-};
-#endif
+
+#endif  // ANNULUS_SIMD
 
 }  // namespace annulus::lrpe_cosine::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

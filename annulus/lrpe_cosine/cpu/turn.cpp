@@ -49,19 +49,18 @@ inline Place place_of(const Plan& plan, const Tasks& tasks, std::int64_t task) {
 }
 
 // One worker: its buffers, and the loops over tokens and batch.
-template <class T>
+template <class Real>
 class Worker {
  public:
-  using Real = compute_t<T>;
-  // fp64 has none: a row is short work beside its sines and cosines.
-  static constexpr bool kHasDirectPath = !std::is_same_v<T, double>;
-
-  Worker(const Plan& plan, const Scratch<T>& scratch, std::int64_t index)
+  Worker(const Plan& plan, const Scratch<Real>& scratch, std::int64_t index)
       : plan_(plan),
+        size_(size_of(plan.dtype)),
+        row_access_(row_access<Real>(plan.dtype)),
+        turn_tile_(direct_path(plan.dtype, scratch.segments)),
         scratch_(scratch),
         width_(scratch.width),
-        base_(scratch.worker_reals + index * (scratch.phase_reals + Scratch<T>::kRows * width_)),
-        phase_(plan.axes, scratch.segments, scratch.tables, base_,
+        base_(scratch.worker_reals + index * (scratch.phase_reals + Scratch<Real>::kRows * width_)),
+        phase_(plan.axes, scratch.segments, scratch.tables, scratch.rounding, base_,
                scratch.worker_turns + index * scratch.phase_turns,
                scratch.worker_places + index * scratch.phase_places) {
     Real* p = base_ + scratch.phase_reals;
@@ -77,33 +76,30 @@ class Worker {
   void forward(const Place& place) {
     const Side& side = plan_.side[place.side];
     phase_.start_head(place.head / side.heads_per_row);
-    [[maybe_unused]] const bool direct = plan_.activation == LrpeActivation::kNone &&
-                                         side.x.stride[3] == 1 && side.y.stride[3] == 1 &&
-                                         has_direct_path(scratch_.segments);
-    if constexpr (kHasDirectPath) {
-      if (direct) return turn_tiles(place, side.x, side.y, Direction::kForward);
+    if constexpr (std::is_same_v<Real, float>) {
+      if (plan_.activation == LrpeActivation::kNone && is_direct(side.x, side.y)) {
+        return turn_tiles(place, side.x, side.y, Direction::kForward);
+      }
     }
     for_tokens(place.begin, place.end, 0, plan_.B, [&](std::int64_t b, std::int64_t t, int) {
-      const Pair<T> x = at(side.x, b, place.head, t);
-      const Pair<T> y = at(side.y, b, place.head, t);
+      const Pair x = at(side.x, b, place.head, t);
       load_activated(x, b, place);
       for (int i = 0; i < scratch_.segments.count; ++i) {
         const Segment& g = scratch_.segments.at[i];
         rotate_row(row_.x1 + g.slot, x.second ? row_.x2 + g.slot : nullptr, row_.cos + g.slot,
                    row_.sin + g.slot, g.length, row_.g1 + g.slot, row_.g2 + g.slot);
       }
-      store_rows(y, row_.g1, row_.g2);
+      store_rows(at(side.y, b, place.head, t), row_.g1, row_.g2);
     });
   }
 
   void backward(const Place& place, std::int64_t task) {
     const Side& side = plan_.side[place.side];
     phase_.start_head(place.head / side.heads_per_row);
-    [[maybe_unused]] const bool direct = !scratch_.buffered && side.dx.defined() &&
-                                         side.dy.stride[3] == 1 && side.dx.stride[3] == 1 &&
-                                         has_direct_path(scratch_.segments);
-    if constexpr (kHasDirectPath) {
-      if (direct) return turn_tiles(place, side.dy, side.dx, Direction::kBackward);
+    if constexpr (std::is_same_v<Real, float>) {
+      if (!scratch_.buffered && side.dx.defined() && is_direct(side.dy, side.dx)) {
+        return turn_tiles(place, side.dy, side.dx, Direction::kBackward);
+      }
     }
     if (plan_.need_dtheta) std::fill_n(sums_, width_, 0.0);
     auto token_backward = [&](std::int64_t b, std::int64_t t, int token) {
@@ -129,11 +125,11 @@ class Worker {
     std::fill_n(high, plan_.C, -std::numeric_limits<Real>::infinity());
     std::fill_n(sums_, plan_.C, 0.0);  // in double: a column may have 2^31 terms
     for (std::int64_t t = 0; t < plan_.L; ++t) {
-      load_row(at(side.x, b, place.head, t).first, side.x.stride[3], plan_.C, row_.x1);
+      row_access_.load(at(side.x, b, place.head, t).first, side.x.stride[3], plan_.C, row_.x1);
       for (std::int64_t c = 0; c < plan_.C; ++c) high[c] = max_with_nan(high[c], row_.x1[c]);
     }
     for (std::int64_t t = 0; t < plan_.L; ++t) {
-      load_row(at(side.x, b, place.head, t).first, side.x.stride[3], plan_.C, row_.x1);
+      row_access_.load(at(side.x, b, place.head, t).first, side.x.stride[3], plan_.C, row_.x1);
       exp_minus(row_.x1, high, plan_.C);
       for (std::int64_t c = 0; c < plan_.C; ++c) sums_[c] += static_cast<double>(row_.x1[c]);
     }
@@ -160,10 +156,22 @@ class Worker {
   }
 
  private:
-  Pair<T> at(const Operand& o, std::int64_t b, std::int64_t h, std::int64_t t) const {
-    const std::int64_t i = b * o.stride[0] + h * o.stride[1] + t * o.stride[2];
-    return {static_cast<T*>(o.first) + i, o.second ? static_cast<T*>(o.second) + i : nullptr,
-            o.stride[3]};
+  // A row of the two components, columns `step` apart.
+  struct Pair {
+    char *first, *second;
+    std::int64_t step;
+  };
+  Pair at(const Operand& o, std::int64_t b, std::int64_t h, std::int64_t t) const {
+    const std::int64_t i = (b * o.stride[0] + h * o.stride[1] + t * o.stride[2]) * size_;
+    return {static_cast<char*>(o.first) + i,
+            o.second != nullptr ? static_cast<char*>(o.second) + i : nullptr, o.stride[3]};
+  }
+  // A component's columns from `g` on, in and out of a row buffer.
+  void load(const char* p, std::int64_t step, const Segment& g, Real* row) const {
+    row_access_.load(p + g.column * step * size_, step, g.length, row + g.slot);
+  }
+  void store(const Real* row, const Segment& g, char* p, std::int64_t step) const {
+    row_access_.store(row + g.slot, g.length, p + g.column * step * size_, step);
   }
 
   std::int64_t column_index(std::int64_t flat_head, std::int64_t b) const {
@@ -207,7 +215,8 @@ class Worker {
 
   // The phases of up to `most` tokens from t0 on, of which `position` is the first's unless it is `unknown`; moves
   // it on. Returns how many there are.
-  int make_phases(std::int64_t t0, int most, std::int64_t b, bool unknown, std::int64_t* position) {
+  HWY_NOINLINE int make_phases(std::int64_t t0, int most, std::int64_t b, bool unknown,
+                               std::int64_t* position) {
     phase_.start_tile();
     if (plan_.position_ids.defined()) return make_phases_of_ids(t0, most, b, position);
     const auto prefix = static_cast<int>(std::clamp<std::int64_t>(plan_.prefix - t0, 0, most));
@@ -262,42 +271,38 @@ class Worker {
     return most;
   }
 
+  bool is_direct(const Operand& in, const Operand& out) const {
+    return turn_tile_ != nullptr && in.stride[3] == 1 && out.stride[3] == 1;
+  }
+
   // The direct path: rows go from `in` to `out` without a stop, two sequences at a time.
   void turn_tiles(const Place& place, const Operand& in, const Operand& out, Direction direction) {
     // Two sequences at once share the making of the phases; not in place, and only where a block of columns
     // is whole lines (cpu/direct-inl.h).
     const bool two_at_once = whole_lines(out) && in.first != out.first;
-    for_tiles(
-        place.begin, place.end, 0, plan_.B,
-        [&](std::int64_t first, std::int64_t last, std::int64_t t0) {
-          std::int64_t b = first;
-          for (; two_at_once && b + 2 <= last; b += 2) {
-            apply_tile<2>(scratch_.segments, phase_, rows(in, out, b, place.head, t0), direction);
-          }
-          for (; b < last; ++b) {
-            apply_tile<1>(scratch_.segments, phase_, rows(in, out, b, place.head, t0), direction);
-          }
-        });
-  }
-
-  TokenRows<T> rows(const Operand& in, const Operand& out, std::int64_t b, std::int64_t h,
-                    std::int64_t t) const {
-    const Pair<T> x = at(in, b, h, t);
-    const Pair<T> y = at(out, b, h, t);
-    return {x.first,      x.second,      y.first,      y.second,
-            in.stride[2], out.stride[2], in.stride[0], out.stride[0]};
+    for_tiles(place.begin, place.end, 0, plan_.B,
+              [&](std::int64_t first, std::int64_t last, std::int64_t t0) {
+                std::int64_t b = first;
+                for (int sequences = two_at_once ? 2 : 1; b < last; b += sequences) {
+                  if (b + sequences > last) sequences = 1;
+                  const Pair x = at(in, b, place.head, t0);
+                  const Pair y = at(out, b, place.head, t0);
+                  turn_tile_({scratch_.segments, phase_.runs(), phase_.sines(), x.first, x.second,
+                              y.first, y.second, in.stride[2], out.stride[2], in.stride[0],
+                              out.stride[0], sequences, direction});
+                }
+              });
   }
 
   // Every row of the tensor starts on a cache line.
-  static bool whole_lines(const Operand& o) {
+  bool whole_lines(const Operand& o) const {
     constexpr std::int64_t kLine = 64;
-    constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
     const auto on_line = [](const void* p) {
       return reinterpret_cast<std::uintptr_t>(p) % 64 == 0;
     };
     return on_line(o.first) && (o.second == nullptr || on_line(o.second)) &&
-           o.stride[0] * kSize % kLine == 0 && o.stride[1] * kSize % kLine == 0 &&
-           o.stride[2] * kSize % kLine == 0;
+           o.stride[0] * size_ % kLine == 0 && o.stride[1] * size_ % kLine == 0 &&
+           o.stride[2] * size_ % kLine == 0;
   }
 
   // f(b, t, token) for every token of every sequence, with its row of sines and cosines made.
@@ -311,11 +316,11 @@ class Worker {
   }
 
   // x1 (and x2) = f(x), as row buffers.
-  void load_activated(const Pair<T>& x, std::int64_t b, const Place& place) {
+  HWY_NOINLINE void load_activated(const Pair& x, std::int64_t b, const Place& place) {
     for (int i = 0; i < scratch_.segments.count; ++i) {
       const Segment& g = scratch_.segments.at[i];
-      load_row(x.first + g.column * x.step, x.step, g.length, row_.x1 + g.slot);
-      if (x.second) load_row(x.second + g.column * x.step, x.step, g.length, row_.x2 + g.slot);
+      load(x.first, x.step, g, row_.x1);
+      if (x.second) load(x.second, x.step, g, row_.x2);
     }
     const Real* high = nullptr;
     const Real* scale = nullptr;
@@ -327,34 +332,34 @@ class Worker {
   }
 
   // g = the gradient turned back by the phase.
-  void load_gradient(const Pair<T>& dy) {
+  HWY_NOINLINE void load_gradient(const Pair& dy) {
     for (int i = 0; i < scratch_.segments.count; ++i) {
       const Segment& g = scratch_.segments.at[i];
-      load_row(dy.first + g.column * dy.step, dy.step, g.length, row_.g1 + g.slot);
-      load_row(dy.second + g.column * dy.step, dy.step, g.length, row_.g2 + g.slot);
+      load(dy.first, dy.step, g, row_.g1);
+      load(dy.second, dy.step, g, row_.g2);
       rotate_back_row(row_.g1 + g.slot, row_.g2 + g.slot, row_.cos + g.slot, row_.sin + g.slot,
                       g.length);
     }
   }
 
   // g1 = dx, from g1 and x (loaded again: the activated row is no longer x).
-  void activation_backward(const Pair<T>& x, std::int64_t b, const Place& place) {
+  HWY_NOINLINE void activation_backward(const Pair& x, std::int64_t b, const Place& place) {
     const Real* dot = plan_.activation == LrpeActivation::kSoftmaxTokens
                           ? scratch_.column_dot + column_index(place.flat_head, b)
                           : nullptr;
     for (int i = 0; i < scratch_.segments.count; ++i) {
       const Segment& g = scratch_.segments.at[i];
-      load_row(x.first + g.column * x.step, x.step, g.length, row_.g2 + g.slot);
+      load(x.first, x.step, g, row_.g2);
     }
     annulus::lrpe_cosine::HWY_NAMESPACE::activation_backward(plan_.activation, scratch_.segments,
                                                              row_.g2, row_.x1, dot, row_.g1);
   }
 
-  void store_rows(const Pair<T>& y, const Real* r1, const Real* r2) {
+  HWY_NOINLINE void store_rows(const Pair& y, const Real* r1, const Real* r2) {
     for (int i = 0; i < scratch_.segments.count; ++i) {
       const Segment& g = scratch_.segments.at[i];
-      store_row(r1 + g.slot, g.length, y.first + g.column * y.step, y.step);
-      if (y.second) store_row(r2 + g.slot, g.length, y.second + g.column * y.step, y.step);
+      store(r1, g, y.first, y.step);
+      if (y.second) store(r2, g, y.second, y.step);
     }
   }
 
@@ -381,10 +386,13 @@ class Worker {
   };
 
   const Plan& plan_;
-  const Scratch<T>& scratch_;
+  std::int64_t size_;  // bytes of an element
+  RowAccess<Real> row_access_;
+  TurnTile turn_tile_;
+  const Scratch<Real>& scratch_;
   std::int64_t width_;
   Real* base_;
-  Phases<T> phase_;
+  Phases<Real> phase_;
   Rows row_;
   double* sums_ = nullptr;
   double position_[LrpeGrid::kMaxAxes][kTile] = {};
@@ -410,23 +418,23 @@ class FreeScratch {
 };
 
 // Runs body(worker, task) over all tasks: worker w takes a fixed share of them.
-template <class T, class F>
-void for_tasks(const Plan& plan, const Scratch<T>& scratch, std::int64_t tasks, int threads,
+template <class Real, class F>
+void for_tasks(const Plan& plan, const Scratch<Real>& scratch, std::int64_t tasks, int threads,
                F&& body) {
   const std::int64_t workers = std::min(kWorkers, tasks);
   FreeScratch free;
   annulus::cpu::parallel_for(workers, threads, [&](std::int64_t w) {
     const std::int64_t index = free.take();
-    Worker<T> worker(plan, scratch, index);
+    Worker<Real> worker(plan, scratch, index);
     for (std::int64_t i = w * tasks / workers; i < (w + 1) * tasks / workers; ++i) body(worker, i);
     free.give_back(index);  // bodies throw nothing
   });
 }
 
-template <class T>
-void column_pass(const Plan& plan, const Scratch<T>& scratch, int threads, bool dots) {
+template <class Real>
+void column_pass(const Plan& plan, const Scratch<Real>& scratch, int threads, bool dots) {
   for_tasks(plan, scratch, scratch.tasks.heads * plan.B, threads,
-            [&](Worker<T>& worker, std::int64_t i) {
+            [&](Worker<Real>& worker, std::int64_t i) {
               Place place = place_of(plan, scratch.tasks, i / plan.B * scratch.tasks.chunks);
               if (dots) {
                 worker.column_dots(place, i % plan.B);
@@ -436,9 +444,9 @@ void column_pass(const Plan& plan, const Scratch<T>& scratch, int threads, bool 
             });
 }
 
-template <class T>
+template <class Real>
 void forward_as(const Plan& plan, Context& context) {
-  Scratch<T> scratch(plan, false);
+  Scratch<Real> scratch(plan, false);
   if (plan.B == 0 || plan.C == 0 || scratch.tasks.count() == 0) return;
   Workspace workspace(context, plan.op, plan.device, scratch.bytes());
   scratch.carve(plan, workspace);
@@ -447,14 +455,14 @@ void forward_as(const Plan& plan, Context& context) {
     column_pass(plan, scratch, context.threads, false);
   }
   for_tasks(plan, scratch, scratch.tasks.count(), context.threads,
-            [&](Worker<T>& worker, std::int64_t task) {
+            [&](Worker<Real>& worker, std::int64_t task) {
               worker.forward(place_of(plan, scratch.tasks, task));
             });
 }
 
 // dtheta[row, k] = the partial sums of the row's heads in order, all axes that own column k.
-template <class T>
-void sum_partials(const Plan& plan, const Scratch<T>& scratch, int threads) {
+template <class Real>
+void sum_partials(const Plan& plan, const Scratch<Real>& scratch, int threads) {
   annulus::cpu::parallel_for(plan.theta_rows, threads, [&](std::int64_t row) {
     double* total = scratch.theta + row * scratch.theta_width;  // theta is no longer needed
     std::fill_n(total, plan.E, 0.0);
@@ -473,7 +481,7 @@ void sum_partials(const Plan& plan, const Scratch<T>& scratch, int threads) {
     visit_floating(plan.dtheta.dtype, [&]<class U>() {
       const auto dtheta = as_strided<U, 2>(plan.dtheta);
       for (std::int64_t k = 0; k < plan.E; ++k) {
-        const double exact = total[k] / static_cast<double>(kPhaseScale<T>);
+        const double exact = total[k] / static_cast<double>(scratch.rounding.scale);
         dtheta(row, k) = U(static_cast<compute_t<U>>(exact));
       }
     });
@@ -489,9 +497,9 @@ inline void zero_dtheta(const Plan& plan) {
   });
 }
 
-template <class T>
+template <class Real>
 void backward_as(const Plan& plan, Context& context) {
-  Scratch<T> scratch(plan, true);
+  Scratch<Real> scratch(plan, true);
   if (plan.B == 0 || plan.C == 0 || scratch.tasks.count() == 0) {
     if (plan.need_dtheta) zero_dtheta(plan);
     return;
@@ -504,21 +512,28 @@ void backward_as(const Plan& plan, Context& context) {
     column_pass(plan, scratch, context.threads, true);
   }
   for_tasks(plan, scratch, scratch.tasks.count(), context.threads,
-            [&](Worker<T>& worker, std::int64_t task) {
+            [&](Worker<Real>& worker, std::int64_t task) {
               worker.backward(place_of(plan, scratch.tasks, task), task);
             });
   if (plan.need_dtheta) sum_partials(plan, scratch, context.threads);
 }
 
+// What a call is computed in: double, or float with conversions at its rows' loads and stores.
+template <class F>
+decltype(auto) visit_real(const Plan& plan, F&& f) {
+  return plan.dtype == DType::kF64 ? f.template operator()<double>()
+                                   : f.template operator()<float>();
+}
+
 void run_forward(const Plan& plan, Context& context) {
-  visit_floating(plan.dtype, [&]<class T>() { forward_as<T>(plan, context); });
+  visit_real(plan, [&]<class Real>() { forward_as<Real>(plan, context); });
 }
 void run_backward(const Plan& plan, Context& context) {
-  visit_floating(plan.dtype, [&]<class T>() { backward_as<T>(plan, context); });
+  visit_real(plan, [&]<class Real>() { backward_as<Real>(plan, context); });
 }
 std::size_t scratch_bytes(const Plan& plan, bool backward) {
-  return visit_floating(plan.dtype, [&]<class T>() {
-    Scratch<T> scratch(plan, backward);
+  return visit_real(plan, [&]<class Real>() {
+    Scratch<Real> scratch(plan, backward);
     const bool empty = plan.B == 0 || plan.C == 0 || scratch.tasks.count() == 0;
     return empty ? std::size_t{0} : scratch.bytes();
   });

@@ -1,5 +1,5 @@
 // The element-wise work of the ring RNN on rows of a state: activation and leak, their gradients,
-// loads and stores of any dtype. f32 by Highway; f64 and builds without Highway in plain loops.
+// loads and stores of any dtype. f32 by Highway; f64, and f32 where there are no vectors, in plain loops.
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "annulus/ring_rnn/cpu/rows.cpp"
@@ -91,7 +91,7 @@ void back_plain(RingRnnActivation f, std::int64_t n, const Real* alpha, const Re
     l[i] *= keep[i];
   }
 }
-#if ANNULUS_HAVE_HWY
+#if ANNULUS_SIMD
 
 namespace hn = hwy::HWY_NAMESPACE;
 using simd::F32;
@@ -283,7 +283,7 @@ void back_float(RingRnnActivation f, std::int64_t n, const float* alpha, const f
 #endif
 
 const Rows<float>* float_rows() {
-#if ANNULUS_HAVE_HWY
+#if ANNULUS_SIMD
   static const Rows<float> rows = {load_float, store_float, sum_float, step_float, back_float};
 #else
   static const Rows<float> rows = {load_plain<float>, store_plain<float>, sum_plain<float>,

@@ -6,7 +6,7 @@
 
 #include "annulus/core/checked.h"
 #include "annulus/cuda/mma.cuh"
-#include "annulus/cuda/vec.cuh"
+#include "annulus/cuda/rows.cuh"
 
 namespace annulus::ring_rnn::cuda::tensor {
 

@@ -25,11 +25,19 @@
 #include <cstdint>
 
 #include "annulus/core/context.h"
-#include "annulus/cuda/grid_barrier.cuh"
+#include "annulus/cuda/persistent.cuh"
+#include "annulus/cuda/rows.cuh"
 #include "annulus/ring_rnn/cuda/arguments.cuh"
 #include "annulus/ring_rnn/plan.h"
 
 namespace annulus::ring_rnn::cuda::tensor {
+
+using annulus::cuda::load_bits;
+using annulus::cuda::load_row;
+using annulus::cuda::number_of;
+using annulus::cuda::prefetch_row;
+using annulus::cuda::store_row;
+using annulus::cuda::visit_narrow;
 
 inline constexpr int kTile = 64;      // columns of a tile
 inline constexpr int kWarpRows = 64;  // a warp owns 64 rows x 32 columns
@@ -107,7 +115,7 @@ struct Shape {
 
 // The weights: block (tile, chunk, channel) of `terms` planes. Portable: as fragments,
 // [depth / 16][n / 16][lane][b0, b1 of columns 0-7, b0, b1 of columns 8-15]. Hopper: as wgmma reads
-// them, see swizzled_operand() in hopper.cuh.
+// them, K-major as wgmma.cuh says.
 inline std::int64_t weight_bytes(const Shape& s) {
   return static_cast<std::int64_t>(s.tiles) * s.chunks * s.channels *
          (s.hopper ? hopper_block_bytes(s.terms) : block_bytes(s.terms));
@@ -266,33 +274,6 @@ auto with_terms(int terms, F&& f) {
   }
 }
 
-// The narrow types of A, known at run time: f64 never comes here.
-template <class F>
-__device__ __forceinline__ void visit_narrow(DType dtype, F&& f) {
-  switch (dtype) {
-    case DType::kF16:
-      f.template operator()<float16>();
-      break;
-    case DType::kBF16:
-      f.template operator()<bfloat16>();
-      break;
-    default:
-      f.template operator()<float>();
-  }
-}
-
-// A number of such a tensor that has been asked for but not waited for, and what it is.
-__device__ __forceinline__ std::uint32_t load_bits(const void* data, std::int64_t at, bool is_f32) {
-  return is_f32 ? static_cast<const std::uint32_t*>(data)[at]
-                : static_cast<const std::uint16_t*>(data)[at];
-}
-__device__ __forceinline__ float number_of(DType dtype, std::uint32_t bits) {
-  if (dtype == DType::kF16) {
-    return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
-  }
-  return __uint_as_float(dtype == DType::kBF16 ? bits << 16 : bits);
-}
-
 // A pair of bf16 times c.
 __device__ __forceinline__ std::uint32_t scaled_pair(std::uint32_t pair, std::uint32_t c) {
   const __nv_bfloat162 v = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&pair),
@@ -317,23 +298,13 @@ __device__ __forceinline__ void put_weight_gradient(const WeightGradients& w, in
                                                     std::int64_t i, std::int64_t j, float v) {
   const Args& a = w.args;
   if (i >= a.N || j >= a.N) return;
-  const auto write = [&]<class T>() {
+  visit_narrow(w.dtype, [&]<class T>() {
     if (channel == 0) {
       put<T>(a.dWo, v, i, j);
     } else {
       put<T>(a.dWa, v, channel - 1, i, j);
     }
-  };
-  switch (w.dtype) {
-    case DType::kF16:
-      write.template operator()<float16>();
-      break;
-    case DType::kBF16:
-      write.template operator()<bfloat16>();
-      break;
-    default:
-      write.template operator()<float>();
-  }
+  });
 }
 
 // The products of terms that count, smallest first so that the large ones do not swallow them:

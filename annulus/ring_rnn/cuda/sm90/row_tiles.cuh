@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "annulus/cuda/mma.cuh"
-#include "annulus/cuda/vec.cuh"
+#include "annulus/cuda/rows.cuh"
 #include "annulus/ring_rnn/cuda/tensor.cuh"
 
 namespace annulus::ring_rnn::cuda::tensor {
@@ -25,7 +25,7 @@ __device__ __forceinline__ int stretch_position(int row) {
 }
 
 // Within a step, which is whole stretches: where column `col` of sample `row` lies, counted in numbers.
-// In 16 bits as row_operand() of hopper.cuh, ...
+// In 16 bits MN-major as wgmma.cuh says, ...
 __device__ __forceinline__ std::int64_t stretch_block(const Shape& s, std::int64_t row, int col) {
   return ((row / kStretch) * (s.padded_n / kTile) + col / kTile) * (kStretch * kTile);
 }

@@ -1,0 +1,91 @@
+// Barriers of co-resident blocks, and the launches that make them so.
+#include "annulus/cuda/persistent.cuh"
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "testing/device_test.h"
+
+namespace annulus::testing {
+namespace {
+
+using annulus::cuda::GroupBarrier;
+using annulus::cuda::GroupedGrid;
+
+// Every block writes the round into its slot, waits, and looks at the slots of its group: between two
+// barriers none may be of another round. Only the first half of the threads takes part where `half`.
+__global__ void rounds_kernel(unsigned* counters, GroupedGrid grid, int rounds, bool half,
+                              volatile int* slots, int* wrong) {
+  const unsigned group = blockIdx.x / grid.members, member = blockIdx.x % grid.members;
+  GroupBarrier barrier(counters + group * GroupBarrier::kStride, grid.members);
+  if (half && threadIdx.x >= blockDim.x / 2) return;
+  const auto wait = [&] {
+    if (half) {
+      barrier.wait([] { asm volatile("bar.sync 1, %0;" ::"r"(blockDim.x / 2) : "memory"); });
+    } else {
+      barrier.wait();
+    }
+  };
+  for (int round = 1; round <= rounds; ++round) {
+    if (threadIdx.x == 1) slots[blockIdx.x] = round;
+    wait();
+    for (unsigned m = threadIdx.x; m < grid.members; m += blockDim.x) {
+      if (slots[group * grid.members + m] != round) atomicAdd(wrong, 1);
+    }
+    wait();
+    if (member == 0 && threadIdx.x == 0) __nanosleep(300);  // blocks come at different times
+  }
+}
+
+using CudaPersistent = DeviceTest;
+
+TEST_F(CudaPersistent, NobodyIsARoundAhead) {
+  const int resident = annulus::cuda::co_resident_blocks(rounds_kernel, 128, 0);
+  ASSERT_GT(resident, 1);
+  for (const bool half : {false, true}) {
+    for (const std::int64_t columns : {1, 3, 7, resident}) {
+      const GroupedGrid grid = annulus::cuda::grouped_grid(1000, columns, resident, 64);
+      const DeviceArray<unsigned> counters(64 * GroupBarrier::kStride);
+      const DeviceArray<int> slots(grid.blocks()), wrong(1);
+      ASSERT_TRUE(annulus::cuda::launch_together("test", "rounds", rounds_kernel, grid.blocks(),
+                                                 128, 0, nullptr, counters.get(), grid, 200, half,
+                                                 slots.get(), wrong.get()));
+      finish();
+      EXPECT_EQ(wrong.values()[0], 0) << grid.groups << " groups of " << grid.members;
+    }
+  }
+}
+
+TEST_F(CudaPersistent, SaysWhenTheBlocksDoNotFit) {
+  const int resident = annulus::cuda::co_resident_blocks(rounds_kernel, 128, 0);
+  const DeviceArray<unsigned> counters(GroupBarrier::kStride);
+  const DeviceArray<int> slots(static_cast<std::size_t>(resident) + 1), wrong(1);
+  const auto blocks = static_cast<unsigned>(resident) + 1;
+  EXPECT_FALSE(annulus::cuda::launch_together("test", "rounds", rounds_kernel, blocks, 128, 0,
+                                              nullptr, counters.get(), GroupedGrid{1, blocks}, 1,
+                                              false, slots.get(), wrong.get()));
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  EXPECT_THROW(annulus::cuda::launch_together("test", "rounds", rounds_kernel, 1, 4096, 0, nullptr,
+                                              counters.get(), GroupedGrid{1, 1}, 1, false,
+                                              slots.get(), wrong.get()),
+               DeviceError);
+}
+
+TEST(GroupedGrid, FitsAndCoversTheTiles) {
+  for (const std::int64_t rows : {1, 2, 100}) {
+    for (const std::int64_t columns : {1, 5, 300}) {
+      for (const std::int64_t resident : {1, 132, 264}) {
+        const GroupedGrid grid = annulus::cuda::grouped_grid(rows, columns, resident, 16);
+        EXPECT_GE(grid.groups, 1u);
+        EXPECT_GE(grid.members, 1u);
+        EXPECT_LE(grid.blocks(), resident);
+        EXPECT_LE(grid.groups, std::min<std::int64_t>(rows, 16));
+        EXPECT_LE(grid.members, columns);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace annulus::testing
