@@ -1,28 +1,48 @@
-# annulus_gtest(TARGET TIMEOUT SECONDS [SERIAL FILTER]): registers a GoogleTest program with CTest, a
-# test of CTest for each of its own. SERIAL names suites that take most of a machine's memory each and
-# never run beside another.
+# annulus_gtest(TARGET TIMEOUT SECONDS LABEL LABEL): registers a GoogleTest program with CTest, a test of
+# CTest for each of its own, under a label that `ctest -L` and scripts/test choose by:
+#   kernel   what runs kernels of the library, and the runner that judges them
+#   parser   what reads files and options
+#   page     suites that draw pages and figures
+#   large    suites that take most of a machine's memory each, and never run beside another
+#   planted  bugs planted in right programs, which the tests must report
+#   browser, command   Python programs around the command (set where they are added)
+# A program has one label, but for the suites that the name of the suite gives another.
 #
 # Under a sanitizer the program runs whole, in a few shards: the leak check at the exit of a process
 # takes four seconds on aarch64, which for three hundred processes was a third of the time.
 include(GoogleTest)
 set(ANNULUS_SANITIZER_SHARDS 4)
+set(ANNULUS_SUITES_page "*Page.*:*Figure.*:*Html.*:*Scale.*")
+set(ANNULUS_SUITES_large "*Large.*")
 
 function(annulus_gtest target)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT;SERIAL" "")
-  if(ANNULUS_SANITIZE)
-    math(EXPR last "${ANNULUS_SANITIZER_SHARDS} - 1")
-    foreach(shard RANGE ${last})
-      add_test(NAME ${target}.${shard} COMMAND ${target} --gtest_brief=1)
-      set_tests_properties(${target}.${shard} PROPERTIES TIMEOUT 1800
-        ENVIRONMENT "GTEST_TOTAL_SHARDS=${ANNULUS_SANITIZER_SHARDS};GTEST_SHARD_INDEX=${shard}")
-    endforeach()
-    return()
-  endif()
-  set(common NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${arg_TIMEOUT})
-  if(NOT arg_SERIAL)
-    gtest_discover_tests(${target} ${common})
-    return()
-  endif()
-  gtest_discover_tests(${target} TEST_FILTER "-${arg_SERIAL}" ${common})
-  gtest_discover_tests(${target} TEST_FILTER "${arg_SERIAL}" ${common} RUN_SERIAL ON)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT;LABEL" "")
+  # Threads of OpenMP that wait asleep: with several tests at once they would take each other's time.
+  set(environment OMP_WAIT_POLICY=passive)
+  foreach(label ${arg_LABEL} page large)
+    set(filter "${ANNULUS_SUITES_${label}}")
+    if(label STREQUAL arg_LABEL)
+      set(filter "-${ANNULUS_SUITES_page}:${ANNULUS_SUITES_large}")
+    endif()
+    if(ANNULUS_SANITIZE)
+      set(shards 1)
+      if(label STREQUAL arg_LABEL)
+        set(shards ${ANNULUS_SANITIZER_SHARDS})
+      endif()
+      math(EXPR last "${shards} - 1")
+      foreach(shard RANGE ${last})
+        set(name ${target}.${label}.${shard})
+        add_test(NAME ${name} COMMAND ${target} --gtest_brief=1 "--gtest_filter=${filter}")
+        set_tests_properties(${name} PROPERTIES TIMEOUT 1800 LABELS ${label}
+          ENVIRONMENT "${environment};GTEST_TOTAL_SHARDS=${shards};GTEST_SHARD_INDEX=${shard}")
+      endforeach()
+      continue()
+    endif()
+    set(properties TIMEOUT ${arg_TIMEOUT} LABELS ${label} ENVIRONMENT ${environment})
+    if(label STREQUAL "large")
+      list(APPEND properties RUN_SERIAL ON)
+    endif()
+    gtest_discover_tests(${target} TEST_FILTER "${filter}" NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60
+      PROPERTIES ${properties})
+  endforeach()
 endfunction()

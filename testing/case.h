@@ -98,9 +98,9 @@ struct Case {
       calls;  // calls[0] is the forward; a later call named "backward" has its gradients
   // Draws an input; nullptr: standard normal for floating tensors, zeros for integers.
   std::function<void(Rng&, const TensorSpec&, std::span<double> values)> draw;
-  // Optional: a last look at all drawn inputs of a call, for values that depend on one another. It
-  // must do the same in every call.
-  std::function<void(const Call&, std::vector<std::vector<double>>& inputs)> refine;
+  // Optional: a last look at all drawn inputs of the first call, for values that depend on one another.
+  // Later calls have the same tensors by name.
+  std::function<void(std::vector<std::vector<double>>& inputs)> refine;
   CaseLimits limits;  // beyond the common policy
 };
 

@@ -46,13 +46,10 @@ std::vector<const std::vector<double>*> weights_of(const Call& forward, const Ca
   return weights;
 }
 
-}  // namespace
-
-std::string check_reference_gradients(const Case& c, const Values& forward_in,
-                                      const Values& backward_in) {
+// Says which gradient is wrong, or nothing.
+std::string compare_gradients(const Case& c, const Call* backward, const Values& forward_in,
+                              const Values& backward_in) {
   const Call& forward = c.calls[0];
-  const Call* backward = find_call(c, "backward");
-  if (backward == nullptr || !suitable(forward_in) || !suitable(backward_in)) return {};
   const auto weights = weights_of(forward, *backward, backward_in);
   if (weights.size() != forward.outputs.size()) return "an output has no incoming gradient";
   const Values gradients = run_reference(*backward, backward_in);
@@ -120,6 +117,17 @@ std::string check_reference_gradients(const Case& c, const Values& forward_in,
     }
   }
   return {};
+}
+
+}  // namespace
+
+GradientCheck check_reference_gradients(const Case& c) {
+  const Call* backward = find_call(c, "backward");
+  if (backward == nullptr) return {};
+  const std::vector<Values> inputs = draw_inputs(c);
+  const Values& backward_in = inputs[static_cast<std::size_t>(backward - c.calls.data())];
+  if (!suitable(inputs[0]) || !suitable(backward_in)) return {};
+  return {true, compare_gradients(c, backward, inputs[0], backward_in)};
 }
 
 }  // namespace annulus::testing

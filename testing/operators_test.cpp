@@ -1,5 +1,6 @@
-// Every operator by its cases: named, fuzzed, bad calls. ANNULUS_FUZZ_CASES sets how many are
-// fuzzed (1000 when it is not set); how they are judged no variable can change.
+// Every operator by its cases: named, fuzzed, bad calls. ANNULUS_FUZZ_CASES sets how many are fuzzed, for
+// all operators or one by one ("10000,lrpe_cosine=2000"; 2000 when it is not set); how they are judged no
+// variable can change.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,9 +9,11 @@
 #include <ostream>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
-#include "annulus/cuda/memory.h"
+#include "testing/each_operator.h"
+#include "testing/finite_differences.h"
 #include "testing/suite.h"
 #include "testing/trust.h"
 
@@ -19,28 +22,18 @@ namespace {
 
 constexpr int kShards = 8;
 
-std::int64_t fuzz_cases() {
+// Below this, the share of cases that prove little is not judged: one more of a rare output would decide.
+constexpr std::int64_t kJudgedCases = 2000;
+
+std::int64_t fuzz_cases(const OperatorCases& op) {
   const char* text = std::getenv("ANNULUS_FUZZ_CASES");
-  return text != nullptr && *text != '\0' ? std::stoll(text) : 1000;
+  return text != nullptr && *text != '\0' ? cases_asked_for(text, op.op) : kJudgedCases;
 }
 
-struct Target {
-  const OperatorCases* op;
-  Device device;
-};
-
-std::vector<Target> targets() {
-  std::vector<Target> all;
-  for (const OperatorCases& op : all_cases()) {
-    all.push_back({&op, kCPU});
-    all.push_back({&op, cuda_device(0)});
-  }
-  return all;
-}
-
-// The names of parameters, in GoogleTest's listings and in ctest's.
-std::ostream& operator<<(std::ostream& out, const Target& t) {
-  return out << t.op->op << (t.device.type == DeviceType::kCPU ? "_cpu" : "_cuda");
+// CUDA's cases share one device.
+int jobs_on(Device device) {
+  if (device.type == DeviceType::kCUDA) return 1;
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
 void expect_passed(const SuiteRow& row) {
@@ -54,12 +47,8 @@ void expect_passed(const SuiteRow& row) {
   ::testing::Test::RecordProperty("worst_ratio", std::to_string(row.worst_ratio));
 }
 
-#define ANNULUS_SKIP_WITHOUT_DEVICE(device)                                     \
-  if ((device).type == DeviceType::kCUDA && !cuda::why_unavailable().empty()) { \
-    GTEST_SKIP() << "no CUDA device: " << cuda::why_unavailable();              \
-  }
-
-class Operators : public ::testing::TestWithParam<Target> {};
+class Operators : public EachOperator {};
+ANNULUS_EACH_OPERATOR(Operators);
 
 TEST(Suite, RunsTheNamedCasesThatAreWanted) {
   const OperatorCases& op = all_cases().front();
@@ -88,6 +77,18 @@ TEST(Suite, WhatTheProgressThrowsEndsTheRun) {
   const OperatorCases& op = all_cases().front();
   const auto stop = [](std::int64_t, std::int64_t) { throw std::runtime_error("enough"); };
   EXPECT_THROW(run_fuzz(op, 0, 8, {.jobs = 4, .progress = stop}), std::runtime_error);
+}
+
+TEST(Suite, TheNumberOfCasesMayDifferByOperator) {
+  const std::string first = all_cases().front().op, last = all_cases().back().op;
+  EXPECT_EQ(cases_asked_for("70", first), 70);
+  EXPECT_EQ(cases_asked_for("70," + last + "=5", first), 70);
+  EXPECT_EQ(cases_asked_for("70," + last + "=5", last), 5);
+  EXPECT_EQ(cases_asked_for(last + "=0,70", last), 0);
+  for (const std::string& bad : {std::string("many"), std::string(""), std::string("70,nothing=5"),
+                                 first + "=5", std::string("-1"), std::string("70,,")}) {
+    EXPECT_THROW(cases_asked_for(bad, first), std::invalid_argument) << bad;
+  }
 }
 
 TEST(Suite, AMessageNamesWholeWords) {
@@ -122,37 +123,44 @@ TEST(Suite, MistrustIsCountedByOutput) {
 }
 
 TEST_P(Operators, BadCalls) {
-  ANNULUS_SKIP_WITHOUT_DEVICE(GetParam().device);
-  const SuiteRow row = run_bad_calls(*GetParam().op, {.device = GetParam().device});
+  const SuiteRow row = run_bad_calls(op(), {.device = device()});
   EXPECT_GE(row.cases, 25);
   expect_passed(row);
 }
 
-// All cases that the shards fuzz, and never fewer than tell a percent of the rarer outputs: a shard of them
-// may be too small for that. It takes only the references, which are the same on every device.
-class References : public ::testing::TestWithParam<const OperatorCases*> {};
-
-TEST_P(References, FewAreTrivial) {
-  const std::int64_t cases = std::max<std::int64_t>(2000, fuzz_cases());
-  TrustCounts counts;
-  std::string which;
-  for (std::int64_t seed = 0; seed < cases; ++seed) {
-    const Case c = GetParam()->fuzz(static_cast<std::uint64_t>(seed));
-    const std::vector<OutputTrust> outputs = trust_of(c);
-    for (const OutputTrust& t : outputs) {
-      if (t.mistrusted)
-        which += "\n  " + t.output + " seed=" + std::to_string(seed) + " " + c.params;
-    }
-    counts.add(outputs);
+// One test of all cases, which has as many threads as there are processors: only all of them together say
+// how many prove little.
+TEST_P(Operators, Fuzzed) {
+  const std::int64_t cases = fuzz_cases(op());
+  if (cases == 0) GTEST_SKIP() << "ANNULUS_FUZZ_CASES asks for none";
+  const SuiteRow row = run_fuzz(op(), 0, cases, {.device = device(), .jobs = jobs_on(device())});
+  expect_passed(row);
+  if (cases >= kJudgedCases) {
+    EXPECT_EQ(row.outputs.excess(), "")
+        << "outputs of which too many cases are zero or NaN; `annulus check --repro` shows one";
   }
-  EXPECT_EQ(counts.excess(), "") << "all that are mistrusted:" << which;
-  for (const auto& [output, count] : counts.outputs()) {
+  for (const auto& [output, count] : row.outputs.outputs()) {
     RecordProperty(output, std::to_string(count.mistrusted) + " of " + std::to_string(count.cases));
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Operators, ::testing::ValuesIn(targets()),
-                         ::testing::PrintToStringParamName());
+// The definitions themselves: what the fuzzed and named cases are judged by, and what no device changes.
+class References : public ::testing::TestWithParam<const OperatorCases*> {};
+
+// Every named case and a fixed set of fuzzed ones: more would say the same again.
+TEST_P(References, HaveTheGradientsOfFiniteDifferences) {
+  constexpr std::uint64_t kSeeds = 1000;
+  std::vector<Case> cases = GetParam()->named();
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) cases.push_back(GetParam()->fuzz(seed));
+  std::size_t compared = 0;
+  for (const Case& c : cases) {
+    const GradientCheck check = check_reference_gradients(c);
+    compared += check.compared;
+    EXPECT_EQ(check.fault, "") << c.op << " " << c.params << " seed " << c.seed;
+  }
+  EXPECT_GE(compared, 250u) << "of " << cases.size() << " cases, most of them too large";
+  RecordProperty("compared", std::to_string(compared) + " of " + std::to_string(cases.size()));
+}
 
 std::vector<const OperatorCases*> operators() {
   std::vector<const OperatorCases*> all;
@@ -173,34 +181,24 @@ std::ostream& operator<<(std::ostream& out, const Shard& s) {
 
 std::vector<Shard> shards() {
   std::vector<Shard> all;
-  for (const Target& t : targets()) {
+  for (const Target& t : all_targets()) {
     for (int i = 0; i < kShards; ++i) all.push_back({t, i});
   }
   return all;
 }
 
-class Cases : public ::testing::TestWithParam<Shard> {};
+class Cases : public ::testing::TestWithParam<Shard> {
+ protected:
+  void SetUp() override { skip_without(GetParam().target.device); }
+};
 
 TEST_P(Cases, Named) {
   const auto& [target, index] = GetParam();
-  ANNULUS_SKIP_WITHOUT_DEVICE(target.device);
   // Every eighth: neighbours are alike, and alike slow.
   const auto own = [shard = index, n = 0](const std::string&) mutable {
     return n++ % kShards == shard;
   };
   expect_passed(run_named(*target.op, {.device = target.device, .wants = own}));
-}
-
-TEST_P(Cases, Fuzzed) {
-  const auto& [target, index] = GetParam();
-  ANNULUS_SKIP_WITHOUT_DEVICE(target.device);
-  const std::int64_t all = fuzz_cases();
-  const std::int64_t first = all * index / kShards;
-  const std::int64_t last = all * (index + 1) / kShards;
-  if (first == last) GTEST_SKIP() << "ANNULUS_FUZZ_CASES leaves none for this shard";
-  // What share of the cases is mistrusted, References.FewAreTrivial judges over all shards.
-  expect_passed(run_fuzz(*target.op, static_cast<std::uint64_t>(first), last - first,
-                         {.device = target.device}));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Cases, ::testing::ValuesIn(shards()),

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "annulus/core/values.h"
+#include "testing/finite_differences.h"
 #include "testing/perfect_run.h"
 #include "testing/runner.h"
 
@@ -55,15 +56,17 @@ inline void edit(const TensorView& v, const std::function<double(std::size_t, do
 
 // The plain run draws its layout from the variant; a few of them meet every layout.
 inline bool is_killed(const Planted& planted, std::string& reports) {
+  const auto is_it = [&](const std::string& text) {
+    reports += "\n  " + text;
+    return text.find(planted.killed_by) != std::string::npos;
+  };
   for (std::uint64_t variant = 0; variant < 4; ++variant) {
     const CaseResult r = run_case(planted.make(), kCPU, kAllOracles, variant, "planted");
     for (const Failure& f : r.failures) {
-      const std::string text = f.where + ": " + f.detail;
-      if (text.find(planted.killed_by) != std::string::npos) return true;
-      reports += "\n  " + text;
+      if (is_it(f.where + ": " + f.detail)) return true;
     }
   }
-  return false;
+  return is_it("gradients of the reference: " + check_reference_gradients(planted.make()).fault);
 }
 
 inline void expect_all_killed(const std::vector<Planted>& all) {
@@ -81,6 +84,7 @@ inline void expect_sound(const Case& c) {
     for (const Failure& f : r.failures)
       ADD_FAILURE() << c.params << " " << f.where << ": " << f.detail;
   }
+  EXPECT_EQ(check_reference_gradients(c).fault, "") << c.params;
 }
 
 }  // namespace annulus::testing

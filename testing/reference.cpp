@@ -70,35 +70,61 @@ Values run_dense(const Call& call, const Values& inputs, bool as_f64,
 
 }  // namespace
 
-Values draw_inputs(const Case& c, const Call& call) {
-  Values inputs;
+namespace {
+
+std::vector<double> draw_tensor(const Case& c, const TensorSpec& spec) {
   // One case in eight repeats the first slice along the batch, so that the stride-0 layout applies.
   // Only a few slices: where many equal terms are added up, every rounding falls the same way, and
   // limits made for sums of unequal terms say nothing.
   constexpr std::int64_t kMostRepeated = 4;
   const bool repeat = Rng(c.seed ^ 0x5eed).below(8) == 0;
-  for (const TensorSpec& spec : call.inputs) {
-    Rng rng(hash_name(c.seed, spec.name));
-    std::vector<double> values(static_cast<std::size_t>(numel_of(spec)));
-    if (spec.derived) {
-      inputs.push_back(std::move(values));
-      continue;
-    }
-    if (c.draw) {
-      c.draw(rng, spec, values);
-    } else if (is_floating(spec.dtype)) {
-      for (double& v : values) v = rng.normal();
-    }
-    if (repeat && !spec.shape.empty() && spec.shape[0] > 1 && spec.shape[0] <= kMostRepeated &&
-        !values.empty()) {
-      const std::size_t slice = values.size() / static_cast<std::size_t>(spec.shape[0]);
-      for (std::size_t i = slice; i < values.size(); ++i) values[i] = values[i % slice];
-    }
-    round_to(spec.dtype, values);
-    inputs.push_back(std::move(values));
+  Rng rng(hash_name(c.seed, spec.name));
+  std::vector<double> values(static_cast<std::size_t>(numel_of(spec)));
+  if (spec.derived) return values;
+  if (c.draw) {
+    c.draw(rng, spec, values);
+  } else if (is_floating(spec.dtype)) {
+    for (double& v : values) v = rng.normal();
   }
-  if (c.refine) c.refine(call, inputs);
+  if (repeat && !spec.shape.empty() && spec.shape[0] > 1 && spec.shape[0] <= kMostRepeated &&
+      !values.empty()) {
+    const std::size_t slice = values.size() / static_cast<std::size_t>(spec.shape[0]);
+    for (std::size_t i = slice; i < values.size(); ++i) values[i] = values[i % slice];
+  }
+  round_to(spec.dtype, values);
+  return values;
+}
+
+Values draw_first(const Case& c) {
+  Values inputs;
+  for (const TensorSpec& spec : c.calls[0].inputs) inputs.push_back(draw_tensor(c, spec));
+  if (c.refine) c.refine(inputs);
   return inputs;
+}
+
+// The inputs of a call, those of the first call as they are there.
+Values draw_further(const Case& c, const Call& call, const Values& first) {
+  Values inputs;
+  const std::vector<TensorSpec>& specs = c.calls[0].inputs;
+  for (const TensorSpec& spec : call.inputs) {
+    const auto same = std::find_if(specs.begin(), specs.end(),
+                                   [&](const TensorSpec& s) { return s.name == spec.name; });
+    inputs.push_back(same == specs.end() ? draw_tensor(c, spec)
+                                         : first[static_cast<std::size_t>(same - specs.begin())]);
+  }
+  return inputs;
+}
+
+}  // namespace
+
+Values draw_inputs(const Case& c, const Call& call) { return draw_further(c, call, draw_first(c)); }
+
+std::vector<Values> draw_inputs(const Case& c) {
+  std::vector<Values> all = {draw_first(c)};
+  for (std::size_t i = 1; i < c.calls.size(); ++i) {
+    all.push_back(draw_further(c, c.calls[i], all[0]));
+  }
+  return all;
 }
 
 Values run_reference(const Call& call, const Values& inputs) {

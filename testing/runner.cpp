@@ -10,7 +10,6 @@
 
 #include "annulus/core/errors.h"
 #include "testing/compare.h"
-#include "testing/finite_differences.h"
 #include "testing/limits.h"
 #include "testing/reference.h"
 #include "testing/tensors.h"
@@ -131,22 +130,13 @@ class CaseRun {
       : case_(c), device_(device), repro_("annulus check --repro \"" + repro + "\"") {}
 
   CaseResult run(unsigned oracles, std::uint64_t variant) {
-    std::vector<Values> inputs;
     Rng rng(variant);
-    for (const Call& call : case_.calls) {
-      inputs.push_back(draw_inputs(case_, call));
+    const std::vector<Values> inputs = draw_inputs(case_);
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
       setting_ = {.device = device_,
                   .layout = kLayouts[static_cast<std::size_t>(rng.below(6))],
                   .threads = 1 + static_cast<int>(rng.below(2))};
-      check_call(call, inputs.back(), oracles);
-    }
-    if ((oracles & kGradientOracle) && case_.calls.size() > 1) {
-      std::size_t b = 1;
-      while (b < case_.calls.size() && case_.calls[b].name != "backward") ++b;
-      if (b < case_.calls.size()) {
-        report("gradients of the reference",
-               check_reference_gradients(case_, inputs[0], inputs[b]));
-      }
+      check_call(case_.calls[i], inputs[i], oracles);
     }
     return std::move(result_);
   }
@@ -196,7 +186,8 @@ class CaseRun {
     const Values baseline = run_baseline(call, inputs);
     const bool forward = &call == &case_.calls[0];
     const Precision precision = call.precision ? call.precision(device_) : Precision::kAuto;
-    std::vector<double> nearby;  // made when it is first asked for
+    std::vector<double> nearby;  // both made when they are first asked for
+    Values sizes;
     for (std::size_t o = 0; o < reference.size(); ++o) {
       if (call.outputs[o].opaque) continue;
       std::vector<double> ours(bits[o].size());
@@ -218,7 +209,10 @@ class CaseRun {
         return nearby[o];
       };
       if (!forward || !call.terms.empty()) {
-        in.term_size = [&] { return term_sizes(call, inputs, reference[o], o); };
+        in.term_size = [&] {
+          if (sizes.empty()) sizes = term_sizes(call, inputs, reference);
+          return sizes[o];
+        };
       }
       const Comparison c = compare(in);
       result_.worst_ratio = std::max(result_.worst_ratio, c.worst_ratio);
@@ -256,13 +250,13 @@ class CaseRun {
     return largest;
   }
 
-  // See limits.h: how far an output moves, in units of h, when each factor of its terms is scaled by
+  // See limits.h: how far the outputs move, in units of h, when each factor of their terms is scaled by
   // 1 +- h.
-  std::vector<double> term_sizes(const Call& call, const Values& inputs,
-                                 const std::vector<double>& reference, std::size_t output) {
+  Values term_sizes(const Call& call, const Values& inputs, const Values& reference) {
     constexpr double kStep = 0x1p-20;
     constexpr int kDraws = 4;
-    std::vector<double> size(reference.size(), 0);
+    Values sizes;
+    for (const auto& r : reference) sizes.emplace_back(r.size(), 0.0);
     Rng rng(case_.seed ^ 0xcafe);
     for (int draw = 0; draw < kDraws; ++draw) {
       Values moved = inputs;
@@ -270,13 +264,16 @@ class CaseRun {
         if (!is_factor(call, call.inputs[i].name)) continue;
         for (double& v : moved[i]) v *= 1 + (rng.next() & 1 ? kStep : -kStep);
       }
-      const std::vector<double> r = run_reference(call, moved)[output];
-      for (std::size_t i = 0; i < r.size(); ++i) {
-        const double d = difference(r[i], reference[i], call.outputs[output].circular) / kStep;
-        size[i] = std::hypot(size[i], d / std::sqrt(kDraws));  // squares of 1e200 would overflow
+      const Values all = run_reference(call, moved);
+      for (std::size_t o = 0; o < all.size(); ++o) {
+        for (std::size_t i = 0; i < all[o].size(); ++i) {
+          const double d = difference(all[o][i], reference[o][i], call.outputs[o].circular) / kStep;
+          // hypot: squares of 1e200 would overflow.
+          sizes[o][i] = std::hypot(sizes[o][i], d / std::sqrt(kDraws));
+        }
       }
     }
-    return size;
+    return sizes;
   }
 
   bool is_factor(const Call& call, const std::string& name) const {
@@ -410,7 +407,7 @@ CaseResult run_case(const Case& c, Device device, unsigned oracles, std::uint64_
 
 unsigned fuzz_oracles(std::uint64_t seed) {
   Rng rng(seed ^ 0x0c1e);
-  return 1u << rng.below(5) | 1u << rng.below(5);
+  return 1u << rng.below(4) | 1u << rng.below(4);
 }
 
 bool names_word(const std::string& text, const std::string& word) {

@@ -146,6 +146,26 @@ SuiteRow run_bad_calls(const OperatorCases& op, const SuiteOptions& options) {
   return row;
 }
 
+std::int64_t cases_asked_for(const std::string& text, const std::string& op) {
+  std::istringstream items(text);
+  std::string item;
+  std::int64_t all = -1, own = -1;
+  while (std::getline(items, item, ',')) {
+    const std::size_t equals = item.find('=');
+    if (equals != std::string::npos) find_cases(item.substr(0, equals));
+    const std::string digits = equals == std::string::npos ? item : item.substr(equals + 1);
+    std::int64_t count = -1;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), count);
+    if (error != std::errc() || end != digits.data() + digits.size() || count < 0) {
+      throw std::invalid_argument("'" + item + "' is no number of cases");
+    }
+    if (equals == std::string::npos) all = count;
+    if (equals != std::string::npos && item.substr(0, equals) == op) own = count;
+  }
+  if (all < 0) throw std::invalid_argument("'" + text + "' has no number for all operators");
+  return own < 0 ? all : own;
+}
+
 const OperatorCases& find_cases(const std::string& op) {
   std::string there;
   for (const OperatorCases& cases : all_cases()) {

@@ -46,6 +46,10 @@ SuiteRow run_fuzz(const OperatorCases& op, std::uint64_t first_seed, std::int64_
                   const SuiteOptions& options);
 SuiteRow run_bad_calls(const OperatorCases& op, const SuiteOptions& options);
 
+// How many cases of an operator to fuzz, from "2000" or "10000,lrpe_cosine=2000": a number for all, and
+// those of operators that have their own. Throws std::invalid_argument where it says anything else.
+std::int64_t cases_asked_for(const std::string& text, const std::string& op);
+
 // The operator of that name; throws std::invalid_argument, which says those there are.
 const OperatorCases& find_cases(const std::string& op);
 

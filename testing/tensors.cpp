@@ -96,6 +96,16 @@ std::int64_t numel_of(const TensorSpec& spec) {
   return n;
 }
 
+void fill_pattern(std::byte* p, std::size_t bytes, const void* pattern, std::size_t size) {
+  std::size_t done = std::min(size, bytes);
+  if (done > 0) std::memcpy(p, pattern, done);
+  while (done < bytes) {
+    const std::size_t more = std::min(done, bytes - done);
+    std::memcpy(p + done, p, more);
+    done += more;
+  }
+}
+
 void round_to(DType t, std::span<double> values) {
   if (t == DType::kF64) return;
   for (double& v : values) v = decode(encode(v, t), t);
@@ -114,6 +124,21 @@ bool equal_slices(const TensorSpec& spec, std::span<const double> values) {
     }
   }
   return true;
+}
+
+// f with the unsigned type of an element's size.
+template <class F>
+void visit_word(DType t, F&& f) {
+  switch (size_of(t)) {
+    case 1:
+      return f.template operator()<std::uint8_t>();
+    case 2:
+      return f.template operator()<std::uint16_t>();
+    case 4:
+      return f.template operator()<std::uint32_t>();
+    default:
+      return f.template operator()<std::uint64_t>();
+  }
 }
 
 }  // namespace
@@ -184,15 +209,16 @@ void TestTensor::lay_out(Layout layout, std::span<const double> values) {
 
 void TestTensor::fill_and_upload(std::span<const double> values) {
   const auto size = static_cast<std::size_t>(size_of(spec_.dtype));
-  const std::uint64_t poison = poison_bits(spec_.dtype);
+  const std::uint64_t poison =
+      poison_bits(spec_.dtype);  // little-endian on every machine we run on
   before_.resize(static_cast<std::size_t>(elements_) * size);
-  for (std::size_t i = 0; i < before_.size(); i += size) {
-    std::memcpy(before_.data() + i, &poison, size);  // little-endian on every machine we run on
-  }
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const std::uint64_t bits = encode(values[i], spec_.dtype);
-    std::memcpy(before_.data() + static_cast<std::size_t>(offset_[i]) * size, &bits, size);
-  }
+  fill_pattern(before_.data(), before_.size(), &poison, size);
+  visit_word(spec_.dtype, [&]<class Word>() {
+    auto* elements = reinterpret_cast<Word*>(before_.data());
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      elements[offset_[i]] = static_cast<Word>(encode(values[i], spec_.dtype));
+    }
+  });
   buffer_ = Buffer(device_, before_.size());
   copy_bytes(buffer_.data(), device_, before_.data(), kCPU, before_.size());
 }
@@ -216,18 +242,16 @@ std::string TestTensor::collect(std::vector<std::uint64_t>* bits) {
   const auto size = static_cast<std::size_t>(size_of(spec_.dtype));
   std::vector<std::byte> after(before_.size());
   copy_bytes(after.data(), kCPU, buffer_.data(), device_, after.size());
-  if (bits != nullptr) {
-    bits->assign(offset_.size(), 0);
-    for (std::size_t i = 0; i < offset_.size(); ++i) {
-      std::memcpy(&(*bits)[i], after.data() + static_cast<std::size_t>(offset_[i]) * size, size);
+  visit_word(spec_.dtype, [&]<class Word>() {
+    auto* elements = reinterpret_cast<Word*>(after.data());
+    if (bits != nullptr) {
+      bits->resize(offset_.size());
+      for (std::size_t i = 0; i < offset_.size(); ++i) (*bits)[i] = elements[offset_[i]];
     }
-  }
-  if (!input_) {  // its elements may change; everything around them may not
-    const std::uint64_t poison = poison_bits(spec_.dtype);
-    for (const std::int64_t o : offset_) {
-      std::memcpy(after.data() + static_cast<std::size_t>(o) * size, &poison, size);
-    }
-  }
+    if (input_) return;  // an output's elements may change; everything around them may not
+    const auto poison = static_cast<Word>(poison_bits(spec_.dtype));
+    for (const std::int64_t o : offset_) elements[o] = poison;
+  });
   if (std::memcmp(after.data(), before_.data(), after.size()) == 0) return {};
   std::size_t at = 0;
   while (after[at] == before_[at]) ++at;

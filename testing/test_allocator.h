@@ -12,6 +12,7 @@
 #include "annulus/core/buffer.h"
 #include "annulus/core/context.h"
 #include "annulus/core/errors.h"
+#include "testing/tensors.h"
 
 namespace annulus::testing {
 
@@ -72,16 +73,16 @@ class TestAllocator final : public Allocator {
 
  private:
   // Byte i of a block: a bfloat16 or float made of it is a signalling NaN, a double is 1e307.
-  static std::byte pattern(std::size_t i) { return i % 2 == 0 ? std::byte{0xa5} : std::byte{0x7f}; }
+  static constexpr std::array<std::byte, 2> kPattern = {std::byte{0xa5}, std::byte{0x7f}};
   static void fill(std::byte* p, std::size_t bytes) {
-    for (std::size_t i = 0; i < bytes; ++i) p[i] = pattern(i);
+    fill_pattern(p, bytes, kPattern.data(), kPattern.size());
   }
   // The guard that lies `first` bytes into its block.
   static bool guard_is_whole(const std::byte* p, Device device, std::size_t first) {
     std::array<std::byte, kGuard> after;
     copy_bytes(after.data(), kCPU, p, device, kGuard);
     for (std::size_t i = 0; i < kGuard; ++i) {
-      if (after[i] != pattern(first + i)) return false;
+      if (after[i] != kPattern[(first + i) % 2]) return false;
     }
     return true;
   }

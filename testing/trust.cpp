@@ -28,15 +28,6 @@ std::vector<OutputTrust> trust_of(const Call& call, const Values& reference) {
   return outputs;
 }
 
-std::vector<OutputTrust> trust_of(const Case& c) {
-  std::vector<OutputTrust> all;
-  for (const Call& call : c.calls) {
-    const auto of_call = trust_of(call, run_reference(call, draw_inputs(c, call)));
-    all.insert(all.end(), of_call.begin(), of_call.end());
-  }
-  return all;
-}
-
 std::string wrongly_zero(const Call& call, const Values& reference) {
   for (std::size_t o = 0; o < reference.size(); ++o) {
     if (call.outputs[o].zero &&

@@ -23,9 +23,6 @@ struct OutputTrust {
 // empty input: sums over nothing are zero by definition, which is what such a case is for.
 std::vector<OutputTrust> trust_of(const Call& call, const Values& reference);
 
-// The same of all calls of a case, by their references alone: nothing of the library runs.
-std::vector<OutputTrust> trust_of(const Case& c);
-
 // Names an output that is marked as zero and is not, or nothing.
 std::string wrongly_zero(const Call& call, const Values& reference);
 

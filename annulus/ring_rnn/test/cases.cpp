@@ -292,9 +292,7 @@ Case ring_rnn_case(const RingRnnProblem& p) {
   c.draw = [p](Rng& rng, const TensorSpec& spec, std::span<double> values) {
     ring_rnn_draw(p, rng, spec, values);
   };
-  c.refine = [p](const Call&, std::vector<std::vector<double>>& inputs) {
-    ring_rnn_refine(p, inputs);
-  };
+  c.refine = [p](std::vector<std::vector<double>>& inputs) { ring_rnn_refine(p, inputs); };
   return c;
 }
 

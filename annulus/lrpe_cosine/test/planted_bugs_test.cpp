@@ -285,7 +285,7 @@ std::vector<Planted> wrong_numbers() {
          };
          return c;
        }},
-      {"the definition itself has a wrong gradient", "gradients of the reference",
+      {"the definition itself has a wrong gradient", "gradients of the reference: dtheta",
        [] {
          Case c = lrpe_case(kSmall);
          c.calls[kBackward].reference = [right = c.calls[kBackward].reference](Views in,

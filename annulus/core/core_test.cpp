@@ -1,7 +1,5 @@
-// Tensors, checks, checked arithmetic, DLPack, workspace accounting, parallel_for.
+// Tensors, checks, checked arithmetic, DLPack, workspace accounting.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #if __has_include(<dlpack/dlpack.h>)
 #include <dlpack/dlpack.h>
@@ -9,10 +7,8 @@
 #endif
 
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "annulus/core/buffer.h"
@@ -23,7 +19,6 @@
 #include "annulus/core/dlpack.h"
 #include "annulus/core/scratch.h"
 #include "annulus/core/tensor.h"
-#include "annulus/cpu/parallel.h"
 #include "testing/test_allocator.h"
 
 namespace annulus {
@@ -187,63 +182,6 @@ TEST(Dispatch, VisitsTheRightType) {
   EXPECT_EQ(visit_floating(DType::kBF16, []<class T>() { return dtype_of<T>; }), DType::kBF16);
   EXPECT_EQ(visit_bool(true, []<bool B>() { return B; }), true);
   EXPECT_THROW(visit_floating(DType::kI32, []<class T>() {}), InvalidArgument);
-}
-
-TEST(ParallelFor, EveryTaskOnceForAnyThreadCount) {
-  for (const int threads : {0, 1, 2, 3, 8}) {
-    for (const std::int64_t tasks : {0, 1, 2, 7, 1000}) {
-      std::vector<std::atomic<int>> count(static_cast<std::size_t>(tasks));
-      cpu::parallel_for(tasks, threads,
-                        [&](std::int64_t i) { ++count[static_cast<std::size_t>(i)]; });
-      for (const auto& c : count) EXPECT_EQ(c, 1);
-    }
-  }
-}
-
-TEST(ParallelFor, TheFirstExceptionArrives) {
-  for (const int threads : {1, 4}) {
-    const std::string what = message_of<InvalidArgument>([&] {
-      cpu::parallel_for(100, threads, [](std::int64_t i) {
-        if (i % 10 == 3) throw InvalidArgument("task " + std::to_string(i));
-      });
-    });
-    EXPECT_EQ(what, "task 3");
-  }
-}
-
-TEST(ParallelFor, FromManyThreadsAtOnce) {
-  std::atomic<std::int64_t> sum{0};
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 8; ++t) {
-    threads.emplace_back([&] { cpu::parallel_for(100, 2, [&](std::int64_t i) { sum += i; }); });
-  }
-  for (std::thread& t : threads) t.join();
-  EXPECT_EQ(sum, 8 * 4950);
-}
-
-// What a data loader does: its workers are forks of a process that has computed already.
-TEST(ParallelFor, GoesOnInAChild) {
-  const auto sum_of_100 = [] {
-    std::atomic<std::int64_t> sum{0};
-    cpu::parallel_for(100, 4, [&](std::int64_t i) { sum += i; });
-    std::atomic<std::int64_t> items{0};
-    cpu::run_team(4, [&](cpu::Member& m) {
-      m.each(100, 3, [&](std::int64_t begin, std::int64_t end) { items += end - begin; });
-    });
-    return sum + items;
-  };
-  ASSERT_EQ(sum_of_100(), 5050);
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    alarm(60);  // a child that waits for threads it does not have would wait for ever
-    _exit(sum_of_100() == 5050 ? 0 : 1);
-  }
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0)
-      << (WIFSIGNALED(status) ? "killed by signal " + std::to_string(WTERMSIG(status)) : "wrong");
-  EXPECT_EQ(sum_of_100(), 5050);
 }
 
 #ifdef ANNULUS_TEST_DLPACK

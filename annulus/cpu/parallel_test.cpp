@@ -1,0 +1,78 @@
+#include "annulus/cpu/parallel.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "annulus/core/errors.h"
+
+namespace annulus::cpu {
+namespace {
+
+TEST(ParallelFor, EveryTaskOnceForAnyThreadCount) {
+  for (const int threads : {0, 1, 2, 3, 8}) {
+    for (const std::int64_t tasks : {0, 1, 2, 7, 1000}) {
+      std::vector<std::atomic<int>> count(static_cast<std::size_t>(tasks));
+      parallel_for(tasks, threads, [&](std::int64_t i) { ++count[static_cast<std::size_t>(i)]; });
+      for (const auto& c : count) EXPECT_EQ(c, 1);
+    }
+  }
+}
+
+TEST(ParallelFor, TheFirstExceptionArrives) {
+  for (const int threads : {1, 4}) {
+    std::string what;
+    try {
+      parallel_for(100, threads, [](std::int64_t i) {
+        if (i % 10 == 3) throw InvalidArgument("task " + std::to_string(i));
+      });
+    } catch (const InvalidArgument& e) {
+      what = e.what();
+    }
+    EXPECT_EQ(what, "task 3");
+  }
+}
+
+TEST(ParallelFor, FromManyThreadsAtOnce) {
+  std::atomic<std::int64_t> sum{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 8; ++t) {
+    threads.emplace_back([&] { parallel_for(100, 2, [&](std::int64_t i) { sum += i; }); });
+  }
+  for (std::thread& t : threads) t.join();
+  EXPECT_EQ(sum, 8 * 4950);
+}
+
+// What a data loader does: its workers are forks of a process that has computed already.
+TEST(ParallelFor, GoesOnInAChild) {
+  const auto sum_of_100 = [] {
+    std::atomic<std::int64_t> sum{0};
+    parallel_for(100, 4, [&](std::int64_t i) { sum += i; });
+    std::atomic<std::int64_t> items{0};
+    run_team(4, [&](Member& m) {
+      m.each(100, 3, [&](std::int64_t begin, std::int64_t end) { items += end - begin; });
+    });
+    return sum + items;
+  };
+  ASSERT_EQ(sum_of_100(), 5050);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(60);  // a child that waits for threads it does not have would wait for ever
+    _exit(sum_of_100() == 5050 ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0)
+      << (WIFSIGNALED(status) ? "killed by signal " + std::to_string(WTERMSIG(status)) : "wrong");
+  EXPECT_EQ(sum_of_100(), 5050);
+}
+
+}  // namespace
+}  // namespace annulus::cpu

@@ -1,0 +1,51 @@
+// A test of every registered operator on every device.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <ostream>
+#include <vector>
+
+#include "annulus/cuda/memory.h"
+#include "testing/case.h"
+
+namespace annulus::testing {
+
+struct Target {
+  const OperatorCases* op;
+  Device device;
+};
+
+inline std::vector<Target> all_targets() {
+  std::vector<Target> all;
+  for (const OperatorCases& op : all_cases()) {
+    all.push_back({&op, kCPU});
+    all.push_back({&op, cuda_device(0)});
+  }
+  return all;
+}
+
+// The names of parameters, in GoogleTest's listings and in ctest's.
+inline std::ostream& operator<<(std::ostream& out, const Target& t) {
+  return out << t.op->op << (t.device.type == DeviceType::kCPU ? "_cpu" : "_cuda");
+}
+
+inline void skip_without(Device device) {
+  if (device.type == DeviceType::kCUDA && !cuda::why_unavailable().empty()) {
+    GTEST_SKIP() << "no CUDA device: " << cuda::why_unavailable();
+  }
+}
+
+// TEST_P of a suite derived from this runs once per operator and device, and says why where there is none.
+class EachOperator : public ::testing::TestWithParam<Target> {
+ protected:
+  void SetUp() override { skip_without(device()); }
+  const OperatorCases& op() const { return *GetParam().op; }
+  Device device() const { return GetParam().device; }
+};
+
+#define ANNULUS_EACH_OPERATOR(Suite)                                       \
+  INSTANTIATE_TEST_SUITE_P(All, Suite, ::testing::ValuesIn(all_targets()), \
+                           ::testing::PrintToStringParamName())
+
+}  // namespace annulus::testing
