@@ -12,9 +12,10 @@
 namespace annulus::ring_rnn::cuda::tensor {
 
 // All steps in one launch, or two launches a step to the same bits.
-template <class Kernel>
-void launch_loop(Kernel* kernel, Loop loop, const char* op, cudaStream_t stream) {
-  const Shape& s = loop.shape;
+template <class Loop>
+void launch_loop(void (*kernel)(Loop), Loop loop, const Launch& to) {
+  const LaunchSize& s = loop.tiling.launch;
+  const char* const op = to.op;
   const auto grid = static_cast<unsigned>(s.grid);
   const auto threads = static_cast<unsigned>(s.threads);
   annulus::cuda::throw_on_error(
@@ -23,7 +24,7 @@ void launch_loop(Kernel* kernel, Loop loop, const char* op, cudaStream_t stream)
       op, "shared memory of the ring loop");
   if (loop.together) {
     const cudaError_t error =
-        annulus::cuda::launch_cooperative(kernel, grid, threads, s.shared_bytes, stream, loop);
+        annulus::cuda::launch_cooperative(kernel, grid, threads, s.shared_bytes, to.stream, loop);
     // Refused: the blocks would not all be on the GPU at once (another process holds a part of it).
     if (error != cudaErrorCooperativeLaunchTooLarge && error != cudaErrorNotSupported) {
       annulus::cuda::throw_on_error(error, op, "launch of the ring loop");
@@ -32,7 +33,7 @@ void launch_loop(Kernel* kernel, Loop loop, const char* op, cudaStream_t stream)
     (void)cudaGetLastError();
     loop.together = false;
   }
-  annulus::cuda::record_as_one_node(op, stream, [&](cudaStream_t recorded) {
+  annulus::cuda::record_as_one_node(op, to.stream, [&](cudaStream_t recorded) {
     const auto launch = [&](std::int64_t first, std::int64_t last, unsigned phases) {
       Loop part = loop;
       part.first = first;
@@ -43,7 +44,7 @@ void launch_loop(Kernel* kernel, Loop loop, const char* op, cudaStream_t stream)
     };
     launch(loop.first, loop.last, kBegin);
     for (std::int64_t i = 0; i < loop.last - loop.first; ++i) {
-      const std::int64_t t = loop.backward ? loop.last - 1 - i : loop.first + i;
+      const std::int64_t t = Loop::kBackward ? loop.last - 1 - i : loop.first + i;
       launch(t, t + 1, kMultiply);
       launch(t, t + 1, kFinish);
     }
