@@ -11,8 +11,4 @@ namespace annulus::testing {
 // Works on CPU tensors of any layout. The result touches nothing of the library's kernels.
 std::function<void(Views, Views, Context&)> perfect_run(const Call& call);
 
-// Every element of a strided CPU tensor, in row-major order.
-std::vector<double> read_elements(const TensorView& v);
-void write_elements(const TensorView& v, std::span<const double> values);
-
 }  // namespace annulus::testing

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "annulus/core/values.h"
 #include "testing/perfect_run.h"
 #include "testing/runner.h"
 
@@ -47,9 +48,9 @@ inline Case spoilt_after(Case c, std::size_t call, Run f) {
 
 // Calls `change(index, value)` on every element of an output.
 inline void edit(const TensorView& v, const std::function<double(std::size_t, double)>& change) {
-  std::vector<double> values = read_elements(v);
+  std::vector<double> values = load_values<double>(v);
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = change(i, values[i]);
-  write_elements(v, values);
+  store_values(v, values);
 }
 
 // The plain run draws its layout from the variant; a few of them meet every layout.

@@ -11,6 +11,15 @@ __device__ __forceinline__ int uniform_warp() {
   return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
 }
 
+// A number that all lanes of a warp have, said in a way the compiler understands: what is made of it
+// then stays in uniform registers, where wgmma wants its descriptors, instead of being sent there by
+// two instructions for each. It helps only where the compiler knows that warps stay together: a loop
+// that it thinks lanes might leave one by one, anywhere before, undoes it.
+__device__ __forceinline__ unsigned uniform(unsigned v) { return __reduce_or_sync(~0u, v); }
+__device__ __forceinline__ int uniform(int v) {
+  return static_cast<int>(uniform(static_cast<unsigned>(v)));
+}
+
 // What each aligned group of Lanes lanes combines to, in all of its lanes. All 32 lanes take part.
 template <int Lanes = 32, class Real, class F>
 __device__ __forceinline__ Real warp_reduce(Real v, F&& combine) {

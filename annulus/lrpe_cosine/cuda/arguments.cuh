@@ -10,14 +10,22 @@
 
 #include "annulus/core/dtype.h"
 #include "annulus/cuda/fast_div.h"
-#include "annulus/cuda/vec.cuh"
+#include "annulus/cuda/math.cuh"
+#include "annulus/cuda/rows.cuh"
 #include "annulus/lrpe_cosine/cuda/tile.cuh"
 #include "annulus/lrpe_cosine/plan.h"
 
 namespace annulus::lrpe_cosine::cuda {
 
+using annulus::cuda::add_of;
+using annulus::cuda::exp2_fast;
+using annulus::cuda::exp_of;
 using annulus::cuda::FastDiv;
+using annulus::cuda::fma_of;
+using annulus::cuda::kLog2E;
 using annulus::cuda::kVectorWidth;
+using annulus::cuda::max_of;
+using annulus::cuda::mul_of;
 using annulus::cuda::store;
 using annulus::cuda::Vec;
 
@@ -80,17 +88,8 @@ __device__ __forceinline__ step_t<T> make_step(compute_t<T> theta) {
 
 template <class Real>
 __device__ __forceinline__ Real load_theta(const Args& a, int row, int k) {
-  const std::int64_t i = row * a.theta_stride[0] + k * a.theta_stride[1];
-  switch (a.theta_dtype) {
-    case DType::kF64:
-      return static_cast<Real>(static_cast<const double*>(a.theta)[i]);
-    case DType::kF32:
-      return static_cast<Real>(static_cast<const float*>(a.theta)[i]);
-    case DType::kF16:
-      return static_cast<Real>(static_cast<float>(static_cast<const float16*>(a.theta)[i]));
-    default:
-      return static_cast<Real>(static_cast<float>(static_cast<const bfloat16*>(a.theta)[i]));
-  }
+  return annulus::cuda::load_number<Real>(a.theta_dtype, a.theta,
+                                          row * a.theta_stride[0] + k * a.theta_stride[1]);
 }
 
 __device__ __forceinline__ std::int64_t load_offset(const Args& a, std::int64_t b) {
@@ -192,56 +191,30 @@ __device__ __forceinline__ void make_phases(const Args& a, const StepTable<T>& t
   }
 }
 
-template <class Real>
-__device__ __forceinline__ Real exp_of(Real x) {
-  if constexpr (std::is_same_v<Real, double>) {
-    return exp(x);
-  } else {
-    return expf(x);
-  }
-}
-
-// 1 / x; where a 16-bit T takes the result, by the special-function unit.
+// 1 / x and 1 / (1 + e^-x); where a 16-bit T takes the result, by the special-function unit.
 template <class T, class Real>
 __device__ __forceinline__ Real inverse(Real x) {
   if constexpr (sizeof(T) == 2) {
-    Real result;
-    asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
-    return result;
+    return annulus::cuda::inverse_fast(x);
   } else {
     return Real(1) / x;
   }
 }
-
-// 1 / (1 + e^-x), of whichever sign without an overflow: with e = e^-|x| it is 1 / (1 + e), or e / (1 + e) below
-// zero. Where a 16-bit T takes the result, by the special-function unit: right to 2^-17 where f16 keeps
-// 2^-11; 1 minus it, in the backward, to 2^-23 of 1.
 template <class T, class Real>
 __device__ __forceinline__ Real sigmoid(Real x) {
   if constexpr (sizeof(T) == 2) {
-    const float e = __expf(-fabsf(x));
-    return (x < 0 ? e : 1.0f) * inverse<T>(1.0f + e);
+    return annulus::cuda::sigmoid_fast(x);
   } else {
-    const Real e = exp_of(x < 0 ? x : -x);
-    return (x < 0 ? e : Real(1)) / (Real(1) + e);
+    return annulus::cuda::sigmoid_with_tails(x);
   }
 }
-
-// 2^x by the special-function unit, nothing below 2^-126. (With those results the compiler spends
-// four more instructions on each.)
-__device__ __forceinline__ float exp2_approx(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
-inline constexpr float kLog2E = 1.44269504f;
 
 // What softmax sums: exp(x - maximum), given the difference. Where a 16-bit T takes the result it is
 // 2^30 times as large, in the sum too, so that a quotient of subnormal size is not lost on the way.
 template <class T, class Real>
 __device__ __forceinline__ Real power(Real below) {
   if constexpr (sizeof(T) == 2) {
-    return exp2_approx(device::mul_add(below, kLog2E, 30.0f));
+    return exp2_fast(fma_of(below, kLog2E, 30.0f));
   } else {
     return exp_of(below);
   }
@@ -252,25 +225,21 @@ template <class T>
 inline constexpr float kPowerOfMaximum = sizeof(T) == 2 ? 0x1p30f : 1.0f;
 template <class T, class Real>
 __device__ __forceinline__ Real dot_weight(Real power) {
-  return device::mul(power, Real(1) / kPowerOfMaximum<T>);
+  return mul_of(power, Real(1) / kPowerOfMaximum<T>);
 }
 template <class T, class Real>
 __device__ __forceinline__ Real dot_mean(Real dot, Real scale) {
-  return device::mul(dot, device::mul(scale, Real(kPowerOfMaximum<T>)));
+  return mul_of(dot, mul_of(scale, Real(kPowerOfMaximum<T>)));
 }
 // What such a sum is multiplied by when the maximum rises.
 template <class T, class Real>
 __device__ __forceinline__ Real decay(Real below) {
   if constexpr (sizeof(T) == 2) {
-    return exp2_approx(below * kLog2E);
+    return exp2_fast(below * kLog2E);
   } else {
     return exp_of(below);
   }
 }
-
-// The larger one; a NaN is ignored, since the sum of powers keeps it.
-__device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
-__device__ __forceinline__ double larger(double a, double b) { return fmax(a, b); }
 
 // Which code a kernel holds for f. Softmax over rows (features) and over columns (tokens) needs
 // registers for its statistics, which would slow down the others.
@@ -393,38 +362,6 @@ __device__ __forceinline__ std::int64_t element(const Operand& o, std::int64_t b
 template <int V, class T, class Real>
 __device__ __forceinline__ void store_columns(const Real (&in)[V], void* base, std::int64_t i) {
   store<V>(in, static_cast<T*>(base) + i);
-}
-
-// The softmax kernels give a thread the same V columns in every layout, so that no layout changes
-// the order of a sum. `left` of them exist; the others are `filler`. With kVectors dense, aligned
-// and complete or missing as a whole; else any.
-template <class T, int V, bool kVectors>
-__device__ __forceinline__ Vec<T, V> fetch_columns(const void* base, std::int64_t i,
-                                                   std::int64_t stride, int left,
-                                                   compute_t<T> filler) {
-  const T* p = static_cast<const T*>(base) + i;
-  if constexpr (kVectors) {
-    if (left > 0) return annulus::cuda::fetch<V>(p);
-  }
-  compute_t<T> value[V];
-#pragma unroll
-  for (int k = 0; k < V; ++k) {
-    value[k] = !kVectors && k < left ? static_cast<compute_t<T>>(p[k * stride]) : filler;
-  }
-  return annulus::cuda::pack<T>(value);
-}
-template <class T, int V, bool kVectors>
-__device__ __forceinline__ void put_columns(const compute_t<T> (&value)[V], void* base,
-                                            std::int64_t i, std::int64_t stride, int left) {
-  T* p = static_cast<T*>(base) + i;
-  if constexpr (kVectors) {
-    if (left > 0) store<V>(value, p);
-  } else {
-#pragma unroll
-    for (int k = 0; k < V; ++k) {
-      if (k < left) p[k * stride] = T(value[k]);
-    }
-  }
 }
 
 // Lanes that share a row of C columns, V each: a power of two, so that shuffles can add them up.

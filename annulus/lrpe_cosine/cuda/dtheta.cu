@@ -119,8 +119,8 @@ __global__ void __launch_bounds__(kBlockRows* kBlockLanes, kMinBlocks<kAct>)
           activate_tile<T, kAct>(a.activation, a.stats, x1, row, stat_column, xb);
 #pragma unroll
           for (int i = 0; i < V; ++i) {
-            q[i] = device::mul_add(xb[i], g2[i], q[i]);
-            if constexpr (kRotate) q[i] = device::mul_add(-x2[i], g1[i], q[i]);
+            q[i] = fma_of(xb[i], g2[i], q[i]);
+            if constexpr (kRotate) q[i] = fma_of(-x2[i], g1[i], q[i]);
           }
           if (side.dx.first != nullptr) {
             activate_tile_backward<T, kAct>(a.activation, a.stats, x1, row, stat_column, g1);
@@ -139,8 +139,8 @@ __global__ void __launch_bounds__(kBlockRows* kBlockLanes, kMinBlocks<kAct>)
 #pragma unroll
         for (int i = 0; i < V; ++i) {
           const auto within = static_cast<Real>(here[i] - start[i]);
-          mine[i * threads] = device::add(mine[i * threads], q[i]);
-          mine[(V + i) * threads] = device::mul_add(within, q[i], mine[(V + i) * threads]);
+          mine[i * threads] = add_of(mine[i * threads], q[i]);
+          mine[(V + i) * threads] = fma_of(within, q[i], mine[(V + i) * threads]);
         }
       }
     }

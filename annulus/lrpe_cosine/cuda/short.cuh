@@ -17,7 +17,7 @@
 #include <cstdint>
 
 #include "annulus/cuda/fast_div.h"
-#include "annulus/cuda/vec.cuh"
+#include "annulus/cuda/rows.cuh"
 #include "annulus/lrpe_cosine/cuda/turn.cuh"
 
 namespace annulus::lrpe_cosine::cuda {

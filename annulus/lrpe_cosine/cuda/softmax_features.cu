@@ -75,17 +75,21 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<kTask>)
   RowPart<T, V> next[N];
   std::int64_t i_x = element(side.x, b_begin, p.head, t, slot);
   std::int64_t i_dy = element(side.dy, b_begin, p.head, t, slot);
+  const auto fetch = [](const void* base, std::int64_t i, std::int64_t stride, int count,
+                        Real filler) {
+    return annulus::cuda::fetch_row<V, kVectors>(static_cast<const T*>(base) + i, stride, count,
+                                                 filler);
+  };
   auto fetch_next = [&](int count) {
 #pragma unroll
     for (int j = 0; j < N; ++j) {
       const int here = j < count ? left : 0;
-      next[j].x = fetch_columns<T, V, kVectors>(side.x.first, i_x, side.x.stride[3], here,
-                                                -static_cast<Real>(INFINITY));
+      next[j].x = fetch(side.x.first, i_x, side.x.stride[3], here, -static_cast<Real>(INFINITY));
       i_x += side.x.stride[0];
       if constexpr (!kForward) {
         const std::int64_t stride = side.dy.stride[3];
-        next[j].d1 = fetch_columns<T, V, kVectors>(side.dy.first, i_dy, stride, here, Real(0));
-        next[j].d2 = fetch_columns<T, V, kVectors>(side.dy.second, i_dy, stride, here, Real(0));
+        next[j].d1 = fetch(side.dy.first, i_dy, stride, here, Real(0));
+        next[j].d2 = fetch(side.dy.second, i_dy, stride, here, Real(0));
         i_dy += side.dy.stride[0];
       }
     }
@@ -122,7 +126,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<kTask>)
       annulus::cuda::unpack(next[j].x, e[j]);
       high[j] = e[j][0];
 #pragma unroll
-      for (int i = 1; i < V; ++i) high[j] = larger(high[j], e[j][i]);
+      for (int i = 1; i < V; ++i) high[j] = max_of(high[j], e[j][i]);
       if constexpr (!kForward) {
         Real d1[V];
         Real d2[V];
@@ -133,7 +137,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<kTask>)
     }
     if (done + N < sequences) fetch_next(sequences - done - N);
 
-    reduce_rows(high, lanes, [](Real u, Real v) { return larger(u, v); });
+    reduce_rows(high, lanes, [](Real u, Real v) { return max_of(u, v); });
 #pragma unroll
     for (int j = 0; j < N; ++j) {
       sum[j] = 0;
@@ -141,15 +145,15 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<kTask>)
 #pragma unroll
       for (int i = 0; i < V; ++i) {
         e[j][i] = power<T>(e[j][i] - high[j]);
-        sum[j] = device::add(sum[j], e[j][i]);
+        sum[j] = add_of(sum[j], e[j][i]);
         if constexpr (!kForward) {
-          dot[j] = device::mul_add(dot_weight<T>(e[j][i]), g[j][i], dot[j]);
+          dot[j] = fma_of(dot_weight<T>(e[j][i]), g[j][i], dot[j]);
         }
       }
     }
-    reduce_rows(sum, lanes, [](Real u, Real v) { return device::add(u, v); });
+    reduce_rows(sum, lanes, [](Real u, Real v) { return add_of(u, v); });
     if constexpr (!kForward) {
-      reduce_rows(dot, lanes, [](Real u, Real v) { return device::add(u, v); });
+      reduce_rows(dot, lanes, [](Real u, Real v) { return add_of(u, v); });
     }
 
 #pragma unroll
@@ -172,12 +176,14 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<kTask>)
         for (int i = 0; i < V; ++i) probability[i] = e[j][i] * scale;
         if constexpr (kForward) {
           device::cosine_tile(probability, phase, r1, r2);
-          put_columns<T, V, kVectors>(r2, out.second, i_out, out.stride[3], here);
+          annulus::cuda::put_row<V, kVectors>(r2, static_cast<T*>(out.second) + i_out,
+                                              out.stride[3], here);
         } else {
 #pragma unroll
           for (int i = 0; i < V; ++i) r1[i] = probability[i] * (g[j][i] - mean);
         }
-        put_columns<T, V, kVectors>(r1, out.first, i_out, out.stride[3], here);
+        annulus::cuda::put_row<V, kVectors>(r1, static_cast<T*>(out.first) + i_out, out.stride[3],
+                                            here);
         i_out += out.stride[0];
       }
     }
@@ -193,14 +199,14 @@ __device__ __forceinline__ compute_t<T> gradient(const Args& a, const Head& h, s
   const std::int64_t i = element(dy, b, h.head, t, c);
   const auto d1 = static_cast<Real>(static_cast<const T*>(dy.first)[i]);
   const auto d2 = static_cast<Real>(static_cast<const T*>(dy.second)[i]);
-  if (t < a.positions.prefix) return device::mul_add(d2, Real(0), d1);
+  if (t < a.positions.prefix) return fma_of(d2, Real(0), d1);
   std::int64_t s[device::kAxes] = {};
   find_position(a, b, t, s);
   const Real theta = load_theta<Real>(a, h.theta_row, c - a.positions.axis_of(c) * a.E);
   device::SinCos<Real, 1> phase;
   phase.set(0, a.positions.column_phase(make_step<T>(theta), s, c));
   if (!isfinite(theta)) phase.c[0] = phase.s[0] = Real(NAN);
-  return device::mul_add(d2, phase.s[0], d1 * phase.c[0]);
+  return fma_of(d2, phase.s[0], d1 * phase.c[0]);
 }
 
 template <class T>
@@ -220,9 +226,9 @@ __global__ void __launch_bounds__(kThreads)
     const T* p = static_cast<const T*>(x.first) + element(x, b, h.head, t, 0);
     Real high = -INFINITY;
     for (int c = lane; c < a.C; c += 32) {
-      high = larger(high, static_cast<Real>(p[c * x.stride[3]]));
+      high = max_of(high, static_cast<Real>(p[c * x.stride[3]]));
     }
-    high = annulus::cuda::warp_reduce(high, [](Real u, Real v) { return larger(u, v); });
+    high = annulus::cuda::warp_reduce(high, [](Real u, Real v) { return max_of(u, v); });
     Real sum = 0;
     for (int c = lane; c < a.C; c += 32)
       sum += power<T>(static_cast<Real>(p[c * x.stride[3]]) - high);

@@ -113,7 +113,7 @@ struct TokenWalk {
     const T* const here = at;
     at += token_step;
     if (kVectors && kComplete) return annulus::cuda::fetch<V>(here);
-    return fetch_columns<T, V, kVectors>(here, 0, column_step, range.left(j), filler);
+    return annulus::cuda::fetch_row<V, kVectors>(here, column_step, range.left(j), filler);
   }
   __device__ __forceinline__ void next_sequence() { at += sequence_step; }
 };
@@ -226,7 +226,7 @@ __device__ __forceinline__ void add_warps(const Args& a, const ColumnPlace& p, i
   const int width = lanes * V;
   const int part = kColumnWarps * width;
   const int thread = static_cast<int>(threadIdx.x);
-  const auto add = [](Real u, Real v) { return device::add(u, v); };
+  const auto add = [](Real u, Real v) { return add_of(u, v); };
   reduce_warp_rows(mine.sum, lanes, add);
   if constexpr (kDots) reduce_warp_rows(mine.dot, lanes, add);
   if (thread % 32 < lanes) {
@@ -243,15 +243,15 @@ __device__ __forceinline__ void add_warps(const Args& a, const ColumnPlace& p, i
     const Real* const column = warp_sums + thread;
     Real high = column[0];
 #pragma unroll
-    for (int w = 1; w < kColumnWarps; ++w) high = larger(high, column[w * width]);
+    for (int w = 1; w < kColumnWarps; ++w) high = max_of(high, column[w * width]);
     const Real base = finite_high(high);
     Real sum = 0;
     Real dot = 0;
 #pragma unroll
     for (int w = 0; w < kColumnWarps; ++w) {
       const Real factor = decay<T>(column[w * width] - base);
-      sum = device::mul_add(column[part + w * width], factor, sum);
-      if constexpr (kDots) dot = device::mul_add(column[2 * part + w * width], factor, dot);
+      sum = fma_of(column[part + w * width], factor, sum);
+      if constexpr (kDots) dot = fma_of(column[2 * part + w * width], factor, dot);
     }
     const std::int64_t entry =
         ((b * a.heads + p.block.flat_head) * runs + p.run) * a.C + p.first_column + thread;
@@ -326,9 +326,9 @@ __global__ void __launch_bounds__(kColumnThreads, kMinBlocks<kDots>)
       Real u[V];
       annulus::cuda::unpack(x[j], u);
 #pragma unroll
-      for (int i = 0; i < V; ++i) high[i] = larger(high[i], u[i]);
+      for (int i = 0; i < V; ++i) high[i] = max_of(high[i], u[i]);
     }
-    reduce_warp_rows(high, lanes, [](Real u, Real v) { return larger(u, v); });
+    reduce_warp_rows(high, lanes, [](Real u, Real v) { return max_of(u, v); });
 #pragma unroll
     for (int i = 0; i < V; ++i) {
       const Real base = finite_high(high[i]);
@@ -350,7 +350,7 @@ __global__ void __launch_bounds__(kColumnThreads, kMinBlocks<kDots>)
 #pragma unroll
       for (int i = 0; i < V; ++i) {
         e[i] = power<T>(e[i] - high[i]);
-        mine.sum[i] = device::add(mine.sum[i], e[i]);
+        mine.sum[i] = add_of(mine.sum[i], e[i]);
       }
       if constexpr (kDots) {
         Real g[V];
@@ -359,7 +359,7 @@ __global__ void __launch_bounds__(kColumnThreads, kMinBlocks<kDots>)
         device::cosine_tile_backward(u, w, phase, g);
 #pragma unroll
         for (int i = 0; i < V; ++i) {
-          mine.dot[i] = device::mul_add(dot_weight<T>(e[i]), g[i], mine.dot[i]);
+          mine.dot[i] = fma_of(dot_weight<T>(e[i]), g[i], mine.dot[i]);
         }
       }
     }
@@ -387,20 +387,20 @@ __global__ void __launch_bounds__(32 * kShares)
 
   Real high = -static_cast<Real>(INFINITY);
   for (std::int64_t r = share; real && r < runs; r += kShares) {
-    high = larger(high, sums.high[first + r * a.C]);
+    high = max_of(high, sums.high[first + r * a.C]);
   }
   shares[0][share][lane] = high;
   __syncthreads();
 #pragma unroll
-  for (int y = 0; y < kShares; ++y) high = larger(high, shares[0][y][lane]);
+  for (int y = 0; y < kShares; ++y) high = max_of(high, shares[0][y][lane]);
   const Real base = finite_high(high);
   Real sum = 0;
   Real dot = 0;
   for (std::int64_t r = share; real && r < runs; r += kShares) {
     const std::int64_t entry = first + r * a.C;
     const Real factor = decay<T>(sums.high[entry] - base);
-    sum = device::mul_add(sums.sum[entry], factor, sum);
-    if (dots) dot = device::mul_add(sums.dot[entry], factor, dot);
+    sum = fma_of(sums.sum[entry], factor, sum);
+    if (dots) dot = fma_of(sums.dot[entry], factor, dot);
   }
   shares[1][share][lane] = sum;
   shares[2][share][lane] = dot;
@@ -408,8 +408,8 @@ __global__ void __launch_bounds__(32 * kShares)
   if (share != 0 || !real) return;
 #pragma unroll
   for (int y = 1; y < kShares; ++y) {
-    sum = device::add(sum, shares[1][y][lane]);
-    dot = device::add(dot, shares[2][y][lane]);
+    sum = add_of(sum, shares[1][y][lane]);
+    dot = add_of(dot, shares[2][y][lane]);
   }
   const Real scale = inverse<T>(sum);
   static_cast<Real*>(a.stats.high)[i] = high;

@@ -18,6 +18,7 @@
 #include <cstdint>
 
 #include "annulus/cuda/fast_div.h"
+#include "annulus/cuda/math.cuh"
 #include "annulus/lrpe_cosine/phase.h"
 
 namespace annulus::lrpe_cosine::device {
@@ -146,19 +147,6 @@ struct SinCos {
   __device__ __forceinline__ void set(int i, Turn turn) { sincos_turn(turn, s[i], c[i]); }
 };
 
-// Fused multiply-adds are written out, so that every kernel rounds alike: a layout never changes a
-// bit.
-__device__ __forceinline__ float mul_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-__device__ __forceinline__ double mul_add(double a, double b, double c) {
-  return __fma_rn(a, b, c);
-}
-
-__device__ __forceinline__ float add(float a, float b) { return __fadd_rn(a, b); }
-__device__ __forceinline__ double add(double a, double b) { return __dadd_rn(a, b); }
-
-__device__ __forceinline__ float mul(float a, float b) { return __fmul_rn(a, b); }
-__device__ __forceinline__ double mul(double a, double b) { return __dmul_rn(a, b); }
-
 // yc = x cos, ys = x sin.
 template <class Real, int V>
 __device__ __forceinline__ void cosine_tile(const Real (&x)[V], const SinCos<Real, V>& phase,
@@ -170,12 +158,14 @@ __device__ __forceinline__ void cosine_tile(const Real (&x)[V], const SinCos<Rea
   }
 }
 
+// Sums of products are written as fma, so that every kernel rounds alike: a layout never changes a bit.
+
 // The gradient of x: g = dyc cos + dys sin.
 template <class Real, int V>
 __device__ __forceinline__ void cosine_tile_backward(const Real (&dyc)[V], const Real (&dys)[V],
                                                      const SinCos<Real, V>& phase, Real (&g)[V]) {
 #pragma unroll
-  for (int i = 0; i < V; ++i) g[i] = mul_add(dys[i], phase.s[i], dyc[i] * phase.c[i]);
+  for (int i = 0; i < V; ++i) g[i] = annulus::cuda::fma_of(dys[i], phase.s[i], dyc[i] * phase.c[i]);
 }
 
 // (y1, y2) = (x1, x2) turned by the phase; `sign` = -1 turns back.
@@ -188,8 +178,8 @@ __device__ __forceinline__ void rotate_tile(const Real (&x1)[V], const Real (&x2
     const Real a = x1[i];
     const Real b = x2[i];
     const Real s = sign * phase.s[i];
-    y1[i] = mul_add(-b, s, a * phase.c[i]);
-    y2[i] = mul_add(b, phase.c[i], a * s);
+    y1[i] = annulus::cuda::fma_of(-b, s, a * phase.c[i]);
+    y2[i] = annulus::cuda::fma_of(b, phase.c[i], a * s);
   }
 }
 

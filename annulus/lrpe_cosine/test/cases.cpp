@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "annulus/core/dispatch.h"
+#include "annulus/core/values.h"
 #include "testing/limits.h"
 
 namespace annulus::testing {
@@ -121,48 +121,32 @@ std::vector<Side> sides_of(const LrpeProblem& p) {
   return {{q, "q", "dq", "yq", "dyq", group(q.H)}, {k, "k", "dk", "yk", "dyk", group(k.H)}};
 }
 
-std::vector<std::byte> repeat_rows(const TensorView& theta, std::int64_t group, TensorView& out) {
-  const std::int64_t row = theta.shape[1] * size_of(theta.dtype);
-  std::vector<std::byte> bytes(static_cast<std::size_t>(theta.shape[0] * group * row) + 8);
-  for (std::int64_t h = 0; h < theta.shape[0] * group; ++h) {
-    std::copy_n(static_cast<const std::byte*>(theta.data) + h / group * row, row,
-                bytes.data() + h * row);
-  }
-  out = contiguous(bytes.data(), theta.dtype, std::array{theta.shape[0] * group, theta.shape[1]});
-  return bytes;
-}
-
-// f(side problem, repeated theta, dtheta of that side): dtheta's rows are summed over sides and
+// f(side, theta with its rows repeated, dtheta of that side): dtheta's rows are summed over sides and
 // groups.
 template <class F>
 void for_each_side(const LrpeProblem& p, const TensorView& theta, const TensorView& dtheta, F&& f) {
-  std::vector<double> sum(dtheta.defined() ? static_cast<std::size_t>(dtheta.numel()) : 0, 0.0);
+  const std::int64_t rows = theta.shape[0], E = theta.shape[1];
+  const std::vector<double> values = load_values<double>(theta);
+  std::vector<double> sum(static_cast<std::size_t>(dtheta.numel()));
   for (const Side& side : sides_of(p)) {
-    TensorView theta_side;
-    const std::vector<std::byte> theta_storage = repeat_rows(theta, side.group, theta_side);
-    if (!dtheta.defined()) {
-      f(side, theta_side, TensorView());
-      continue;
-    }
-    std::vector<std::byte> storage(theta_storage.size());
-    TensorView dtheta_side = theta_side;
-    dtheta_side.data = storage.data();
-    dtheta_side.dtype = dtheta.dtype;
+    const auto own_row = [&](std::size_t i) {
+      const auto at = static_cast<std::int64_t>(i);
+      return static_cast<std::size_t>(at / E / side.group * E + at % E);
+    };
+    const std::array<std::int64_t, 2> shape = {rows * side.group, E};
+    std::vector<double> repeated(static_cast<std::size_t>(shape[0] * E));
+    for (std::size_t i = 0; i < repeated.size(); ++i) repeated[i] = values[own_row(i)];
+    std::vector<double> storage(repeated.size() + 1),
+        dstorage(repeated.size() + 1);  // of any dtype
+    const TensorView theta_side = contiguous(storage.data(), theta.dtype, shape);
+    store_values(theta_side, repeated);
+    TensorView dtheta_side;
+    if (dtheta.defined()) dtheta_side = contiguous(dstorage.data(), dtheta.dtype, shape);
     f(side, theta_side, dtheta_side);
-    visit_floating(dtheta.dtype, [&]<class T>() {
-      const auto row = dtheta.shape[1];
-      for (std::int64_t i = 0; i < dtheta_side.numel(); ++i) {
-        const T v = static_cast<const T*>(dtheta_side.data)[i];
-        sum[static_cast<std::size_t>(i / row / side.group * row + i % row)] +=
-            static_cast<double>(static_cast<compute_t<T>>(v));
-      }
-    });
+    const std::vector<double> part = load_values<double>(dtheta_side);
+    for (std::size_t i = 0; i < part.size(); ++i) sum[own_row(i)] += part[i];
   }
-  visit_floating(dtheta.defined() ? dtheta.dtype : DType::kF64, [&]<class T>() {
-    for (std::size_t i = 0; i < sum.size(); ++i) {
-      static_cast<T*>(dtheta.data)[i] = static_cast<T>(static_cast<compute_t<T>>(sum[i]));
-    }
-  });
+  store_values(dtheta, sum);
 }
 
 Call forward_call(const LrpeProblem& p, const std::vector<TensorSpec>& common) {
@@ -204,27 +188,22 @@ Call forward_call(const LrpeProblem& p, const std::vector<TensorSpec>& common) {
                         : lrpe_cosine_forward_workspace(in[0], get("theta"),
                                                         options_of<LrpeCosineOptions>(p, at));
   };
-  call.reference = [=](Views in, Views out) {
-    const LrpePositions at = positions_of(p, in, in_specs);
-    for_each_side(
-        p, pick(in, in_specs, "theta"), {},
-        [&](const Side& s, const TensorView& theta, const TensorView&) {
-          const TensorView x = pick(in, in_specs, s.x);
-          const TensorView y = pick(out, out_specs, s.y);
-          if (is_rotate(p)) {
-            reference::lrpe_rotate_forward(x, theta, y, options_of<LrpeRotateOptions>(p, at));
-          } else {
-            reference::lrpe_cosine_forward(x, theta, y, options_of<LrpeCosineOptions>(p, at));
-          }
-        });
+  const auto loops = [=](auto cosine, auto rotate) {
+    return [=](Views in, Views out) {
+      const LrpePositions at = positions_of(p, in, in_specs);
+      const auto one_side = [&](const Side& s, const TensorView& theta, const TensorView&) {
+        const TensorView x = pick(in, in_specs, s.x), y = pick(out, out_specs, s.y);
+        if (is_rotate(p)) {
+          rotate(x, theta, y, options_of<LrpeRotateOptions>(p, at));
+        } else {
+          cosine(x, theta, y, options_of<LrpeCosineOptions>(p, at));
+        }
+      };
+      for_each_side(p, pick(in, in_specs, "theta"), {}, one_side);
+    };
   };
-  call.baseline = [=](Views in, Views out) {
-    for_each_side(p, pick(in, in_specs, "theta"), {},
-                  [&](const Side& s, const TensorView& theta, const TensorView&) {
-                    lrpe_baseline_forward(s.problem, pick(in, in_specs, s.x), theta,
-                                          positions_of(p, in, in_specs), pick(out, out_specs, s.y));
-                  });
-  };
+  call.reference = loops(reference::lrpe_cosine_forward, reference::lrpe_rotate_forward);
+  call.baseline = loops(baseline::lrpe_cosine_forward, baseline::lrpe_rotate_forward);
   const auto heads = static_cast<double>(p.H + (p.form == Form::kCosineQk ? p.Hk : 0));
   const double n = static_cast<double>(p.B * L * p.D) * heads;
   call.flops = n * (is_rotate(p) ? 3 : 2);
@@ -301,30 +280,23 @@ Call backward_call(const LrpeProblem& p, const std::vector<TensorSpec>& common,
                : lrpe_cosine_backward_workspace(x_like(sides[0]), get("theta"), p.need_dtheta,
                                                 options_of<LrpeCosineOptions>(p, at));
   };
-  call.reference = [=](Views in, Views out) {
-    const LrpePositions at = positions_of(p, in, in_specs);
-    for_each_side(p, pick(in, in_specs, "theta"), pick(out, out_specs, "dtheta"),
-                  [&](const Side& s, const TensorView& theta, const TensorView& dtheta) {
-                    const TensorView dy = pick(in, in_specs, s.dy);
-                    const TensorView x = pick(in, in_specs, s.x);
-                    const TensorView dx = pick(out, out_specs, s.dx);
-                    if (is_rotate(p)) {
-                      reference::lrpe_rotate_backward(dy, x, theta, dx, dtheta,
-                                                      options_of<LrpeRotateOptions>(p, at));
-                    } else {
-                      reference::lrpe_cosine_backward(dy, x, theta, dx, dtheta,
-                                                      options_of<LrpeCosineOptions>(p, at));
-                    }
-                  });
+  const auto loops = [=](auto cosine, auto rotate) {
+    return [=](Views in, Views out) {
+      const LrpePositions at = positions_of(p, in, in_specs);
+      const auto one_side = [&](const Side& s, const TensorView& theta, const TensorView& dtheta) {
+        const TensorView dy = pick(in, in_specs, s.dy), x = pick(in, in_specs, s.x);
+        const TensorView dx = pick(out, out_specs, s.dx);
+        if (is_rotate(p)) {
+          rotate(dy, x, theta, dx, dtheta, options_of<LrpeRotateOptions>(p, at));
+        } else {
+          cosine(dy, x, theta, dx, dtheta, options_of<LrpeCosineOptions>(p, at));
+        }
+      };
+      for_each_side(p, pick(in, in_specs, "theta"), pick(out, out_specs, "dtheta"), one_side);
+    };
   };
-  call.baseline = [=](Views in, Views out) {
-    for_each_side(p, pick(in, in_specs, "theta"), pick(out, out_specs, "dtheta"),
-                  [&](const Side& s, const TensorView& theta, const TensorView& dtheta) {
-                    lrpe_baseline_backward(
-                        s.problem, pick(in, in_specs, s.dy), pick(in, in_specs, s.x), theta,
-                        positions_of(p, in, in_specs), pick(out, out_specs, s.dx), dtheta);
-                  });
-  };
+  call.reference = loops(reference::lrpe_cosine_backward, reference::lrpe_rotate_backward);
+  call.baseline = loops(baseline::lrpe_cosine_backward, baseline::lrpe_rotate_backward);
   const double n = forward.flops / (is_rotate(p) ? 3 : 2);
   call.flops = n * 3 + (p.need_dtheta ? n * 4 : 0);
   call.bytes = n * static_cast<double>(size_of(p.dtype)) *

@@ -39,12 +39,18 @@ std::vector<Case> lrpe_named_cases();
 std::vector<BadCall> lrpe_bad_calls(Device device);
 
 // What a straightforward programmer writes: float(position) * theta, then std::cos, sums in fp32
-// (everything in fp64 for f64 tensors). Dense tensors on the CPU in the call's own dtypes; x, dx
-// and dtheta may be undefined. theta has a row per head; offsets and position_ids come in `positions`.
-void lrpe_baseline_forward(const LrpeProblem& p, const TensorView& x, const TensorView& theta,
-                           const LrpePositions& positions, const TensorView& y);
-void lrpe_baseline_backward(const LrpeProblem& p, const TensorView& dy, const TensorView& x,
-                            const TensorView& theta, const LrpePositions& positions,
-                            const TensorView& dx, const TensorView& dtheta);
+// (everything in fp64 for f64 tensors). The arguments of the definition, in the call's own dtypes.
+namespace baseline {
+void lrpe_cosine_forward(const TensorView& x, const TensorView& theta, const TensorView& y,
+                         const LrpeCosineOptions& options);
+void lrpe_cosine_backward(const TensorView& dy, const TensorView& x, const TensorView& theta,
+                          const TensorView& dx, const TensorView& dtheta,
+                          const LrpeCosineOptions& options);
+void lrpe_rotate_forward(const TensorView& x, const TensorView& theta, const TensorView& y,
+                         const LrpeRotateOptions& options);
+void lrpe_rotate_backward(const TensorView& dy, const TensorView& x, const TensorView& theta,
+                          const TensorView& dx, const TensorView& dtheta,
+                          const LrpeRotateOptions& options);
+}  // namespace baseline
 
 }  // namespace annulus::testing

@@ -15,9 +15,17 @@
 #include <type_traits>
 
 #include "annulus/core/dtype.h"
+#include "annulus/cuda/math.cuh"
 #include "annulus/ring_rnn/plan.h"
 
 namespace annulus::ring_rnn::cuda {
+
+using annulus::cuda::erf_of;
+using annulus::cuda::exp_of;
+using annulus::cuda::fma_of;
+using annulus::cuda::mul_of;
+using annulus::cuda::sigmoid_of;
+using annulus::cuda::tanh_of;
 
 // ---------------------------------------------------------------------------------------------------
 // Arguments
@@ -175,44 +183,6 @@ __device__ __forceinline__ compute_t<T> state_before(const Args& a, std::int64_t
 // ---------------------------------------------------------------------------------------------------
 // Activations
 
-template <class Real>
-__device__ __forceinline__ Real exp_of(Real x) {
-  if constexpr (std::is_same_v<Real, double>) {
-    return exp(x);
-  } else {
-    return expf(x);
-  }
-}
-template <class Real>
-__device__ __forceinline__ Real erf_of(Real x) {
-  if constexpr (std::is_same_v<Real, double>) {
-    return erf(x);
-  } else {
-    return erff(x);
-  }
-}
-template <class Real>
-__device__ __forceinline__ Real tanh_of(Real x) {
-  if constexpr (std::is_same_v<Real, double>) {
-    return tanh(x);
-  } else {
-    return tanhf(x);
-  }
-}
-__device__ __forceinline__ float fma_of(float a, float b, float c) { return fmaf(a, b, c); }
-__device__ __forceinline__ double fma_of(double a, double b, double c) { return fma(a, b, c); }
-// A product that the compiler may not fuse into a following sum.
-__device__ __forceinline__ float mul_of(float a, float b) { return __fmul_rn(a, b); }
-__device__ __forceinline__ double mul_of(double a, double b) { return __dmul_rn(a, b); }
-// A sum that takes up no product before it.
-__device__ __forceinline__ float add_of(float a, float b) { return __fadd_rn(a, b); }
-__device__ __forceinline__ double add_of(double a, double b) { return __dadd_rn(a, b); }
-
-template <class Real>
-__device__ __forceinline__ Real sigmoid(Real x) {
-  return Real(1) / add_of(Real(1), exp_of(-x));
-}
-
 template <RingRnnActivation F, class Real>
 __device__ __forceinline__ Real activate(Real y) {
   if constexpr (F == RingRnnActivation::kRelu) {
@@ -223,7 +193,7 @@ __device__ __forceinline__ Real activate(Real y) {
   } else if constexpr (F == RingRnnActivation::kTanh) {
     return tanh_of(y);
   } else {
-    return mul_of(y, sigmoid(y));
+    return mul_of(y, sigmoid_of(y));
   }
 }
 
@@ -248,7 +218,7 @@ __device__ __forceinline__ Activated<Real> activate_and_slope(Real y) {
     const Real v = tanh_of(y);
     return {v, fma_of(-v, v, Real(1))};
   } else {
-    const Real s = sigmoid(y);
+    const Real s = sigmoid_of(y);
     const Real v = mul_of(y, s);
     return {v, fma_of(v, Real(1) - s, s)};
   }

@@ -4,9 +4,9 @@
 #include <cuda_runtime.h>
 
 #include "annulus/cuda/check.h"
-#include "annulus/cuda/grid_barrier.cuh"
 #include "annulus/cuda/launch.h"
 #include "annulus/cuda/one_graph.h"
+#include "annulus/cuda/persistent.cuh"
 #include "annulus/ring_rnn/cuda/tensor.cuh"
 
 namespace annulus::ring_rnn::cuda::tensor {
@@ -22,17 +22,11 @@ void launch_loop(void (*kernel)(Loop), Loop loop, const Launch& to) {
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            static_cast<int>(s.most_shared_bytes)),  // whoever else may launch it
       op, "shared memory of the ring loop");
-  if (loop.together) {
-    const cudaError_t error =
-        annulus::cuda::launch_cooperative(kernel, grid, threads, s.shared_bytes, to.stream, loop);
-    // Refused: the blocks would not all be on the GPU at once (another process holds a part of it).
-    if (error != cudaErrorCooperativeLaunchTooLarge && error != cudaErrorNotSupported) {
-      annulus::cuda::throw_on_error(error, op, "launch of the ring loop");
-      return;
-    }
-    (void)cudaGetLastError();
-    loop.together = false;
+  if (loop.together && annulus::cuda::launch_together(op, "launch of the ring loop", kernel, grid,
+                                                      threads, s.shared_bytes, to.stream, loop)) {
+    return;
   }
+  loop.together = false;
   annulus::cuda::record_as_one_node(op, to.stream, [&](cudaStream_t recorded) {
     const auto launch = [&](std::int64_t first, std::int64_t last, unsigned phases) {
       Loop part = loop;

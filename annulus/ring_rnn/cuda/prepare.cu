@@ -7,7 +7,7 @@
 
 #include "annulus/core/checked.h"
 #include "annulus/cuda/mma.cuh"
-#include "annulus/cuda/vec.cuh"
+#include "annulus/cuda/rows.cuh"
 
 namespace annulus::ring_rnn::cuda::tensor {
 
@@ -96,7 +96,7 @@ __device__ __forceinline__ void split_piece(const float (&v)[8], std::uint32_t (
   }
 }
 
-// Swizzled, [tile][chunk][channel][term] of swizzled_operand(): one thread makes 16 bytes, eight rows m of a column, of every term. Threads
+// Swizzled, [tile][chunk][channel][term] K-major as wgmma.cuh says: one thread makes 16 bytes, eight rows m of a column, of every term. Threads
 // that are neighbours read neighbours: along m forward, along n backward.
 template <int Terms, class T, bool Backward>
 __device__ __forceinline__ void pack_piece(const Prepared& p, std::int64_t block, int channel,

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "annulus/core/checked.h"
-#include "annulus/cuda/grid_barrier.cuh"
+#include "annulus/cuda/persistent.cuh"
 #include "annulus/ring_rnn/cuda/sm90/row_tiles.cuh"
 
 namespace annulus::ring_rnn::cuda::tensor {

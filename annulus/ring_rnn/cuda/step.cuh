@@ -2,10 +2,10 @@
 // between them.
 #pragma once
 
-#include "annulus/cuda/grid_barrier.cuh"
 #include "annulus/cuda/mma.cuh"
+#include "annulus/cuda/persistent.cuh"
 #include "annulus/cuda/reduce.cuh"
-#include "annulus/cuda/vec.cuh"
+#include "annulus/cuda/rows.cuh"
 #include "annulus/ring_rnn/cuda/sm90/row_tiles.cuh"
 #include "annulus/ring_rnn/cuda/tensor.cuh"
 
@@ -89,42 +89,6 @@ __device__ __forceinline__ float4 state_quad(const Layout& s, const std::uint16_
 template <int Columns>
 __device__ __forceinline__ int columns_of(std::int64_t N, int col) {
   return static_cast<int>(max(min(N - col, std::int64_t{Columns}), std::int64_t{0}));
-}
-
-template <int Columns, class T>
-__device__ __forceinline__ bool in_one_access(const T* p, std::int64_t stride, int count) {
-  return Columns == 4 && count == 4 && stride == 1 &&
-         reinterpret_cast<std::uintptr_t>(p) % (4 * sizeof(T)) == 0;
-}
-// The first `count` numbers into a row, by one access where they lie so.
-template <int Columns, class T>
-__device__ __forceinline__ void store_row(T* to, std::int64_t stride, int count,
-                                          const float (&v)[Columns]) {
-  if (in_one_access<Columns>(to, stride, count)) {
-    annulus::cuda::store<Columns>(v, to);
-    return;
-  }
-#pragma unroll
-  for (int e = 0; e < Columns; ++e) {
-    if (e < count) to[e * stride] = T(v[e]);
-  }
-}
-// The same, read; what is beyond is 0.
-template <int Columns, class T>
-__device__ __forceinline__ void load_row(const T* from, std::int64_t stride, int count,
-                                         float (&v)[Columns]) {
-  if (in_one_access<Columns>(from, stride, count)) {
-    annulus::cuda::load<Columns>(from, v);
-    return;
-  }
-#pragma unroll
-  for (int e = 0; e < Columns; ++e) v[e] = e < count ? static_cast<float>(from[e * stride]) : 0.0f;
-}
-
-// The first numbers of a row, to L2; rows that are no neighbours in memory are left where they are.
-template <class T>
-__device__ __forceinline__ void prefetch_row(const T* from, std::int64_t stride) {
-  if (stride == 1) asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 
 // Sixteen lanes hold a row, four columns each.
@@ -314,33 +278,21 @@ class StepBarriers {
     constexpr int kStride = annulus::cuda::GroupBarrier::kStride;
     unsigned* const mine =
         counters + static_cast<std::int64_t>(home.batch_tile) * (s.tiles + 1) * kStride;
-    samples_ = one_each ? mine : counters;
-    samples_party_ = one_each ? static_cast<unsigned>(s.tiles * s.splits()) : gridDim.x;
-    tile_ = mine + (home.tile + 1) * kStride;
+    samples_ = {one_each ? mine : counters,
+                one_each ? static_cast<unsigned>(s.tiles * s.splits()) : gridDim.x};
     tile_party_ = static_cast<unsigned>(s.splits());
+    tile_ = {mine + (home.tile + 1) * kStride, tile_party_};
   }
-  __device__ void samples() { wait(samples_, samples_target_ += samples_party_); }
+  __device__ void samples() { samples_.wait(sync_); }
   __device__ void tile() {
     if (tile_party_ == 1) return sync_();
-    wait(tile_, tile_target_ += tile_party_);
+    tile_.wait(sync_);
   }
 
  private:
-  // As GroupBarrier::wait, for a part of the block's threads.
-  __device__ void wait(unsigned* counter, unsigned target) {
-    sync_();
-    if (threadIdx.x == 0) {
-      annulus::cuda::add_release(counter, 1);
-      while (static_cast<int>(annulus::cuda::load_acquire(counter) - target) < 0) {
-      }
-    }
-    sync_();
-  }
-
   Sync sync_;
-  unsigned *samples_, *tile_;
-  unsigned samples_party_, tile_party_;
-  unsigned samples_target_ = 0, tile_target_ = 0;
+  annulus::cuda::GroupBarrier samples_, tile_;
+  unsigned tile_party_;
 };
 
 }  // namespace annulus::ring_rnn::cuda::tensor

@@ -18,11 +18,19 @@
 #include <cstdint>
 
 #include "annulus/core/context.h"
+#include "annulus/cuda/rows.cuh"
 #include "annulus/ring_rnn/cuda/gradients.cuh"
 #include "annulus/ring_rnn/cuda/operands.cuh"
 #include "annulus/ring_rnn/plan.h"
 
 namespace annulus::ring_rnn::cuda::tensor {
+
+using annulus::cuda::load_bits;
+using annulus::cuda::load_row;
+using annulus::cuda::number_of;
+using annulus::cuda::prefetch_row;
+using annulus::cuda::store_row;
+using annulus::cuda::visit_narrow;
 
 // The path as the driver of the backend calls it. Sizes are at least 1 and dtype is not f64.
 int terms_of(RingRnnPrecision precision);  // 0: not a precision of this path
@@ -71,33 +79,6 @@ auto with_terms(int terms, F&& f) {
     default:
       return f.template operator()<3>();
   }
-}
-
-// The narrow types of A, known at run time: f64 never comes here.
-template <class F>
-__device__ __forceinline__ void visit_narrow(DType dtype, F&& f) {
-  switch (dtype) {
-    case DType::kF16:
-      f.template operator()<float16>();
-      break;
-    case DType::kBF16:
-      f.template operator()<bfloat16>();
-      break;
-    default:
-      f.template operator()<float>();
-  }
-}
-
-// A number of such a tensor that has been asked for but not waited for, and what it is.
-__device__ __forceinline__ std::uint32_t load_bits(const void* data, std::int64_t at, bool is_f32) {
-  return is_f32 ? static_cast<const std::uint32_t*>(data)[at]
-                : static_cast<const std::uint16_t*>(data)[at];
-}
-__device__ __forceinline__ float number_of(DType dtype, std::uint32_t bits) {
-  if (dtype == DType::kF16) {
-    return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
-  }
-  return __uint_as_float(dtype == DType::kBF16 ? bits << 16 : bits);
 }
 
 // A pair of bf16 times c.

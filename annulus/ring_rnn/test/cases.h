@@ -93,14 +93,17 @@ void ring_rnn_refine(const RingRnnProblem& p, std::vector<std::vector<double>>& 
 // Share of all units and steps with y > 0, in the definition: a dead network has none.
 double ring_active_share(const RingRnnProblem& p);
 
-// What a straightforward programmer writes: loops over the equations of the header in f32 (f64 for
-// f64 tensors), the operands of matrix products rounded as `precision` says (never kAuto). Dense
-// tensors on the CPU in the call's own dtypes.
+// What a straightforward programmer writes: the definition in f32 (f64 for f64 tensors), the operands of
+// matrix products rounded as `precision` says (never kAuto). Tensors on the CPU in the call's own dtypes.
 void ring_rnn_baseline_forward(const RingRnnInputs& in, const RingRnnOutputs& out,
                                const RingRnnOptions& options);
 void ring_rnn_baseline_backward(const RingRnnInputs& in, const TensorView& dout,
                                 const TensorView& dh_n, const RingRnnGradients& gradients,
                                 const RingRnnOptions& options);
+void ring_readout_baseline_forward(const TensorView& states, const TensorView& angle,
+                                   const TensorView& amplitude);
+void ring_readout_baseline_backward(const TensorView& states, const TensorView& dangle,
+                                    const TensorView& damplitude, const TensorView& dstates);
 
 struct RingReadoutProblem {
   std::int64_t B = 1, T = 1, N = 1;

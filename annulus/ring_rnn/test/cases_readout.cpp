@@ -6,7 +6,6 @@
 #include <string>
 #include <utility>
 
-#include "annulus/core/dispatch.h"
 #include "annulus/cuda/memory.h"
 #include "annulus/ring_rnn/test/cases.h"
 #include "testing/bad_calls.h"
@@ -17,71 +16,6 @@ namespace annulus::testing {
 namespace {
 
 using Expect = BadCall::Expect;
-
-// ---- The naive program: a float angle for every neuron, sums in the order of the neurons.
-
-template <class C>
-struct Vector {
-  C X = 0, Y = 0;
-};
-
-template <class C>
-C phase(std::int64_t i, std::int64_t N) {
-  return 2 * std::numbers::pi_v<C> * static_cast<C>(i) / static_cast<C>(N);
-}
-
-// f(row, its population vector, its elements), dense tensors.
-template <class T, class F>
-void for_each_row(const TensorView& states, F&& f) {
-  using C = compute_t<T>;
-  const std::int64_t N = states.shape[2];
-  for (std::int64_t row = 0; row < states.shape[0] * states.shape[1]; ++row) {
-    Vector<C> v;
-    for (std::int64_t i = 0; i < N; ++i) {
-      const C r = static_cast<C>(static_cast<const T*>(states.data)[row * N + i]);
-      v.X += r * std::cos(phase<C>(i, N));
-      v.Y += r * std::sin(phase<C>(i, N));
-    }
-    f(row, v);
-  }
-}
-
-void baseline_forward(const TensorView& states, const TensorView& angle,
-                      const TensorView& amplitude) {
-  visit_floating(states.dtype, [&]<class T>() {
-    using C = compute_t<T>;
-    for_each_row<T>(states, [&](std::int64_t row, const Vector<C>& v) {
-      static_cast<C*>(angle.data)[row] = std::atan2(v.Y, v.X);
-      static_cast<C*>(amplitude.data)[row] = std::sqrt(v.X * v.X + v.Y * v.Y);
-    });
-  });
-}
-
-void baseline_backward(const TensorView& states, const TensorView& dangle,
-                       const TensorView& damplitude, const TensorView& dstates) {
-  const std::int64_t N = states.shape[2];
-  visit_floating(states.dtype, [&]<class T>() {
-    using C = compute_t<T>;
-    for_each_row<T>(states, [&](std::int64_t row, const Vector<C>& v) {
-      const C a2 = v.X * v.X + v.Y * v.Y;
-      C dX = 0, dY = 0;
-      if (a2 > 0 && dangle.defined()) {
-        const C d = static_cast<const C*>(dangle.data)[row];
-        dX -= d * v.Y / a2;
-        dY += d * v.X / a2;
-      }
-      if (a2 > 0 && damplitude.defined()) {
-        const C d = static_cast<const C*>(damplitude.data)[row];
-        dX += d * v.X / std::sqrt(a2);
-        dY += d * v.Y / std::sqrt(a2);
-      }
-      for (std::int64_t i = 0; i < N; ++i) {
-        static_cast<T*>(dstates.data)[row * N + i] =
-            static_cast<T>(dX * std::cos(phase<C>(i, N)) + dY * std::sin(phase<C>(i, N)));
-      }
-    });
-  });
-}
 
 std::string describe(const RingReadoutProblem& p) {
   std::string s = "B=" + std::to_string(p.B) + " T=" + std::to_string(p.T) +
@@ -135,7 +69,9 @@ Case ring_readout_case(const RingReadoutProblem& p) {
   forward.reference = [](Views in, Views out) {
     reference::ring_readout_forward(in[0], out[0], out[1]);
   };
-  forward.baseline = [](Views in, Views out) { baseline_forward(in[0], out[0], out[1]); };
+  forward.baseline = [](Views in, Views out) {
+    ring_readout_baseline_forward(in[0], out[0], out[1]);
+  };
   forward.workspace = [](Views, Views) { return std::size_t{0}; };
   // The angle of a state whose vector nearly cancels is as uncertain as the vector.
   forward.terms = {"states"};
@@ -166,7 +102,7 @@ Case ring_readout_case(const RingReadoutProblem& p) {
     reference::ring_readout_backward(in[0], dangle(in), damplitude(in), out[0]);
   };
   backward.baseline = [=](Views in, Views out) {
-    baseline_backward(in[0], dangle(in), damplitude(in), out[0]);
+    ring_readout_baseline_backward(in[0], dangle(in), damplitude(in), out[0]);
   };
   backward.workspace = forward.workspace;
   backward.terms = {"states", "dangle", "damplitude"};

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "annulus/cuda/grid_barrier.cuh"
+#include "annulus/cuda/persistent.cuh"
 #include "annulus/ring_rnn/cuda/simt/backward.cuh"
 #include "annulus/ring_rnn/test/calls.h"
 #include "testing/cuda_graph.h"

@@ -58,7 +58,7 @@ class Network {
   Network(const RingRnnProblem& problem, Bug planted, const Call& call, Views in)
       : p(problem), bug(planted) {
     for (std::size_t i = 0; i < in.size(); ++i) {
-      if (!call.inputs[i].derived) v[call.inputs[i].name] = read_elements(in[i]);
+      if (!call.inputs[i].derived) v[call.inputs[i].name] = load_values<double>(in[i]);
     }
     B = size(p.B), T = size(p.T), K = size(p.K), N = size(p.N);
     alpha = v.count("alpha") ? v["alpha"] : std::vector<double>{p.alpha};
@@ -190,7 +190,7 @@ class Network {
     for (std::size_t i = 0; i < call.outputs.size(); ++i) {
       std::vector<double>& values = o[call.outputs[i].name];
       values.resize(static_cast<std::size_t>(to[i].numel()));  // saved: zeros will do here
-      write_elements(to[i], values);
+      store_values(to[i], values);
     }
   }
 
@@ -262,7 +262,7 @@ class Network {
         {"dr0", &dr0},       {"dJ0", &dJ0},       {"dJ1", &dJ1},
         {"dalpha", &dalpha}, {"ddrive", &ddrive}, {"dreset_state", &dreset}};
     for (std::size_t i = 0; i < call.outputs.size(); ++i) {
-      write_elements(to[i], *all.at(call.outputs[i].name));
+      store_values(to[i], *all.at(call.outputs[i].name));
     }
   }
 
@@ -397,7 +397,7 @@ Case with_precision(RingRnnPrecision asked, RingRnnPrecision used) {
       const auto dense = [&](const TensorView& v, bool read) {
         storage.emplace_back(static_cast<std::size_t>(v.numel()) + 1);
         TensorView d = contiguous(storage.back().data(), v.dtype, v.sizes());
-        if (read) write_elements(d, read_elements(v));
+        if (read) store_values(d, load_values<double>(v));
         return d;
       };
       std::vector<TensorView> from, to;
@@ -405,7 +405,7 @@ Case with_precision(RingRnnPrecision asked, RingRnnPrecision used) {
         from.push_back(dense(in[n], !call.inputs[n].derived));
       for (const TensorView& v : out) to.push_back(dense(v, false));
       call.baseline(from, to);
-      for (std::size_t n = 0; n < out.size(); ++n) write_elements(out[n], read_elements(to[n]));
+      for (std::size_t n = 0; n < out.size(); ++n) store_values(out[n], load_values<double>(to[n]));
     };
   }
   return c;

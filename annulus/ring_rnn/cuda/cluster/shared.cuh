@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "annulus/cuda/mma.cuh"
-#include "annulus/cuda/shared_barrier.cuh"
+#include "annulus/cuda/pipeline.cuh"
 #include "annulus/ring_rnn/cuda/tensor.cuh"
 
 namespace annulus::ring_rnn::cuda::tensor {

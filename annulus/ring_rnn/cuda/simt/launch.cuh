@@ -8,8 +8,8 @@
 
 #include "annulus/core/checked.h"
 #include "annulus/cuda/check.h"
-#include "annulus/cuda/grid_barrier.cuh"
 #include "annulus/cuda/launch.h"
+#include "annulus/cuda/persistent.cuh"
 #include "annulus/ring_rnn/cuda/simt/step.cuh"
 
 namespace annulus::ring_rnn::cuda::general {
@@ -75,13 +75,10 @@ void launch_stages(const Plan& plan, const char* name, StageKernel<Scratch> kern
       plan.stepwise ? 0 : annulus::cuda::co_resident_blocks(kernel, kTileThreads, 0);
   if (resident > 0) {
     const GroupedGrid grid = annulus::cuda::grouped_grid(rows, columns, resident, kMostGroups);
-    const cudaError_t error = annulus::cuda::launch_cooperative(
-        kernel, grid.blocks(), kTileThreads, 0, stream, a, w, counters, grid, first, last);
-    if (error == cudaSuccess) return;
-    if (error != cudaErrorCooperativeLaunchTooLarge && error != cudaErrorNotSupported) {
-      annulus::cuda::throw_on_error(error, plan.op, name);
+    if (annulus::cuda::launch_together(plan.op, name, kernel, grid.blocks(), kTileThreads, 0,
+                                       stream, a, w, counters, grid, first, last)) {
+      return;
     }
-    (void)cudaGetLastError();
   }
   const GroupedGrid grid = annulus::cuda::grouped_grid(rows, columns, 1 << 20, kMostGroups);
   for (std::int64_t stage = first; stage <= last; ++stage) {

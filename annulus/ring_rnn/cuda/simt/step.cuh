@@ -9,9 +9,12 @@
 #include <cstdint>
 
 #include "annulus/cuda/reduce.cuh"
-#include "annulus/ring_rnn/cuda/simt/tile.cuh"
+#include "annulus/cuda/simt_gemm.cuh"
+#include "annulus/ring_rnn/cuda/arguments.cuh"
 
 namespace annulus::ring_rnn::cuda {
+
+using namespace annulus::cuda::simt;
 
 // Neurons whose sum one warp makes.
 inline constexpr int kSumGroup = 32;

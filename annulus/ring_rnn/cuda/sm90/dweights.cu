@@ -194,7 +194,7 @@ struct Stage {
     g = shared.g + at * C::kG;
     c = reinterpret_cast<const uint4*>(shared.c + at * C::kC + who.group * kRowTileFactorBytes) +
         (who.lane & 3);
-    operand = annulus::cuda::row_operand_low(shared.states + at * C::kStates, C::kBlock);
+    operand = annulus::cuda::mn_major_low(shared.states + at * C::kStates, C::kBlock);
     bits = all_bits >> who.group;
     bits = annulus::cuda::uniform(bits);
   }
@@ -211,10 +211,9 @@ __device__ __forceinline__ void multiply_step(float (&d)[64], const uint4 (&x)[T
                                               std::uint32_t operand, int step, bool add) {
 #pragma unroll
   for (int p = 0; p < products_of(Terms); ++p) {
-    annulus::cuda::wgmma_64x128(
+    annulus::cuda::wgmma<bfloat16, annulus::cuda::Major::kMN>(
         d, x[term_of_x<Terms>(p)],
-        annulus::cuda::row_operand(operand + (term_of_v<Terms>(p) * Config<Terms>::kPlane >> 4),
-                                   step),
+        annulus::cuda::mn_major(operand + (term_of_v<Terms>(p) * Config<Terms>::kPlane >> 4), step),
         add || p > 0);
   }
 }
@@ -262,31 +261,31 @@ constexpr std::uint32_t kOwnChannels = (1u | 1u << Config<Terms>::kGroups |
 // Waits for the next stage; its bits.
 template <int Terms>
 __device__ __forceinline__ std::uint32_t next_stage(const Shared<Terms>& shared,
-                                                    annulus::cuda::RingPlace& ring) {
-  const int at = ring.at;
-  shared.full[at].wait(ring.parity);
-  ring.next(Config<Terms>::kStages);
+                                                    annulus::cuda::PipelineStage& from) {
+  const int at = from.at;
+  shared.ring.wait(from);
+  from.next(Config<Terms>::kStages);
   return __shfl_sync(~0u, shared.bits[at], 0);
 }
 
 // An item with one term: its sums stay in the tensor cores' registers.
 __device__ __forceinline__ void add_item(const Shared<1>& shared, const ConsumerThread& who,
-                                         annulus::cuda::RingPlace& ring,
+                                         annulus::cuda::PipelineStage& from,
                                          float (&acc)[Config<1>::kEach][64]) {
-  const std::uint32_t zeros = annulus::cuda::row_operand_low(shared.zeros, Config<1>::kBlock);
+  const std::uint32_t zeros = annulus::cuda::mn_major_low(shared.zeros, Config<1>::kBlock);
   uint4 x[Config<1>::kEach][1];
   int before = -1;  // a stage that wgmma may still read, as it may x
   const auto release_before = [&] {
-    if (before >= 0) shared.release(before);
+    if (before >= 0) shared.ring.release(before);
   };
   while (true) {
-    const int at = ring.at;
-    const std::uint32_t bits = next_stage(shared, ring);
+    const int at = from.at;
+    const std::uint32_t bits = next_stage(shared, from);
     const Stage<1> stage(shared, who, at, bits);
     if ((stage.bits & kOwnChannels<1>) == 0) {
       annulus::cuda::wgmma_wait<0>();
       release_before();
-      shared.release(at);
+      shared.ring.release(at);
       before = -1;
       if (bits == 0) return;
       continue;
@@ -308,7 +307,7 @@ __device__ __forceinline__ void add_item(const Shared<1>& shared, const Consumer
 // is 5 %, and groups that take turns by barriers gain nothing.
 template <int Terms>
 __device__ __forceinline__ void add_item(const Shared<Terms>& shared, const ConsumerThread& who,
-                                         annulus::cuda::RingPlace& ring, bool always,
+                                         annulus::cuda::PipelineStage& from, bool always,
                                          float (&acc)[Config<Terms>::kEach][64]) {
   static_assert(Config<Terms>::kEach == 2 && kRows == 32);
   Stage<Terms> next;
@@ -316,11 +315,11 @@ __device__ __forceinline__ void add_item(const Shared<Terms>& shared, const Cons
   // The next stage that has something for this group; false at the item's end.
   const auto look_ahead = [&] {
     while (true) {
-      next_at = ring.at;
-      const std::uint32_t bits = next_stage(shared, ring);
+      next_at = from.at;
+      const std::uint32_t bits = next_stage(shared, from);
       next = Stage<Terms>(shared, who, next_at, bits);
       if ((next.bits & kOwnChannels<Terms>) != 0) return true;
-      shared.release(next_at);
+      shared.ring.release(next_at);
       if (bits == 0) return false;
     }
   };
@@ -370,7 +369,7 @@ __device__ __forceinline__ void add_item(const Shared<Terms>& shared, const Cons
 #pragma unroll
       for (int e = 0; e < 64; ++e) acc[u][e] += part[e];
     }
-    shared.release(at);
+    shared.ring.release(at);
   }
 }
 
@@ -381,13 +380,13 @@ __device__ void consume(const Sm90WeightGradients& a, const Shared<Terms>& share
   using C = Config<Terms>;
   const ConsumerThread who;
   const auto items = static_cast<unsigned>(items_of<Terms>(a));
-  annulus::cuda::RingPlace ring;
+  annulus::cuda::PipelineStage from;
   for (unsigned index = blockIdx.x; index < items; index += a.blocks) {
     float acc[C::kEach][64] = {};
     if constexpr (Terms == 1) {
-      add_item(shared, who, ring, acc);
+      add_item(shared, who, from, acc);
     } else {
-      add_item(shared, who, ring, a.blocks != 0, acc);
+      add_item(shared, who, from, a.blocks != 0, acc);
     }
     const Item item = item_of<Terms>(a, index);
 #pragma unroll
@@ -427,10 +426,8 @@ __global__ void __launch_bounds__(Config<Terms>::kThreads, 1)
   }
   const Shared<Terms> shared(shared_bytes);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < C::kStages; ++i) {
-      shared.full[i].init(1);
-      shared.empty[i].init(C::kGroups * 128);
-    }
+    // Every lane releases a stage: see Consumer::leave_group(). (No slower than one of a warp.)
+    shared.ring.init(C::kStages, 1, C::kGroups * 128);
     annulus::cuda::fence_barriers();
   }
   for (int i = static_cast<int>(threadIdx.x); i < C::kZeros / 16; i += C::kThreads) {

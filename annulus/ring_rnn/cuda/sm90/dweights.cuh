@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "annulus/cuda/hopper.cuh"
+#include "annulus/cuda/pipeline.cuh"
+#include "annulus/cuda/tma.cuh"
+#include "annulus/cuda/wgmma.cuh"
 #include "annulus/ring_rnn/cuda/sm90/row_tiles.cuh"
 #include "annulus/ring_rnn/cuda/tensor.cuh"
 
@@ -100,24 +102,21 @@ __device__ Item item_of(const WeightGradients& a, unsigned index) {
 template <int Terms>
 struct Shared {
   using C = Config<Terms>;
-  std::byte* states;    // [stage][term][64 j block][32 rows][64 j], swizzled: see row_operand()
+  std::byte* states;    // [stage][term][64 j block][32 rows][64 j], swizzled: MN-major
   std::byte* zeros;     // a stage of it
   std::byte* g;         // [stage][32 rows][64 i], swizzled
   std::byte* c;         // [stage][channel]: see store_tile_c()
   std::uint32_t* bits;  // [stage]: which of the item's channels are not all zero; none: its end
-  annulus::cuda::SharedBarrier *full, *empty;
+  annulus::cuda::Pipeline ring;
 
   __device__ explicit Shared(std::byte* base) {
     states = base;
     zeros = states + C::kStages * C::kStates;
     g = zeros + C::kZeros;
     c = g + C::kStages * C::kG;
-    full = reinterpret_cast<annulus::cuda::SharedBarrier*>(c + C::kStages * C::kC);
-    empty = full + C::kStages;
-    bits = reinterpret_cast<std::uint32_t*>(empty + C::kStages);
+    ring = annulus::cuda::Pipeline(c + C::kStages * C::kC, C::kStages);
+    bits = static_cast<std::uint32_t*>(ring.end(C::kStages));
   }
-  // By every lane: see Consumer::leave_group(). (No slower than by one of a warp.)
-  __device__ __forceinline__ void release(int stage) const { empty[stage].arrive(); }
 };
 
 // Walks over the row tiles in which some channel of an item is not zero.
@@ -148,8 +147,8 @@ __device__ void produce(const Sm90WeightGradients& a, const Shared<Terms>& share
   const std::int64_t blocks = s.padded_n / kTile;
   const std::int64_t plane = s.T * (s.padded_b / kRows) * blocks;  // blocks of a term of s
   const auto items = static_cast<unsigned>(items_of<Terms>(a));
-  annulus::cuda::RingPlace ring;
-  ring.parity = 1;  // a fresh barrier counts as past its phase 1: the first round waits for nobody
+  const annulus::cuda::Pipeline& ring = shared.ring;
+  annulus::cuda::PipelineStage to = ring.producer();
   for (unsigned index = blockIdx.x; index < items; index += a.blocks) {
     const Item item = item_of<Terms>(a, index);
     // Columns j beyond the padded state are left as they are: they reach no other column of the
@@ -167,10 +166,10 @@ __device__ void produce(const Sm90WeightGradients& a, const Shared<Terms>& share
     while (true) {
       const std::uint32_t bits = walk.bits;
       const std::int64_t row_tile = walk.index;
-      const int at = ring.at;
-      annulus::cuda::SharedBarrier* full = shared.full + at;
-      shared.empty[at].wait(ring.parity);
-      ring.next(C::kStages);
+      const int at = to.at;
+      annulus::cuda::SharedBarrier* full = ring.full + at;
+      ring.acquire(to);
+      to.next(C::kStages);
       shared.bits[at] = bits;
       if (bits == 0) {
         full->arrive();

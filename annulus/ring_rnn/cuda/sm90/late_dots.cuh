@@ -10,8 +10,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "annulus/cuda/hopper.cuh"
+#include "annulus/cuda/pipeline.cuh"
 #include "annulus/cuda/reduce.cuh"
+#include "annulus/cuda/tma.cuh"
+#include "annulus/cuda/wgmma.cuh"
 #include "annulus/ring_rnn/cuda/step.cuh"
 
 namespace annulus::ring_rnn::cuda::tensor::late_dots {
@@ -25,7 +27,7 @@ struct Config {
   static constexpr int kBlock = hopper_block_bytes(Terms);
   static constexpr int kStages = Terms == 1 ? 12 : Terms == 2 ? 8 : 6;
   static constexpr int kMostChunks = Terms == 3 ? 1 : 2;  // see cluster_blocks()
-  static constexpr int kSharedBytes = kStages * (kBlock + 16);
+  static constexpr int kSharedBytes = kStages * kBlock + annulus::cuda::Pipeline::bytes(kStages);
 };
 
 __host__ __device__ inline int channel_groups(const Layout& s) {
@@ -41,20 +43,12 @@ __host__ __device__ inline std::int64_t items_of(const Layout& s) {
 template <int Terms>
 struct Shared {
   using C = Config<Terms>;
-  std::byte* weights;                          // [stage][term][64 n][64 m], swizzled
-  annulus::cuda::SharedBarrier *full, *empty;  // [stage]
+  std::byte* weights;  // [stage][term][64 n][64 m], swizzled
+  annulus::cuda::Pipeline ring;
 
-  __device__ explicit Shared(std::byte* base) {
-    weights = base;
-    full = reinterpret_cast<annulus::cuda::SharedBarrier*>(base + C::kStages * C::kBlock);
-    empty = full + C::kStages;
-  }
-  __device__ void init() const {
-    for (int i = 0; i < C::kStages; ++i) {
-      full[i].init(1);
-      empty[i].init(kGroups * 128);
-    }
-  }
+  __device__ explicit Shared(std::byte* base)
+      : weights(base), ring(base + C::kStages * C::kBlock, C::kStages) {}
+  __device__ void init() const { ring.init(C::kStages, 1, kGroups * 128); }
 };
 
 // Both sides walk over its weights in the same order: channels, tiles, chunks.
@@ -76,17 +70,17 @@ __device__ void produce(const Sm90WeightGradients& a, const Shared<Terms>& share
                         const Item& item) {
   using C = Config<Terms>;
   const Layout& s = a.layout;
-  annulus::cuda::RingPlace ring;
-  ring.parity = 1;  // a fresh barrier counts as past its phase 1: the first round waits for nobody
+  const annulus::cuda::Pipeline& ring = shared.ring;
+  annulus::cuda::PipelineStage to = ring.producer();
   for (int channel = item.first_channel; channel < item.last_channel; ++channel) {
     for (int block = 0; block < s.tiles * s.tiles; ++block) {
-      shared.empty[ring.at].wait(ring.parity);
-      shared.full[ring.at].arrive_expecting(C::kBlock);
-      annulus::cuda::copy_bulk(shared.weights + ring.at * C::kBlock,
+      ring.acquire(to);
+      ring.expect(to, C::kBlock);
+      annulus::cuda::copy_bulk(shared.weights + to.at * C::kBlock,
                                reinterpret_cast<const std::byte*>(a.weights) +
                                    (std::int64_t{block} * s.channels + channel) * C::kBlock,
-                               C::kBlock, shared.full + ring.at);
-      ring.next(C::kStages);
+                               C::kBlock, ring.full + to.at);
+      to.next(C::kStages);
     }
   }
 }
@@ -166,7 +160,7 @@ __device__ void consume(const Sm90WeightGradients& a, const Shared<Terms>& share
     states[i].load(a, time, b, i * kTile + col);
   }
 
-  annulus::cuda::RingPlace ring;
+  annulus::cuda::PipelineStage from;
   for (int channel = item.first_channel; channel < item.last_channel; ++channel) {
 #pragma unroll
     for (int tile = 0; tile < C::kMostChunks; ++tile) {
@@ -179,25 +173,25 @@ __device__ void consume(const Sm90WeightGradients& a, const Shared<Terms>& share
         // One term adds the chunks up in the tensor core; more add them in f32, which rounds.
         const bool fresh = Terms > 1 || chunk == 0;
         const bool complete = Terms > 1 || chunk + 1 == s.tiles;
-        const int stage = ring.at;
-        shared.full[stage].wait(ring.parity);
-        const std::uint32_t operand = annulus::cuda::uniform(
-            annulus::cuda::swizzled_operand_low(shared.weights + stage * C::kBlock));
+        const int stage = from.at;
+        shared.ring.wait(from);
+        const std::uint32_t operand =
+            annulus::cuda::uniform(annulus::cuda::k_major_low(shared.weights + stage * C::kBlock));
         annulus::cuda::wgmma_fence();
 #pragma unroll
         for (int p = 0; p < products_of(Terms); ++p) {
 #pragma unroll
           for (int d = 0; d < 4; ++d) {
-            annulus::cuda::wgmma_64x64(part, x[chunk][term_of_x<Terms>(p)][d],
-                                       annulus::cuda::swizzled_operand(
-                                           operand + (term_of_v<Terms>(p) * kHopperPlane >> 4), d),
-                                       !fresh || p > 0 || d > 0);
+            annulus::cuda::wgmma<bfloat16>(
+                part, x[chunk][term_of_x<Terms>(p)][d],
+                annulus::cuda::k_major(operand + (term_of_v<Terms>(p) * kHopperPlane >> 4), d),
+                !fresh || p > 0 || d > 0);
           }
         }
         annulus::cuda::wgmma_commit();
-        ring.next(C::kStages);
+        from.next(C::kStages);
         annulus::cuda::wgmma_wait<0>();
-        shared.empty[stage].arrive();
+        shared.ring.release(stage);
         if (!complete) continue;
 #pragma unroll
         for (int n = 0; n < 8; ++n) {

@@ -47,9 +47,9 @@ __device__ __forceinline__ void multiply_block(const WarpRows<Terms>& f, std::ui
   for (int p = 0; p < products_of(Terms); ++p) {
 #pragma unroll
     for (int d = 0; d < 4; ++d) {
-      annulus::cuda::wgmma_64x64(
+      annulus::cuda::wgmma<bfloat16>(
           part, f.x[term_of_x<Terms>(p)][d],
-          annulus::cuda::swizzled_operand(operand + (term_of_v<Terms>(p) * kHopperPlane >> 4), d),
+          annulus::cuda::k_major(operand + (term_of_v<Terms>(p) * kHopperPlane >> 4), d),
           p > 0 || d > 0);
     }
   }
@@ -284,7 +284,7 @@ class GroupRows {
   // All four warps are done with what they have read.
   __device__ void sync() const { annulus::cuda::sync_threads(2 + group_, 128); }
   __device__ std::uint32_t operand(int buffer, int chunk) const {
-    return annulus::cuda::swizzled_operand_low(at(buffer) + chunk * kHopperPlane);
+    return annulus::cuda::k_major_low(at(buffer) + chunk * kHopperPlane);
   }
 
  private:
@@ -341,8 +341,8 @@ __device__ __forceinline__ void multiply_groups(const Sm90Loop<Direction>& loop,
           annulus::cuda::wgmma_fence();
 #pragma unroll
           for (int d = 0; d < 4; ++d) {
-            annulus::cuda::wgmma_64x64(part, annulus::cuda::swizzled_operand(rows[at], d),
-                                       annulus::cuda::swizzled_operand(weights, d), add || d > 0);
+            annulus::cuda::wgmma<bfloat16>(part, annulus::cuda::k_major(rows[at], d),
+                                           annulus::cuda::k_major(weights, d), add || d > 0);
           }
           annulus::cuda::wgmma_commit();
         };
@@ -410,7 +410,7 @@ __device__ __forceinline__ void scale_then_multiply(const Layout& layout, const 
     annulus::cuda::wgmma_fence();
 #pragma unroll
     for (int d = 0; d < 4; ++d) {
-      annulus::cuda::wgmma_64x64(acc, scaled[d], annulus::cuda::swizzled_operand(weights, d), true);
+      annulus::cuda::wgmma<bfloat16>(acc, scaled[d], annulus::cuda::k_major(weights, d), true);
     }
     annulus::cuda::wgmma_commit();
   };
@@ -486,12 +486,8 @@ __global__ void __launch_bounds__((Groups + 1) * 128, 1)
                                    loop.layout.channels);
   const int threads = s.rows * 2;  // consumers
   if (threadIdx.x == 0) {
-    for (int i = 0; i < s.stages; ++i) {
-      shared.full[i].init(1);
-      shared.empty[i].init(static_cast<unsigned>(threads / 32));
-    }
-    shared.group_full->init(1);
-    shared.group_empty->init(static_cast<unsigned>(threads));
+    shared.stages.init(s.stages, 1, static_cast<unsigned>(threads / 32));
+    shared.groups.init(1, 1, static_cast<unsigned>(threads));
     shared.resident->init(1);
     *shared.begun = 0;
     annulus::cuda::fence_barriers();

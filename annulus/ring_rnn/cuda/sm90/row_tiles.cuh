@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "annulus/cuda/mma.cuh"
-#include "annulus/cuda/vec.cuh"
+#include "annulus/cuda/rows.cuh"
 #include "annulus/ring_rnn/cuda/operands.cuh"
 
 namespace annulus::ring_rnn::cuda::tensor {
@@ -25,7 +25,7 @@ __device__ __forceinline__ int row_tile_position(int row) {
 }
 
 // Within a step, which is whole row tiles: where column `col` of sample `row` lies, counted in numbers.
-// In 16 bits as row_operand() of hopper.cuh, ...
+// In 16 bits MN-major as wgmma.cuh says, ...
 __device__ __forceinline__ std::int64_t row_tile_block(const Layout& s, std::int64_t row, int col) {
   return ((row / kRowTile) * (s.padded_n / kTile) + col / kTile) * (kRowTile * kTile);
 }

@@ -8,7 +8,9 @@
 // group, which channels it has, comes with c of all of them ahead of its blocks.
 #pragma once
 
-#include "annulus/cuda/hopper.cuh"
+#include "annulus/cuda/pipeline.cuh"
+#include "annulus/cuda/tma.cuh"
+#include "annulus/cuda/wgmma.cuh"
 #include "annulus/ring_rnn/cuda/step.cuh"
 
 namespace annulus::ring_rnn::cuda::tensor {
@@ -37,8 +39,8 @@ struct HopperShared {
   std::byte* c;         // [channel of the group][rows]: float, or Scale
   ChannelGroup* group;  // the one that is multiplied
   int* begun;           // steps; by atomics
-  annulus::cuda::SharedBarrier *full, *empty;              // [stage]
-  annulus::cuda::SharedBarrier *group_full, *group_empty;  // of `c` and `group`
+  annulus::cuda::Pipeline stages;  // of weights
+  annulus::cuda::Pipeline groups;  // of `c` and `group`: a single stage
   annulus::cuda::SharedBarrier* resident;
 
   __device__ HopperShared(std::byte* base, const Sm90Tiling& s, int channels) {
@@ -48,16 +50,13 @@ struct HopperShared {
     std::byte* const at = c + min(kGroupChannels, channels) * s.rows * s.factor_bytes;
     group = reinterpret_cast<ChannelGroup*>(at);
     begun = reinterpret_cast<int*>(at + 8);
-    full = reinterpret_cast<annulus::cuda::SharedBarrier*>(at + 16);
-    empty = full + s.stages;
-    group_full = empty + s.stages;
-    group_empty = group_full + 1;
-    resident = group_empty + 1;
+    stages = annulus::cuda::Pipeline(at + 16, s.stages);
+    groups = annulus::cuda::Pipeline(stages.end(s.stages), 1);
+    resident = static_cast<annulus::cuda::SharedBarrier*>(groups.end(1));
   }
   // The low word of what wgmma needs to find a block: addresses count in 16 bytes.
   __device__ __forceinline__ std::uint32_t operand(int block) const {
-    return annulus::cuda::swizzled_operand_low(weights) +
-           static_cast<std::uint32_t>(block * (kBytes / 16));
+    return annulus::cuda::k_major_low(weights) + static_cast<std::uint32_t>(block * (kBytes / 16));
   }
 };
 
@@ -102,10 +101,7 @@ class Producer {
  public:
   using Loop = Sm90Loop<Direction>;
   __device__ Producer(const Loop& loop, const HopperShared<Terms>& shared, int producer)
-      : loop_(loop), s_(loop.tiling), shared_(shared), producer_(producer) {
-    // A fresh barrier counts as past its phase 1: the first round waits for nobody.
-    stage_.parity = group_.parity = 1;
-  }
+      : loop_(loop), s_(loop.tiling), shared_(shared), producer_(producer) {}
 
   __device__ void run() {
     if (s_.resident && producer_ == 0) fetch_resident<Terms>(loop_, s_, shared_);
@@ -168,11 +164,11 @@ class Producer {
 
   __device__ __forceinline__ void fetch_c(std::int64_t time, const WorkItem& p, int first,
                                           ChannelGroup group) {
-    shared_.group_empty->wait(group_.parity);
+    shared_.groups.acquire(group_);
     group_.next(1);
     *shared_.group = group;
     const auto row = static_cast<unsigned>(s_.rows * s_.factor_bytes);
-    shared_.group_full->arrive_expecting(row * static_cast<unsigned>(__popc(group.channels)));
+    shared_.groups.full->arrive_expecting(row * static_cast<unsigned>(__popc(group.channels)));
     const std::byte* from =
         reinterpret_cast<const std::byte*>(s_.factor_bytes == kPairFactorBytes
                                                ? static_cast<const void*>(loop_.coefficients.scales)
@@ -184,7 +180,7 @@ class Producer {
     for (std::uint32_t rest = group.channels; rest != 0; rest &= rest - 1) {
       annulus::cuda::copy_bulk(
           to, from + (__ffs(static_cast<int>(rest)) - 1) * loop_.layout.padded_b * s_.factor_bytes,
-          row, shared_.group_full);
+          row, shared_.groups.full);
       to += row;
     }
   }
@@ -195,8 +191,8 @@ class Producer {
     turn_ = (turn_ + 1) % kProducers;
     if (mine) {
       std::byte* to = shared_.weights + stage_.at * (kStageBlocks<Terms> * kBytes);
-      annulus::cuda::SharedBarrier* full = shared_.full + stage_.at;
-      shared_.empty[stage_.at].wait(stage_.parity);
+      annulus::cuda::SharedBarrier* full = shared_.stages.full + stage_.at;
+      shared_.stages.acquire(stage_);
       full->arrive_expecting(static_cast<unsigned>(second == 0 ? kBytes : 2 * kBytes));
       const bool at_once = second == kBytes;
       // Each is read by one block of threads, once a step: L2 is for what blocks write for each other.
@@ -216,7 +212,8 @@ class Producer {
   const HopperShared<Terms>& shared_;
   int producer_;
   int turn_ = 0;
-  annulus::cuda::RingPlace stage_, group_;
+  annulus::cuda::PipelineStage stage_ = annulus::cuda::Pipeline::producer();
+  annulus::cuda::PipelineStage group_ = annulus::cuda::Pipeline::producer();
 };
 
 __device__ __forceinline__ WorkItem uniform(WorkItem p) {
@@ -271,7 +268,7 @@ class Consumer {
       : s_(s), shared_(shared) {}
 
   __device__ __forceinline__ ChannelGroup enter_group() {
-    shared_.group_full->wait(group_.parity);
+    shared_.groups.wait(group_);
     group_.next(1);
     stage_.at = annulus::cuda::uniform(stage_.at);
     stage_.parity = annulus::cuda::uniform(stage_.parity);
@@ -280,11 +277,11 @@ class Consumer {
   }
   // The warp needs nothing of the group any more. Every lane says so for itself: compute-sanitizer does
   // not know that one speaks for all after __syncwarp, which is no instruction where warps stay together.
-  __device__ __forceinline__ void leave_group() const { shared_.group_empty->arrive(); }
+  __device__ __forceinline__ void leave_group() const { shared_.groups.release(0); }
 
   template <bool Resident>
   __device__ __forceinline__ void wait() const {
-    if constexpr (!Resident) shared_.full[stage_.at].wait(stage_.parity);
+    if constexpr (!Resident) shared_.stages.wait(stage_);
   }
   __device__ __forceinline__ void wait() const {
     if (!s_.resident) wait<false>();
@@ -307,7 +304,7 @@ class Consumer {
   }
   template <bool Resident>
   __device__ __forceinline__ void release(int stage) const {
-    if constexpr (!Resident) arrive(shared_.empty + stage);
+    if constexpr (!Resident) shared_.stages.release_by_warp(stage);
   }
   __device__ __forceinline__ int next() { return s_.resident ? next<true>() : next<false>(); }
   __device__ __forceinline__ void release(int stage) const {
@@ -315,14 +312,9 @@ class Consumer {
   }
 
  private:
-  static __device__ __forceinline__ void arrive(annulus::cuda::SharedBarrier* barrier) {
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0) barrier->arrive();
-  }
-
   const Sm90Tiling& s_;
   const HopperShared<Terms>& shared_;
-  annulus::cuda::RingPlace stage_, group_;
+  annulus::cuda::PipelineStage stage_, group_;
 };
 #endif  // ANNULUS_DEVICE_HOPPER
 

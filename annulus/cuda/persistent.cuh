@@ -1,8 +1,9 @@
-// A barrier of blocks that are on the GPU together: a group of them, or the whole grid. One counter
-// in global memory goes up by one a block and a wait; one thread a block spins on it.
+// Kernels whose blocks stay on the GPU together for many stages of work: how many fit, their launch, and
+// the barrier between two stages, of a group of blocks or of the whole grid.
 //
-// A block that waits for one that is not running waits for ever, so kernels that use this are only
-// ever started by launch_cooperative, which has the driver refuse a grid that does not fit.
+// A block that waits for one that is not running waits for ever, so such kernels are only ever started by
+// launch_together, which has the driver refuse a grid that does not fit. They can do one stage alone,
+// too: where the driver refuses, the caller launches them once a stage.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,6 +11,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
+
+#include "annulus/cuda/check.h"
 
 namespace annulus::cuda {
 
@@ -22,33 +25,40 @@ __device__ __forceinline__ unsigned load_acquire(const unsigned* p) {
   return value;
 }
 
+// One counter in global memory goes up by one a block and a wait; one thread a block spins on it.
 class GroupBarrier {
  public:
   // Counters of two groups lie a cache line apart: 32 of these.
   static constexpr int kStride = 32;
 
+  GroupBarrier() = default;
   // `counter` is 0 before the kernel starts; `blocks` share it, and each waits equally often.
   __device__ GroupBarrier(unsigned* counter, unsigned blocks)
       : counter_(counter), blocks_(blocks) {}
 
-  // What any thread of the group wrote before is seen by all of them after. Called by all threads
-  // of a block. The first __syncthreads orders the block's writes before thread 0's release, which
-  // carries them along; its acquire and the second do the same for the reads that follow.
-  __device__ __forceinline__ void wait() {
+  // What any thread of the group wrote before is seen by all of them after. Called by all threads of
+  // one-dimensional blocks, or by those that `sync` makes wait for each other, thread 0 among them.
+  // The first sync orders the block's writes before thread 0's release, which carries them along;
+  // its acquire and the second do the same for the reads that follow.
+  template <class Sync>
+  __device__ __forceinline__ void wait(Sync&& sync) {
     target_ += blocks_;
-    __syncthreads();
-    if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) {
+    sync();
+    if (threadIdx.x == 0) {
       add_release(counter_, 1);
       // The difference, so that a counter that has gone round is no trouble.
       while (static_cast<int>(load_acquire(counter_) - target_) < 0) {
       }
     }
-    __syncthreads();
+    sync();
+  }
+  __device__ __forceinline__ void wait() {
+    wait([] { __syncthreads(); });
   }
 
  private:
-  unsigned* counter_;
-  unsigned blocks_;
+  unsigned* counter_ = nullptr;
+  unsigned blocks_ = 0;
   unsigned target_ = 0;
 };
 
@@ -72,13 +82,22 @@ int co_resident_blocks(void (*kernel)(P...), int threads, std::size_t shared_byt
   return multiprocessors * per_multiprocessor;
 }
 
+// Starts the kernel with all blocks on the GPU at once, or says that the device does not hold so many now
+// (another process may have a part of it) or has no such launch.
 template <class... P>
-cudaError_t launch_cooperative(void (*kernel)(P...), unsigned blocks, unsigned threads,
-                               std::size_t shared_bytes, cudaStream_t stream,
-                               std::type_identity_t<P>... arguments) {
+bool launch_together(const char* op, const char* what, void (*kernel)(P...), unsigned blocks,
+                     unsigned threads, std::size_t shared_bytes, cudaStream_t stream,
+                     std::type_identity_t<P>... arguments) {
   void* pointers[] = {const_cast<void*>(static_cast<const void*>(&arguments))...};
-  return cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(kernel), dim3(blocks),
-                                     dim3(threads), pointers, shared_bytes, stream);
+  const cudaError_t error =
+      cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(kernel), dim3(blocks),
+                                  dim3(threads), pointers, shared_bytes, stream);
+  if (error == cudaErrorCooperativeLaunchTooLarge || error == cudaErrorNotSupported) {
+    (void)cudaGetLastError();
+    return false;
+  }
+  throw_on_error(error, op, what);
+  return true;
 }
 
 // A grid of `groups` groups of `members` blocks. Group g takes the rows (of tiles) g, g + groups,

@@ -1,5 +1,5 @@
-// The matrix product of the general kernels: one tile of the output by one block of 256 threads, in
-// f32 or f64 on the ordinary cores, from operands of any layout.
+// The matrix product on the ordinary cores, in f32 or f64: one tile of the output by one block of 256
+// threads, from operands of any type and layout, which functions of the caller load four numbers at a time.
 //
 // A tile is Rows x Columns numbers, 8 x 8 to 4 x 4 of them a thread: the more, the fewer loads from
 // shared memory a multiplication. Slices of the block share the depth of the product, and their
@@ -12,10 +12,11 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "annulus/cuda/vec.cuh"
-#include "annulus/ring_rnn/cuda/arguments.cuh"
+#include "annulus/core/dtype.h"
+#include "annulus/cuda/math.cuh"
+#include "annulus/cuda/rows.cuh"
 
-namespace annulus::ring_rnn::cuda {
+namespace annulus::cuda::simt {
 
 inline constexpr int kTileThreads = 256;
 
@@ -288,15 +289,8 @@ template <class T>
 __device__ __forceinline__ Four<compute_t<T>> load_four(const T* p, std::int64_t step,
                                                         std::int64_t left, bool whole) {
   Four<compute_t<T>> f;
-  if (whole && left > 0) {
-    annulus::cuda::load<4>(p, f.v);
-    return f;
-  }
-#pragma unroll
-  for (int q = 0; q < 4; ++q) {
-    f.v[q] = q < left ? static_cast<compute_t<T>>(p[q * step]) : compute_t<T>(0);
-  }
+  load_row(p, step, left, whole, f.v);
   return f;
 }
 
-}  // namespace annulus::ring_rnn::cuda
+}  // namespace annulus::cuda::simt

@@ -1,0 +1,72 @@
+// A tensor on the CPU, of any dtype and strides, as the numbers it holds: what definitions, baselines and
+// tests compute with. Row-major order; nothing here is fast.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+#include "annulus/core/dispatch.h"
+#include "annulus/core/tensor.h"
+
+namespace annulus {
+
+// f(i, offset) for the i-th element, its offset from v.data in elements.
+template <class F>
+void for_each_offset(const TensorView& v, F&& f) {
+  std::array<std::int64_t, kMaxRank> index{};
+  std::int64_t offset = 0;
+  const std::int64_t count = v.numel();
+  for (std::int64_t i = 0; i < count; ++i) {
+    f(static_cast<std::size_t>(i), offset);
+    for (auto d = static_cast<std::size_t>(v.rank); d-- > 0;) {
+      offset += v.stride[d];
+      if (++index[d] < v.shape[d]) break;
+      offset -= v.stride[d] * v.shape[d];
+      index[d] = 0;
+    }
+  }
+}
+
+// f.operator()<T>() with T what an element is stored as.
+template <class F>
+void visit_stored(DType t, F&& f) {
+  switch (t) {
+    case DType::kI32:
+      return f.template operator()<std::int32_t>();
+    case DType::kI64:
+      return f.template operator()<std::int64_t>();
+    case DType::kBool:
+      return f.template operator()<std::uint8_t>();
+    default:
+      return visit_floating(t, f);
+  }
+}
+
+// Empty for a tensor that is not there.
+template <class C>
+std::vector<C> load_values(const TensorView& v) {
+  std::vector<C> values(static_cast<std::size_t>(v.numel()));
+  visit_stored(v.dtype, [&]<class T>() {
+    using Wide = std::conditional_t<std::is_arithmetic_v<T>, T, float>;
+    for_each_offset(v, [&](std::size_t i, std::int64_t offset) {
+      values[i] = static_cast<C>(static_cast<Wide>(static_cast<const T*>(v.data)[offset]));
+    });
+  });
+  return values;
+}
+
+// Rounds to v's dtype. A tensor that is not there takes nothing.
+template <class C>
+void store_values(const TensorView& v, const std::vector<C>& values) {
+  visit_stored(v.dtype, [&]<class T>() {
+    using Wide = std::conditional_t<std::is_arithmetic_v<T>, T, float>;
+    for_each_offset(v, [&](std::size_t i, std::int64_t offset) {
+      static_cast<T*>(v.data)[offset] = static_cast<T>(static_cast<Wide>(values[i]));
+    });
+  });
+}
+
+}  // namespace annulus

@@ -1,0 +1,210 @@
+// Every kind of operand of wgmma against plain sums: exact for small whole numbers.
+#include "annulus/cuda/wgmma.cuh"
+
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "annulus/cuda/pipeline.cuh"
+#include "testing/device_test.h"
+
+namespace annulus::testing {
+namespace {
+
+using annulus::cuda::Major;
+
+constexpr int kM = 64, kDepth = 64;
+
+// Where element (i, k) of an operand of `lines` x kDepth lies: i is m or n.
+std::size_t place(Major major, int W, int lines, int i, int k) {
+  const int each = W / 2;  // numbers of a row
+  const auto at = [&](int block, int block_bytes, int row, int column) {
+    const auto byte = static_cast<std::uint32_t>(row * W + column * 2);
+    return static_cast<std::size_t>(block * block_bytes) +
+           (W == 128  ? annulus::cuda::swizzled_byte<128>(byte)
+            : W == 64 ? annulus::cuda::swizzled_byte<64>(byte)
+                      : annulus::cuda::swizzled_byte<32>(byte));
+  };
+  return major == Major::kK ? at(k / each, lines * W, i, k % each)
+                            : at(i / each, kDepth * W, k, i % each);
+}
+// Whole swizzled blocks of it.
+std::size_t operand_bytes(Major major, int W, int lines) {
+  const int each = W / 2;
+  return static_cast<std::size_t>(major == Major::kK ? kDepth / each * lines * W
+                                                     : (lines + each - 1) / each * kDepth * W);
+}
+
+struct Operands {
+  const std::uint16_t* a_rows;  // [m][k]
+  const uint4 *a, *b;           // as they lie in shared memory
+  int a_bytes, b_bytes;
+  bool a_in_registers, add;
+  Major a_major, b_major;
+};
+
+template <class T, int N, int W>
+__global__ void __launch_bounds__(128) product_kernel(Operands in, float* out) {
+#if ANNULUS_DEVICE_HOPPER
+  using namespace annulus::cuda;
+  __shared__ __align__(1024) std::byte shared_a[kM * kDepth * 2];
+  __shared__ __align__(1024) std::byte shared_b[(N + W / 2 - 1) / (W / 2) * (W / 2) * kDepth * 2];
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int i = thread; i < in.a_bytes / 16; i += 128) {
+    reinterpret_cast<uint4*>(shared_a)[i] = in.a[i];
+  }
+  for (int i = thread; i < in.b_bytes / 16; i += 128) {
+    reinterpret_cast<uint4*>(shared_b)[i] = in.b[i];
+  }
+  fence_shared_writes();
+  __syncthreads();
+  const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
+  float d[N / 2];
+  for (int i = 0; i < N / 2; ++i) {
+    d[i] = out[(row + (i & 2) * 4) * N + i / 4 * 8 + column + (i & 1)];
+  }
+  uint4 x[kDepth / 16];
+  for (int step = 0; step < kDepth / 16; ++step) {
+    const auto pair = [&](int r, int k) {
+      return *reinterpret_cast<const std::uint32_t*>(in.a_rows + r * kDepth + step * 16 + k);
+    };
+    x[step] = make_uint4(pair(row, column), pair(row + 8, column), pair(row, column + 8),
+                         pair(row + 8, column + 8));
+  }
+  const auto low = [](Major major, const std::byte* at) {
+    return major == Major::kK ? k_major_low(at) : mn_major_low(at, kDepth * W);
+  };
+  // A row of a K-major operand holds W / 32 steps; the next ones are a panel of `lines` rows on.
+  const auto descriptor = [](Major major, std::uint32_t at, int step, int lines) {
+    constexpr int kSteps = W / 32;
+    return major == Major::kMN
+               ? mn_major<W>(at, step)
+               : k_major<W>(at + static_cast<std::uint32_t>(step / kSteps * lines * W / 16),
+                            step % kSteps);
+  };
+  const auto multiply = [&]<Major kB>() {
+    const std::uint32_t b = low(kB, shared_b);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kDepth / 16; ++step) {
+      const bool add = in.add || step > 0;
+      const std::uint64_t right = descriptor(kB, b, step, N);
+      if (in.a_in_registers) {
+        wgmma<T, kB>(d, x[step], right, add);
+      } else if (in.a_major == Major::kK) {
+        wgmma<T, kB>(d, descriptor(Major::kK, low(Major::kK, shared_a), step, kM), right, add);
+      } else {
+        wgmma<T, kB, Major::kMN>(d, descriptor(Major::kMN, low(Major::kMN, shared_a), step, kM),
+                                 right, add);
+      }
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+  };
+  if (in.b_major == Major::kK) {
+    multiply.template operator()<Major::kK>();
+  } else {
+    multiply.template operator()<Major::kMN>();
+  }
+  for (int i = 0; i < N / 2; ++i) {
+    out[(row + (i & 2) * 4) * N + i / 4 * 8 + column + (i & 1)] = d[i];
+  }
+#else
+  __trap();
+#endif
+}
+
+class CudaWgmma : public HopperTest {
+ protected:
+  template <class T, int N, int W = 128>
+  void check() {
+    for (const bool whole : {true, false}) {
+      for (const bool add : {false, true}) {
+        for (const Major b : {Major::kK, Major::kMN}) {
+          check<T, N, W>(whole, add, true, Major::kK, b);
+          check<T, N, W>(whole, add, false, Major::kK, b);
+          check<T, N, W>(whole, add, false, Major::kMN, b);
+        }
+      }
+    }
+  }
+
+ private:
+  template <class T, int N, int W>
+  void check(bool whole, bool add, bool a_in_registers, Major a_major, Major b_major) {
+    std::mt19937 random(static_cast<unsigned>(N * W));
+    std::normal_distribution<float> normal;
+    std::uniform_int_distribution<int> small(-4, 4);
+    const auto draw = [&] { return T(whole ? static_cast<float>(small(random)) : normal(random)); };
+    std::vector<T> a(kM * kDepth), b(N * kDepth);  // [m][k], [n][k]
+    for (T& v : a) v = draw();
+    for (T& v : b) v = draw();
+    const auto image = [&](Major major, int lines, const std::vector<T>& v) {
+      std::vector<uint4> bytes(operand_bytes(major, W, lines) / 16, make_uint4(~0u, ~0u, ~0u, ~0u));
+      for (int i = 0; i < lines; ++i) {
+        for (int k = 0; k < kDepth; ++k) {
+          reinterpret_cast<T*>(bytes.data())[place(major, W, lines, i, k) / 2] =
+              v[static_cast<std::size_t>(i * kDepth + k)];
+        }
+      }
+      return bytes;
+    };
+    const std::vector<uint4> a_image = image(a_major, kM, a), b_image = image(b_major, N, b);
+    const DeviceArray<T> a_rows(a);
+    const DeviceArray<uint4> a_shared(a_image), b_shared(b_image);
+    const DeviceArray<float> out(std::vector<float>(kM * N, 3.0f));
+    const Operands in{reinterpret_cast<const std::uint16_t*>(a_rows.get()),
+                      a_shared.get(),
+                      b_shared.get(),
+                      static_cast<int>(a_image.size() * 16),
+                      static_cast<int>(b_image.size() * 16),
+                      a_in_registers,
+                      add,
+                      a_major,
+                      b_major};
+    product_kernel<T, N, W><<<1, 128>>>(in, out.get());
+    finish();
+    const std::vector<float> ours = out.values();
+    for (int m = 0; m < kM; ++m) {
+      for (int n = 0; n < N; ++n) {
+        double sum = add ? 3 : 0, size = 3;
+        for (int k = 0; k < kDepth; ++k) {
+          const double p = double{static_cast<float>(a[static_cast<std::size_t>(m * kDepth + k)])} *
+                           static_cast<float>(b[static_cast<std::size_t>(n * kDepth + k)]);
+          sum += p;
+          size += std::abs(p);
+        }
+        // The tensor cores cut sums off where they should round them.
+        ASSERT_NEAR(ours[static_cast<std::size_t>(m * N + n)], sum, whole ? 0 : 4e-6 * size)
+            << "m " << m << " n " << n << " of " << N << ", swizzle " << W << ", a "
+            << (a_in_registers         ? "in registers"
+                : a_major == Major::kK ? "K-major"
+                                       : "MN-major")
+            << ", b " << (b_major == Major::kK ? "K-major" : "MN-major") << (add ? ", added" : "");
+      }
+    }
+  }
+};
+
+template <class T, class Test, int... N>
+void each(Test&& test, std::integer_sequence<int, N...>) {
+  (test.template operator()<T, N>(), ...);
+}
+using Widths = std::integer_sequence<int, 8, 16, 24, 32, 40, 64, 96, 128, 192, 256>;
+
+TEST_F(CudaWgmma, BFloat16OfEveryOperand) {
+  each<bfloat16>([&]<class T, int N>() { check<T, N>(); }, Widths());
+}
+TEST_F(CudaWgmma, Float16OfEveryOperand) {
+  each<float16>([&]<class T, int N>() { check<T, N>(); }, Widths());
+}
+TEST_F(CudaWgmma, NarrowSwizzles) {
+  check<bfloat16, 64, 64>();
+  check<float16, 96, 64>();
+  check<bfloat16, 64, 32>();
+  check<float16, 48, 32>();
+}
+
+}  // namespace
+}  // namespace annulus::testing

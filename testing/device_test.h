@@ -1,0 +1,65 @@
+// Tests of device code: skipped, with the reason, where there is no GPU for it; arrays on the GPU.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "annulus/cuda/check.h"
+#include "annulus/cuda/memory.h"
+
+namespace annulus::testing {
+
+class DeviceTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string why = annulus::cuda::why_unavailable();
+    if (!why.empty()) GTEST_SKIP() << "no CUDA device: " << why;
+    int major = 0;
+    annulus::cuda::throw_on_error(
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "test", "capability");
+    if (needs_hopper() && major != 9) GTEST_SKIP() << "needs compute capability 9.0";
+  }
+  virtual bool needs_hopper() const { return false; }
+
+  // After a launch.
+  static void finish() {
+    annulus::cuda::throw_on_error(cudaGetLastError(), "test", "launch");
+    annulus::cuda::throw_on_error(cudaDeviceSynchronize(), "test", "kernel");
+  }
+};
+class HopperTest : public DeviceTest {
+  bool needs_hopper() const override { return true; }
+};
+
+template <class T>
+class DeviceArray {
+ public:
+  explicit DeviceArray(const std::vector<T>& values) : count_(values.size()) {
+    check(cudaMalloc(&data_, count_ * sizeof(T)));
+    check(cudaMemcpy(data_, values.data(), count_ * sizeof(T), cudaMemcpyDefault));
+  }
+  explicit DeviceArray(std::size_t count) : DeviceArray(std::vector<T>(count)) {}
+  ~DeviceArray() { (void)cudaFree(data_); }
+  DeviceArray(const DeviceArray&) = delete;
+  DeviceArray& operator=(const DeviceArray&) = delete;
+
+  T* get() const { return data_; }
+  std::vector<T> values() const {
+    std::vector<T> v(count_);
+    check(cudaMemcpy(v.data(), data_, count_ * sizeof(T), cudaMemcpyDefault));
+    return v;
+  }
+
+ private:
+  static void check(cudaError_t error) {
+    annulus::cuda::throw_on_error(error, "test", "memory of a test");
+  }
+  T* data_ = nullptr;
+  std::size_t count_;
+};
+
+}  // namespace annulus::testing
