@@ -5,12 +5,13 @@
 
 namespace annulus::ring_rnn::cuda::tensor {
 
-void run_portable_backward(const Loop& loop, bool dots, const char* op, cudaStream_t stream) {
-  with_terms(loop.shape.terms, [&]<int Terms>() {
-    if (dots) {
-      launch_loop(portable_kernel<Terms, Backward<true>>, loop, op, stream);
+void run_backward(const BackwardPass& pass, const GridOperands& x, const Sm80Tiling& tiling,
+                  const Launch& launch) {
+  with_terms(pass.layout.terms, [&]<int Terms>() {
+    if (pass.dots != nullptr) {
+      launch_loop(sm80_kernel<Terms, Backward<true>>, {pass, x, tiling}, launch);
     } else {
-      launch_loop(portable_kernel<Terms, Backward<false>>, loop, op, stream);
+      launch_loop(sm80_kernel<Terms, Backward<false>>, {pass, x, tiling}, launch);
     }
   });
 }

@@ -5,9 +5,11 @@
 
 namespace annulus::ring_rnn::cuda::tensor {
 
-void run_portable_forward(const Loop& loop, const char* op, cudaStream_t stream) {
-  with_terms(loop.shape.terms,
-             [&]<int Terms>() { launch_loop(portable_kernel<Terms, Forward>, loop, op, stream); });
+void run_forward(const ForwardPass& pass, const GridOperands& x, const Sm80Tiling& tiling,
+                 const Launch& launch) {
+  with_terms(pass.layout.terms, [&]<int Terms>() {
+    launch_loop(sm80_kernel<Terms, Forward>, {pass, x, tiling}, launch);
+  });
 }
 
 }  // namespace annulus::ring_rnn::cuda::tensor

@@ -5,8 +5,9 @@
 
 namespace annulus::ring_rnn::cuda::tensor {
 
-void run_hopper_forward(const Loop& loop, const char* op, cudaStream_t stream) {
-  launch_hopper<Forward>(loop, op, stream);
+void run_forward(const ForwardPass& pass, const GridOperands& x, const Sm90Tiling& tiling,
+                 const Launch& launch) {
+  launch_sm90<Forward>({pass, x, tiling}, launch);
 }
 
 }  // namespace annulus::ring_rnn::cuda::tensor
