@@ -1,13 +1,14 @@
 # Task names; what they do is in scripts/.
-CASES ?= 1000
+CASES ?= 2000
 
-.PHONY: help setup build test sanitize bench check lint format cuda gpu wheel wheel-test clean
+.PHONY: help setup build test sanitize release-check bench check lint format cuda gpu wheel wheel-test clean
 
 help:
 	@echo "make setup    install what is missing (Debian packages, .venv with torch)"
 	@echo "make build    the library, the command and the PyTorch operators, for the CPU"
 	@echo "make test     every test of C++, Python, the package and the README (CASES=$(CASES) fuzzed cases per operator)"
-	@echo "make sanitize the C++ tests again under ASan, UBSan and TSan (a tenth of CASES)"
+	@echo "make sanitize what touches kernels and parsers again under ASan, UBSan and TSan (a tenth of CASES)"
+	@echo "make release-check  everything at full size, by hand before a release: 10000 cases, all under sanitizers"
 	@echo "make bench    quick benchmark suites and their peers; writes report.html"
 	@echo "make check    annulus check: every operator against double precision (CASES=$(CASES))"
 	@echo "make lint     formatting and forbidden words;  make format rewrites the files"
@@ -24,6 +25,10 @@ test: setup
 	@scripts/test $(CASES)
 sanitize: setup
 	@scripts/test $(CASES) sanitize
+release-check: setup
+	@scripts/test 10000
+	@scripts/test 10000 sanitize-all
+	@scripts/wheel --test
 bench: build
 	@scripts/bench
 check: build
