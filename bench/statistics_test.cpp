@@ -37,7 +37,8 @@ TEST(Statistics, RelativeErrorIsAgainstTheLargestReference) {
 Ceilings ceilings() {
   Ceilings c;
   c.copy_gbs = 100;
-  c.gemm = {1000, 0, 8000};
+  c.gemm[static_cast<std::size_t>(Precision::kFp32)] = 1000;
+  c.gemm[static_cast<std::size_t>(Precision::kBf16)] = 8000;
   c.launch_ms = 0.002;
   c.barrier_ms = 0.001;
   c.small_barrier_ms = 0.00025;
