@@ -148,9 +148,9 @@ class Csv final : public Output {
 };
 
 // Google Benchmark's shape, so that its compare.py reads the file; our own record rides along.
-class Json final : public Output {
+class GoogleJson final : public Output {
  public:
-  explicit Json(std::ostream& out) : out_(out) {}
+  explicit GoogleJson(std::ostream& out) : out_(out) {}
   void begin(const OutputContext& c) override {
     document_["context"] = {{"date", c.date},
                             {"host_name", c.hardware},
@@ -197,7 +197,7 @@ class Json final : public Output {
 
 std::unique_ptr<Output> make_output(const std::string& format, std::ostream& out) {
   if (format == "csv") return std::make_unique<Csv>(out);
-  if (format == "json") return std::make_unique<Json>(out);
+  if (format == "json") return std::make_unique<GoogleJson>(out);
   return std::make_unique<Markdown>(out);
 }
 

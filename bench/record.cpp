@@ -1,27 +1,31 @@
 #include "bench/record.h"
 
 #include <fmt/format.h>
-#include <sys/stat.h>
 
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "bench/json_guard.h"
-#include "bench/words.h"
+#include "files/file.h"
+#include "files/json.h"
+#include "files/words.h"
 
 namespace annulus::bench {
 namespace {
 
-using nlohmann::ordered_json;
-using json = ordered_json;
+using files::FileError;
+using files::Json;
+using files::JsonError;
+using files::JsonObject;
+using files::printable;
+
+// What a file may hold. A record of ours is about 1 KiB, so these are generous.
+constexpr std::size_t kMostFileBytes = std::size_t{64} << 20, kMostLineBytes = std::size_t{1} << 20;
+constexpr std::size_t kMostRows = 100'000;
 
 // --- writing ------------------------------------------------------------------------------------
 
 // JSON has no NaN and no infinity; as strings they survive every parser.
-ordered_json number(double v) {
+Json number(double v) {
   if (std::isnan(v)) return "NaN";
   if (std::isinf(v)) return v > 0 ? "Infinity" : "-Infinity";
   // Byte and flop counts are whole numbers and read better as such.
@@ -29,107 +33,24 @@ ordered_json number(double v) {
   return v;
 }
 
-ordered_json param(const ParamValue& value) {
-  return std::visit([](const auto& v) { return ordered_json(v); }, value);
+Json param(const ParamValue& value) {
+  return std::visit([](const auto& v) { return Json(v); }, value);
 }
 
-// --- reading: typed access with a message that names the key -------------------------------------
+// --- reading -------------------------------------------------------------------------------------
 
-class Object {
- public:
-  Object(const json& j, std::string name, std::vector<std::string> known)
-      : json_(j), name_(std::move(name)) {
-    if (!j.is_object()) fail(name_.empty() ? "the line" : name_, "an object", j);
-    for (const auto& [key, value] : j.items()) {
-      if (std::find(known.begin(), known.end(), key) != known.end()) continue;
-      const std::string near = nearest(key, known);
-      throw RecordError(
-          fmt::format("unknown key \"{}\"{}", printable(path(key)),
-                      near.empty() ? "" : fmt::format(", did you mean \"{}\"?", near)));
-    }
-  }
+template <class E>
+E one_of(const JsonObject& o, const char* key, std::initializer_list<E> values) {
+  std::vector<std::string> names;
+  for (const E e : values) names.push_back(name_of(e));
+  return values.begin()[o.one_of(key, names)];
+}
 
-  bool has(const char* key) const { return json_.contains(key) && !json_.at(key).is_null(); }
-  const json& at(const char* key) const {
-    if (!has(key)) throw RecordError(fmt::format("key \"{}\" is missing", path(key)));
-    return json_.at(key);
-  }
-
-  std::string text(const char* key, bool may_be_empty = false) const {
-    const json& j = at(key);
-    if (!j.is_string()) fail(path(key), "a string", j);
-    if (!may_be_empty && j.get_ref<const std::string&>().empty()) {
-      throw RecordError(fmt::format("\"{}\" must not be empty", path(key)));
-    }
-    return j.get<std::string>();
-  }
-  std::string text_or(const char* key, const char* otherwise) const {
-    return has(key) ? text(key, true) : otherwise;
-  }
-
-  // Finite and within [low, high].
-  double real(const char* key, double low = 0, double high = 1e30) const {
-    const double v = any_real(key);
-    if (!(v >= low && v <= high)) {
-      throw RecordError(
-          fmt::format("\"{}\" must be between {:g} and {:g} but is {:g}", path(key), low, high, v));
-    }
-    return v;
-  }
-  std::optional<double> maybe_real(const char* key, double low = 0, double high = 1e30) const {
-    return has(key) ? std::optional(real(key, low, high)) : std::nullopt;
-  }
-  // NaN and infinity too, spelled as strings.
-  double any_real(const char* key) const {
-    const json& j = at(key);
-    if (j.is_number()) return j.get<double>();
-    if (j.is_string()) {
-      const auto& s = j.get_ref<const std::string&>();
-      if (s == "NaN") return std::nan("");
-      if (s == "Infinity") return HUGE_VAL;
-      if (s == "-Infinity") return -HUGE_VAL;
-    }
-    fail(path(key), "a number, \"NaN\", \"Infinity\" or \"-Infinity\"", j);
-  }
-  std::int64_t whole(const char* key, std::int64_t low, std::int64_t high) const {
-    const json& j = at(key);
-    const bool fits = j.is_number_integer() && (!j.is_number_unsigned() ||
-                                                j.get<std::uint64_t>() <= std::uint64_t{INT64_MAX});
-    if (!fits || j.get<std::int64_t>() < low || j.get<std::int64_t>() > high) {
-      fail(path(key), fmt::format("a whole number between {} and {}", low, high), j);
-    }
-    return j.get<std::int64_t>();
-  }
-  template <class E>
-  E one_of(const char* key, std::initializer_list<E> values) const {
-    const std::string s = text(key);
-    std::string allowed;
-    for (const E e : values) {
-      if (name_of(e) == s) return e;
-      allowed += (allowed.empty() ? "" : ", ") + name_of(e);
-    }
-    throw RecordError(
-        fmt::format("\"{}\" must be one of {} but is \"{}\"", path(key), allowed, printable(s)));
-  }
-
- private:
-  std::string path(const std::string& key) const { return name_.empty() ? key : name_ + "." + key; }
-  [[noreturn]] static void fail(const std::string& key, const std::string& rule, const json& came) {
-    // dump() replaces bad bytes instead of throwing; printable() cuts it.
-    throw RecordError(
-        fmt::format("\"{}\" must be {} but is {}", key, rule,
-                    printable(came.dump(-1, ' ', true, json::error_handler_t::replace), 40)));
-  }
-
-  const json& json_;
-  std::string name_;
-};
-
-ParamValue read_param(const std::string& key, const json& j) {
+ParamValue read_param(const std::string& key, const Json& j) {
   if (j.is_boolean()) return j.get<bool>();
   if (j.is_number_integer()) {
     if (j.is_number_unsigned() && j.get<std::uint64_t>() > std::uint64_t{INT64_MAX}) {
-      throw RecordError(fmt::format("\"params.{}\" does not fit in 63 bits", printable(key)));
+      throw JsonError(fmt::format("\"params.{}\" does not fit in 63 bits", printable(key)));
     }
     return j.get<std::int64_t>();
   }
@@ -137,53 +58,53 @@ ParamValue read_param(const std::string& key, const json& j) {
   if (j.is_string()) return j.get<std::string>();
   if (j.is_array() && j.size() <= 64) {
     std::vector<std::int64_t> values;
-    for (const json& e : j) {
+    for (const Json& e : j) {
       if (!e.is_number_integer()) break;
       values.push_back(e.get<std::int64_t>());
     }
     if (values.size() == j.size()) return values;
   }
-  throw RecordError(
+  throw JsonError(
       fmt::format("\"params.{}\" must be a number, a string, a boolean or at most 64 whole numbers",
                   printable(key)));
 }
 
-void read_measurement(const Object& o, Record& r) {
+void read_measurement(const JsonObject& o, Record& r) {
   if (o.has("time_ms")) {
-    const Object t(o.at("time_ms"), "time_ms", {"median", "min", "p95", "n"});
+    const JsonObject t = o.object("time_ms", {"median", "min", "p95", "n"});
     r.time_ms = TimeMs{t.real("median", 0, 1e12), t.real("min", 0, 1e12), t.real("p95", 0, 1e12),
                        t.whole("n", 1, 1'000'000'000)};
     if (r.time_ms->min > r.time_ms->median || r.time_ms->median > r.time_ms->p95) {
-      throw RecordError(
+      throw JsonError(
           fmt::format("\"time_ms\" must have min <= median <= p95 but has {:g}, {:g}, {:g}",
                       r.time_ms->min, r.time_ms->median, r.time_ms->p95));
     }
   }
   if (o.has("error")) {
-    const Object e(o.at("error"), "error", {"metric", "value"});
+    const JsonObject e = o.object("error", {"metric", "value"});
     r.error = ErrorFigure{e.text("metric"), e.any_real("value")};
     if (r.error->value < 0) {
-      throw RecordError(
+      throw JsonError(
           fmt::format("\"error.value\" must not be below 0 but is {:g}", r.error->value));
     }
   }
   if (r.status != Status::kOk) return;
-  if (!r.time_ms) throw RecordError("key \"time_ms\" is missing, and status is ok");
+  if (!r.time_ms) throw JsonError("key \"time_ms\" is missing, and status is ok");
   if (!r.error) {
-    throw RecordError("key \"error\" is missing: a time without an error figure is not a result");
+    throw JsonError("key \"error\" is missing: a time without an error figure is not a result");
   }
 }
 
-Record from_json(const json& j) {
-  const Object o(j, "", {"schema",       "suite",          "row",        "op",
-                         "impl",         "device",         "dtype",      "params",
-                         "measures",     "time_ms",        "error",      "zero_rows",
-                         "flops_needed", "flops_executed", "bytes",      "workspace_bytes",
-                         "peak_bytes",   "floor_ms",       "floor_kind", "ceiling",
-                         "seed",         "hardware",       "commit",     "date",
-                         "status",       "reason"});
+Record from_json(const Json& j) {
+  const JsonObject o(j, "", {"schema",       "suite",          "row",        "op",
+                             "impl",         "device",         "dtype",      "params",
+                             "measures",     "time_ms",        "error",      "zero_rows",
+                             "flops_needed", "flops_executed", "bytes",      "workspace_bytes",
+                             "peak_bytes",   "floor_ms",       "floor_kind", "ceiling",
+                             "seed",         "hardware",       "commit",     "date",
+                             "status",       "reason"});
   if (const auto schema = o.whole("schema", 0, 1'000'000); schema != kSchemaVersion) {
-    throw RecordError(
+    throw JsonError(
         fmt::format("schema {} is not the one this program reads ({})", schema, kSchemaVersion));
   }
   Record r;
@@ -196,16 +117,16 @@ Record from_json(const json& j) {
   r.hardware = o.text("hardware", true);
   r.commit = o.text_or("commit", "");
   r.date = o.text_or("date", "");
-  r.status = o.one_of("status", {Status::kOk, Status::kSkipped, Status::kFailed});
+  r.status = one_of(o, "status", {Status::kOk, Status::kSkipped, Status::kFailed});
   r.reason = o.text_or("reason", "");
   if (r.status != Status::kOk && r.reason.empty()) {
-    throw RecordError(fmt::format("a {} row must have a \"reason\"", name_of(r.status)));
+    throw JsonError(fmt::format("a {} row must have a \"reason\"", name_of(r.status)));
   }
-  if (o.has("measures")) r.measures = o.one_of("measures", {Measures::kTime, Measures::kMemory});
+  if (o.has("measures")) r.measures = one_of(o, "measures", {Measures::kTime, Measures::kMemory});
   if (o.has("params")) {
-    const json& p = o.at("params");
-    if (!p.is_object()) throw RecordError("\"params\" must be an object");
-    if (p.size() > 64) throw RecordError("\"params\" must have at most 64 keys");
+    const Json& p = o.at("params");
+    if (!p.is_object()) throw JsonError("\"params\" must be an object");
+    if (p.size() > 64) throw JsonError("\"params\" must have at most 64 keys");
     for (const auto& [key, value] : p.items()) r.params[key] = read_param(key, value);
   }
   read_measurement(o, r);
@@ -218,36 +139,34 @@ Record from_json(const json& j) {
   r.floor_ms = o.maybe_real("floor_ms", 0, 1e12);
   if (o.has("floor_kind")) {
     r.floor_kind =
-        o.one_of("floor_kind", {FloorKind::kBandwidth, FloorKind::kCompute, FloorKind::kLatency});
+        one_of(o, "floor_kind", {FloorKind::kBandwidth, FloorKind::kCompute, FloorKind::kLatency});
   }
   if (o.has("ceiling")) {
-    const Object c(o.at("ceiling"), "ceiling", {"copy_gbs", "gemm_gflops", "gemm", "step_us"});
+    const JsonObject c = o.object("ceiling", {"copy_gbs", "gemm_gflops", "gemm", "step_us"});
     r.ceiling = Ceiling{c.maybe_real("copy_gbs").value_or(0),
                         c.maybe_real("gemm_gflops").value_or(0),
                         {},
                         c.maybe_real("step_us").value_or(0)};
     if (c.has("gemm")) {
-      r.ceiling->gemm = c.one_of("gemm", {Products::kFp32, Products::kTf32, Products::kBf16});
+      r.ceiling->gemm = one_of(c, "gemm", {Products::kFp32, Products::kTf32, Products::kBf16});
     }
   }
   if (o.has("seed")) {
-    const Object s(o.at("seed"), "seed", {"value", "unit", "hardware", "columns"});
+    const JsonObject s = o.object("seed", {"value", "unit", "hardware", "columns"});
     r.seed = SeedFigure{s.real("value", 0, 1e12), s.text("unit"), s.text("hardware", true), {}};
     if (s.has("columns")) {
-      const json& columns = s.at("columns");
+      const Json& columns = s.at("columns");
       if (!columns.is_object() || columns.size() > 16) {
-        throw RecordError("\"seed.columns\" must be an object of at most 16 numbers");
+        throw JsonError("\"seed.columns\" must be an object of at most 16 numbers");
       }
       for (const auto& [name, value] : columns.items()) {
-        if (!value.is_number()) throw RecordError("\"seed.columns\" must hold numbers only");
+        if (!value.is_number()) throw JsonError("\"seed.columns\" must hold numbers only");
         r.seed->columns.emplace_back(name, value.get<double>());
       }
     }
   }
   return r;
 }
-
-std::string errno_text() { return std::strerror(errno); }
 
 }  // namespace
 
@@ -265,7 +184,7 @@ std::string name_of(Products p) {
 std::string name_of(Measures m) { return m == Measures::kTime ? "time" : "memory"; }
 
 std::string to_string(const ParamValue& value) {
-  const ordered_json j = param(value);
+  const Json j = param(value);
   if (j.is_string()) return j.get<std::string>();
   if (!j.is_array()) return j.dump();
   std::string s;
@@ -274,7 +193,7 @@ std::string to_string(const ParamValue& value) {
 }
 
 std::string to_json_line(const Record& r) {
-  ordered_json j;
+  Json j;
   j["schema"] = kSchemaVersion;
   j["suite"] = r.suite;
   j["row"] = r.row;
@@ -282,7 +201,7 @@ std::string to_json_line(const Record& r) {
   j["impl"] = r.impl;
   j["device"] = r.device;
   j["dtype"] = r.dtype;
-  j["params"] = ordered_json::object();
+  j["params"] = Json::object();
   for (const auto& [key, value] : r.params) j["params"][key] = param(value);
   if (r.measures != Measures::kTime) j["measures"] = name_of(r.measures);
   if (r.time_ms) {
@@ -319,31 +238,18 @@ std::string to_json_line(const Record& r) {
   j["date"] = r.date;
   j["status"] = name_of(r.status);
   if (!r.reason.empty()) j["reason"] = r.reason;
-  return j.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  return j.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-Record parse_record(std::string_view line, const ReadLimits& limits) {
-  return from_json(parse_guarded(line, limits.depth, limits.string_bytes));
-}
+Record parse_record(std::string_view line) { return from_json(files::parse_json(line)); }
 
-RecordFile read_records(const std::string& path, const ReadLimits& limits) {
-  struct stat info {};
-  if (::stat(path.c_str(), &info) != 0) {
-    throw RecordError(fmt::format("cannot read {}: {}", path, errno_text()));
-  }
-  // A pipe or a device has no size to check and may never end.
-  if (!S_ISREG(info.st_mode)) throw RecordError(fmt::format("{} is not a regular file", path));
-  if (static_cast<std::size_t>(info.st_size) > limits.file_bytes) {
-    throw RecordError(fmt::format("{} has {} bytes, more than the {} this program reads", path,
-                                  info.st_size, limits.file_bytes));
-  }
-  std::ifstream in(path, std::ios::binary);
-  std::string text(static_cast<std::size_t>(info.st_size), '\0');
-  in.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (!in) throw RecordError(fmt::format("cannot read {}: {}", path, errno_text()));
-
+RecordFile read_records(const std::string& path) {
+  const std::string text = files::read_file(path, kMostFileBytes);
   RecordFile file;
   std::size_t line_number = 0;
+  const auto refuse = [&](const std::string& what) {
+    throw FileError(fmt::format("{}:{}: {}", path, line_number, what));
+  };
   for (std::size_t start = 0; start < text.size();) {
     ++line_number;
     const std::size_t newline = text.find('\n', start);
@@ -352,27 +258,20 @@ RecordFile read_records(const std::string& path, const ReadLimits& limits) {
     start = complete ? newline + 1 : text.size();
     if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
     if (line.find_first_not_of(" \t") == std::string_view::npos) continue;
-    if (line.size() > limits.line_bytes) {
-      throw RecordError(fmt::format("{}:{}: the line has {} bytes, more than the {} of a record",
-                                    path, line_number, line.size(), limits.line_bytes));
+    if (line.size() > kMostLineBytes) {
+      refuse(fmt::format("the line has {} bytes, more than the {} of a record", line.size(),
+                         kMostLineBytes));
     }
-    if (file.records.size() == limits.rows) {
-      throw RecordError(fmt::format("{}:{}: more than {} rows", path, line_number, limits.rows));
-    }
+    if (file.records.size() == kMostRows) refuse(fmt::format("more than {} rows", kMostRows));
     try {
-      file.records.push_back(parse_record(line, limits));
+      file.records.push_back(parse_record(line));
     } catch (const JsonError& e) {
-      if (!complete && e.at_end && !file.records.empty()) {
-        file.warnings.push_back(
-            fmt::format("{}:{}: the last line is cut short and was left out", path, line_number));
-      } else {
-        throw RecordError(fmt::format("{}:{}: {}", path, line_number, e.what()));
-      }
-    } catch (const RecordError& e) {
-      throw RecordError(fmt::format("{}:{}: {}", path, line_number, e.what()));
+      if (complete || !e.at_end || file.records.empty()) refuse(e.what());
+      file.warnings.push_back(
+          fmt::format("{}:{}: the last line is cut short and was left out", path, line_number));
     }
   }
-  if (file.records.empty()) throw RecordError(fmt::format("{} holds no row", path));
+  if (file.records.empty()) throw FileError(path + " holds no row");
   return file;
 }
 

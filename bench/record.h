@@ -2,14 +2,12 @@
 // results file holds one JSON object a line (JSONL). bench/README.md documents the fields.
 //
 // The reader trusts nothing: sizes, nesting, types, ranges and keys are checked, and whatever is
-// wrong throws RecordError with the file and the line. It never skips a bad row silently.
+// wrong throws files::FileError with the file and the line. It never skips a bad row silently.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -78,28 +76,14 @@ std::string name_of(Measures m);
 std::string name_of(Products p);
 std::string to_string(const ParamValue& v);
 
-class RecordError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
-// What a file may hold. A record of ours is about 1 KiB, so these are generous.
-struct ReadLimits {
-  std::size_t file_bytes = std::size_t{64} << 20;
-  std::size_t line_bytes = std::size_t{1} << 20;
-  std::size_t string_bytes = std::size_t{64} << 10;
-  std::size_t rows = 100'000;
-  int depth = 16;
-};
-
 // One line, without its newline.
 std::string to_json_line(const Record& r);
-Record parse_record(std::string_view line, const ReadLimits& limits = {});
+Record parse_record(std::string_view line);  // throws files::JsonError
 
 struct RecordFile {
   std::vector<Record> records;
   std::vector<std::string> warnings;  // a last line cut short, which a killed run leaves behind
 };
-RecordFile read_records(const std::string& path, const ReadLimits& limits = {});
+RecordFile read_records(const std::string& path);
 
 }  // namespace annulus::bench

@@ -3,16 +3,13 @@
 #include "bench/record.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <string>
 
-#include "bench/json_guard.h"
-#include "bench/words.h"
+#include "files/file.h"
+#include "files/json.h"
+#include "testing/scratch_folder.h"
 
 namespace annulus::bench {
 namespace {
@@ -59,9 +56,7 @@ std::string replaced(const std::string& from, const std::string& to) {
 std::string refusal(const std::string& line) {
   try {
     parse_record(line);
-  } catch (const RecordError& e) {
-    return e.what();
-  } catch (const JsonError& e) {
+  } catch (const files::JsonError& e) {
     return e.what();
   }
   return "accepted";
@@ -69,25 +64,19 @@ std::string refusal(const std::string& line) {
 
 class TemporaryFile {
  public:
-  explicit TemporaryFile(const std::string& content) {
-    static int count = 0;
-    path_ = (std::filesystem::temp_directory_path() /
-             ("annulus_record_" + std::to_string(::getpid()) + "_" + std::to_string(count++)))
-                .string();
-    std::ofstream(path_, std::ios::binary) << content;
-  }
-  ~TemporaryFile() { std::remove(path_.c_str()); }
+  explicit TemporaryFile(const std::string& content) { files::write_file(path_, content); }
   const std::string& path() const { return path_; }
 
  private:
-  std::string path_;
+  const testing::ScratchFolder folder_;
+  const std::string path_ = folder_.path() + "/rows.jsonl";
 };
 
 std::string file_refusal(const std::string& content) {
   const TemporaryFile file(content);
   try {
     read_records(file.path());
-  } catch (const RecordError& e) {
+  } catch (const files::FileError& e) {
     return std::string(e.what()).substr(file.path().size());
   }
   return "accepted";
@@ -195,8 +184,8 @@ TEST(RecordFile, NamesFileAndLine) {
   EXPECT_EQ(file_refusal(good + "[]\n").substr(0, 4), ":2: ");
   EXPECT_EQ(file_refusal(""), " holds no row");
   EXPECT_EQ(file_refusal(std::string(2 << 20, 'x')).substr(0, 4), ":1: ");
-  EXPECT_THROW(read_records("/nonexistent/file.jsonl"), RecordError);
-  EXPECT_THROW(read_records("/dev/zero"), RecordError);
+  EXPECT_THROW(read_records("/nonexistent/file.jsonl"), files::FileError);
+  EXPECT_THROW(read_records("/dev/zero"), files::FileError);
 }
 
 TEST(RecordFile, ToleratesALastLineCutShortAndSaysSo) {
@@ -213,11 +202,6 @@ TEST(RecordFile, ToleratesALastLineCutShortAndSaysSo) {
   EXPECT_NE(file_refusal(good.substr(0, 50)), "accepted");
   EXPECT_NE(file_refusal(good + good.substr(0, 50) + "\n"), "accepted");
   EXPECT_NE(file_refusal(good + "garbage"), "accepted");
-}
-
-TEST(Nearest, FindsTheNeighbourOrNothing) {
-  EXPECT_EQ(nearest("devise", {"suite", "device", "dtype"}), "device");
-  EXPECT_EQ(nearest("qqqqqqqqqq", {"suite", "device"}), "");
 }
 
 }  // namespace

@@ -9,16 +9,16 @@
 
 #include "annulus/core/errors.h"
 #include "annulus/core/info.h"
-#include "bench/files.h"
 #include "bench/output.h"
 #include "bench/record.h"
 #include "bench/runner.h"
 #include "bench/suite.h"
-#include "bench/words.h"
 #include "cli/commands.h"
 #include "cli/device.h"
 #include "cli/progress.h"
 #include "cli/stop_signal.h"
+#include "files/file.h"
+#include "files/words.h"
 
 namespace annulus::cli {
 namespace {
@@ -45,12 +45,10 @@ std::vector<const bench::Suite*> pick_suites(const std::vector<std::string>& nam
   for (const std::string& name : names) {  // one that is named twice runs once
     const auto it = std::find(known.begin(), known.end(), name);
     if (it == known.end()) {
-      const std::string near = bench::nearest(name, known);
-      std::string message = "unknown suite \"" + bench::printable(name) + "\"";
-      if (!near.empty()) message += ", did you mean \"" + near + "\"?";
-      message += near.empty() ? "; suites are:" : " Suites are:";
-      for (const auto& k : known) message += " " + k;
-      throw InvalidArgument(message);
+      const std::string near = files::meant(name, known);
+      throw InvalidArgument(
+          fmt::format("unknown suite \"{}\"{}{} {}", files::printable(name), near,
+                      near.empty() ? "; suites are:" : " Suites are:", fmt::join(known, " ")));
     }
     const bench::Suite* suite = &bench::all_suites()[static_cast<std::size_t>(it - known.begin())];
     if (std::find(picked.begin(), picked.end(), suite) == picked.end()) picked.push_back(suite);
@@ -77,7 +75,7 @@ std::vector<Job> pick_rows(const BenchOptions& o, Device device) {
       filter.emplace(o.filter, std::regex::ECMAScript | std::regex::optimize);
     } catch (const std::regex_error& e) {
       throw InvalidArgument("--filter must be a regular expression but \"" +
-                            bench::printable(o.filter) + "\" is not one: " + e.what());
+                            files::printable(o.filter) + "\" is not one: " + e.what());
     }
   }
   std::vector<Job> jobs;
@@ -89,7 +87,7 @@ std::vector<Job> pick_rows(const BenchOptions& o, Device device) {
     }
   }
   if (jobs.empty())
-    throw InvalidArgument("--filter \"" + bench::printable(o.filter) + "\" leaves no row");
+    throw InvalidArgument("--filter \"" + files::printable(o.filter) + "\" leaves no row");
   return jobs;
 }
 
@@ -100,7 +98,7 @@ struct Outcome {
 
 // Prints the rows as they come and hands each to the writer, where there is one.
 Outcome measure(const BenchOptions& o, Device device, const std::vector<Job>& jobs,
-                const StopOnSignal& signals, bench::RecordWriter* writer) {
+                const StopOnSignal& signals, files::LineWriter* writer) {
   Progress progress(jobs.size());
   progress.start("measuring the ceilings of this machine");
   bench::RunnerOptions runner_options;
@@ -119,7 +117,7 @@ Outcome measure(const BenchOptions& o, Device device, const std::vector<Job>& jo
     progress.start(job.row.name);
     const auto records = runner.measure(job.suite->name, job.row);
     for (const bench::Record& r : records) {
-      if (writer) writer->write(r);
+      if (writer) writer->write(to_json_line(r));
       outcome.failed += r.status == bench::Status::kFailed;
       outcome.skipped += r.status == bench::Status::kSkipped;
     }
@@ -142,11 +140,11 @@ int run_bench(const BenchOptions& o) {
     }
     return kDone;
   }
-  std::unique_ptr<bench::RecordWriter> writer;
-  if (!o.save.empty()) writer = std::make_unique<bench::RecordWriter>(o.save);
+  std::unique_ptr<files::LineWriter> writer;
+  if (!o.save.empty()) writer = std::make_unique<files::LineWriter>(o.save);
   const auto say_where_rows_are = [&] {
-    if (writer && writer->rows() > 0) {
-      std::cerr << fmt::format("annulus: {} saved to {}\n", bench::counted(writer->rows(), "row"),
+    if (writer && writer->lines() > 0) {
+      std::cerr << fmt::format("annulus: {} saved to {}\n", files::counted(writer->lines(), "row"),
                                writer->partial_path());
     }
   };
@@ -155,10 +153,10 @@ int run_bench(const BenchOptions& o) {
     const Outcome outcome = measure(o, device, jobs, signals, writer.get());
     if (outcome.skipped > 0) {
       std::cerr << fmt::format("annulus: {} skipped, reasons in the table\n",
-                               bench::counted(outcome.skipped, "row"));
+                               files::counted(outcome.skipped, "row"));
     }
     if (outcome.failed > 0) {
-      std::cerr << fmt::format("annulus: {} FAILED\n", bench::counted(outcome.failed, "row"));
+      std::cerr << fmt::format("annulus: {} FAILED\n", files::counted(outcome.failed, "row"));
     }
     if (outcome.jobs_done < jobs.size()) {
       std::cerr << fmt::format("annulus: stopped after {} of {} problems\n", outcome.jobs_done,
@@ -168,7 +166,7 @@ int run_bench(const BenchOptions& o) {
     }
     if (writer) {
       writer->finish();
-      std::cerr << fmt::format("annulus: {} saved to {}\n", bench::counted(writer->rows(), "row"),
+      std::cerr << fmt::format("annulus: {} saved to {}\n", files::counted(writer->lines(), "row"),
                                o.save);
     }
     return outcome.failed > 0 ? kFailed : kDone;

@@ -12,15 +12,15 @@
 
 #include "annulus/core/errors.h"
 #include "annulus/core/info.h"
-#include "bench/record.h"
-#include "bench/words.h"
 #include "cli/commands.h"
+#include "files/file.h"
+#include "files/words.h"
 
 namespace {
 
 using namespace annulus::cli;
-using annulus::bench::nearest;
-using annulus::bench::printable;
+using annulus::files::meant;
+using annulus::files::printable;
 
 // Turns whatever a command throws into its exit code and one line on stderr.
 int explain(const std::exception& e, int code) {
@@ -58,10 +58,8 @@ int run(int argc, char** argv) {
   const bool named = argc > 1 && argv[1][0] != '-';
   if (named && std::find(known.begin(), known.end(), argv[1]) == known.end()) {
     // CLI11 would only say that a subcommand is required.
-    const std::string near = nearest(argv[1], known);
-    std::cerr << "annulus: unknown command \"" << printable(argv[1]) << "\"";
-    if (!near.empty()) std::cerr << ", did you mean \"" << near << "\"?";
-    std::cerr << "\nRun annulus --help for what there is.\n";
+    std::cerr << "annulus: unknown command \"" << printable(argv[1]) << "\""
+              << meant(argv[1], known) << "\nRun annulus --help for what there is.\n";
     return kBadUsage;
   }
   try {
@@ -102,7 +100,7 @@ int after_flush(int exit_code) {
 int main(int argc, char** argv) {
   try {
     return after_flush(run(argc, argv));
-  } catch (const annulus::bench::RecordError& e) {
+  } catch (const annulus::files::FileError& e) {
     return explain(e, kBadUsage);
   } catch (const annulus::InvalidArgument& e) {
     return explain(e, kBadUsage);

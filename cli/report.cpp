@@ -6,12 +6,12 @@
 #include <memory>
 
 #include "annulus/core/errors.h"
-#include "bench/files.h"
 #include "bench/record.h"
 #include "bench/report/model.h"
 #include "bench/report/page.h"
-#include "bench/words.h"
 #include "cli/commands.h"
+#include "files/file.h"
+#include "files/words.h"
 
 namespace annulus::cli {
 namespace {
@@ -23,7 +23,7 @@ struct ReportOptions {
 
 // Before anything is read: a page written over its own rows would lose them.
 void check_output(const ReportOptions& o) {
-  bench::replaceable_file(o.out);
+  files::replaceable_file(o.out);
   for (const std::string& path : o.files) {
     std::error_code error;  // a file that is not there is not the same
     if (std::filesystem::equivalent(o.out, path, error)) {
@@ -47,9 +47,9 @@ int run_report(const ReportOptions& o) {
         model.superseded, model.superseded == 1 ? "record is" : "records are");
   }
   const std::string page = bench::report::render(model);
-  bench::write_file_atomically(o.out, page);
-  std::cout << fmt::format("{}: {} from {}, {} KiB\n", o.out, bench::counted(model.records, "row"),
-                           bench::counted(o.files.size(), "file"), (page.size() + 1023) / 1024);
+  files::write_file(o.out, page);
+  std::cout << fmt::format("{}: {} from {}, {} KiB\n", o.out, files::counted(model.records, "row"),
+                           files::counted(o.files.size(), "file"), (page.size() + 1023) / 1024);
   return kDone;
 }
 

@@ -12,7 +12,6 @@
 #include "cli/stop_signal.h"
 #include "cli/whole_number.h"
 #include "train/checkpoint.h"
-#include "train/files.h"
 #include "train/run.h"
 
 namespace annulus::cli {
@@ -120,17 +119,6 @@ int run_training(const TrainOptions& o) {
   return kDone;
 }
 
-// Files that cannot be used are bad input; a training that diverged is a failure.
-int run_explained(const TrainOptions& o) {
-  try {
-    return run_training(o);
-  } catch (const train::CheckpointError& e) {
-    throw InvalidArgument(e.what());
-  } catch (const train::FileError& e) {
-    throw InvalidArgument(e.what());
-  }
-}
-
 }  // namespace
 
 void add_train_command(CLI::App& app, int& exit_code) {
@@ -177,7 +165,7 @@ void add_train_command(CLI::App& app, int& exit_code) {
   command->add_option("--peer", o->peers,
                       "another model's result on this task (JSON, see train/README.md); may be "
                       "given more than once");
-  command->callback([o, &exit_code] { exit_code = run_explained(*o); });
+  command->callback([o, &exit_code] { exit_code = run_training(*o); });
 }
 
 }  // namespace annulus::cli

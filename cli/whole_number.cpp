@@ -4,7 +4,7 @@
 
 #include <charconv>
 
-#include "bench/words.h"
+#include "files/words.h"
 
 namespace annulus::cli {
 
@@ -15,7 +15,7 @@ CLI::Validator whole_number(std::uint64_t low, std::uint64_t high) {
     const auto [stopped_at, error] = std::from_chars(input.data(), end, value);
     if (error != std::errc() || stopped_at != end || value < low || value > high) {
       return fmt::format("must be a whole number between {} and {} but is \"{}\"", low, high,
-                         bench::printable(input, 40));
+                         files::printable(input, 40));
     }
     input = std::to_string(value);  // CLI11 would read 010 as eight
     return "";

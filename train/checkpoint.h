@@ -8,20 +8,14 @@
 #pragma once
 
 #include <cstdint>
-#include <stdexcept>
 #include <string>
 
 #include "train/trainer.h"
 
 namespace annulus::train {
 
-// The folder holds no checkpoint that can be used: missing, damaged, or of another kind. The message
-// names the file and what is wrong with it.
-class CheckpointError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
+// A folder that holds no checkpoint that can be used (missing, damaged, or of another kind) throws
+// files::FileError, which names the file and what is wrong with it.
 void save_checkpoint(const std::string& folder, const Trainer& trainer);
 
 struct Manifest {

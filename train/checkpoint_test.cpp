@@ -9,13 +9,18 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 
+#include "files/file.h"
 #include "testing/scratch_folder.h"
-#include "train/files.h"
 #include "train/recipe_json.h"
 
 namespace annulus::train {
 namespace {
+
+using files::FileError;
+using files::remove_file;
+using files::write_file;
 
 class TrainCheckpoint : public ::testing::Test {
  protected:
@@ -39,8 +44,7 @@ class TrainCheckpoint : public ::testing::Test {
     return names;
   }
   std::string text(const std::string& name) const {
-    const auto bytes = read_file(folder_ + "/" + name, std::size_t{1} << 24);
-    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+    return files::read_file(folder_ + "/" + name, std::size_t{1} << 24);
   }
 
   const testing::ScratchFolder scratch_;
@@ -112,11 +116,11 @@ TEST_F(TrainCheckpoint, RefusesEveryFlippedBitOfTheFile) {
       bad[at] = static_cast<char>(bad[at] ^ (1 << rng.below(8)));
     }
     write_file(path, bad);
-    EXPECT_THROW(load_checkpoint(folder_, manifest, trainer), CheckpointError) << i;
+    EXPECT_THROW(load_checkpoint(folder_, manifest, trainer), FileError) << i;
   }
   EXPECT_EQ(trainer.model().parameters()[0].value, before);
   remove_file(path);
-  EXPECT_THROW(load_checkpoint(folder_, manifest, trainer), CheckpointError);
+  EXPECT_THROW(load_checkpoint(folder_, manifest, trainer), FileError);
   write_file(path, good);
   EXPECT_NO_THROW(load_checkpoint(folder_, manifest, trainer));
 }
@@ -127,11 +131,11 @@ TEST_F(TrainCheckpoint, RefusesAFileThatIsWholeButNotOurs) {
   Recipe other = recipe();
   other.neurons = 13;
   Trainer larger(other, kCPU, 1);
-  EXPECT_THROW(load_checkpoint(folder_, read_manifest(folder_), larger), CheckpointError);
+  EXPECT_THROW(load_checkpoint(folder_, read_manifest(folder_), larger), FileError);
   other = recipe();
   other.gain_hidden = 0;
   Trainer without(other, kCPU, 1);
-  EXPECT_THROW(load_checkpoint(folder_, read_manifest(folder_), without), CheckpointError);
+  EXPECT_THROW(load_checkpoint(folder_, read_manifest(folder_), without), FileError);
 }
 
 TEST_F(TrainCheckpoint, RefusesManifestsThatAreWrong) {
@@ -144,7 +148,7 @@ TEST_F(TrainCheckpoint, RefusesManifestsThatAreWrong) {
     try {
       (void)read_manifest(folder_);
       return std::string();
-    } catch (const CheckpointError& e) {
+    } catch (const FileError& e) {
       return std::string(e.what());
     }
   };
@@ -216,16 +220,34 @@ TEST_F(TrainCheckpoint, RefusesManifestsThatAreWrong) {
 
 TEST_F(TrainCheckpoint, NoFolderNoCheckpoint) {
   EXPECT_FALSE(has_checkpoint(folder_));
-  EXPECT_THROW((void)read_manifest(folder_), CheckpointError);
+  EXPECT_THROW((void)read_manifest(folder_), FileError);
   Trainer trainer(recipe(), kCPU, 1);
   EXPECT_THROW(save_checkpoint(folder_ + "/none/there", trainer), FileError);
 }
 
-TEST_F(TrainCheckpoint, ATemporaryFileLeftBehindIsNoObstacle) {
-  const std::string path = folder_ + "/x";
-  write_file(path + "." + std::to_string(::getpid()) + ".tmp", "left");
-  EXPECT_NO_THROW(write_file(path, "new"));
-  EXPECT_EQ(text("x"), "new");
+// A run of an earlier version can be continued: the checksum of a file is XXH64 with seed 0.
+TEST_F(TrainCheckpoint, TheChecksumIsXxh64) {
+  Trainer trainer(recipe(), kCPU, 1);
+  save_checkpoint(folder_, trainer);
+  Manifest manifest = read_manifest(folder_);
+  for (const auto& [content, hash] :
+       {std::pair<std::string, std::uint64_t>{"", 0xEF46DB3751D8E999},
+        {"a", 0xD24EC4F1A98C6E5B},
+        {"abc", 0x44BC2CF5AD770999},
+        {"Nobody inspects the spammish repetition", 0xFBCEA83C8A378BF1}}) {
+    write_file(folder_ + "/" + manifest.file, content);
+    manifest.bytes = content.size();
+    manifest.hash = 0;
+    try {
+      load_checkpoint(folder_, manifest, trainer);
+      FAIL();
+    } catch (const FileError& e) {
+      std::ostringstream digits;
+      digits << std::hex << hash;
+      EXPECT_NE(std::string(e.what()).find("its XXH64 is " + digits.str()), std::string::npos)
+          << e.what();
+    }
+  }
 }
 
 }  // namespace

@@ -5,16 +5,16 @@
 #include <algorithm>
 
 #include "annulus/core/info.h"
-#include "bench/report/html.h"
-#include "bench/report/style.h"
+#include "draw/html.h"
 #include "train/page_figures.h"
-#include "train/page_style.h"
 #include "train/recipe_json.h"
 
 namespace annulus::train {
 namespace {
 
-using bench::report::text;
+using draw::cell;
+using draw::text;
+using draw::tile;
 
 // How fine the maps are drawn; coarser where the page would grow too large.
 struct Detail {
@@ -24,14 +24,6 @@ struct Detail {
 
 std::string radians(double v) { return fmt::format("{:.4f}", v); }
 std::string degrees(double v) { return fmt::format("{:.1f}°", v * 180 / std::numbers::pi); }
-
-std::string tile(const std::string& value, const std::string& key, const std::string& detail,
-                 bool lead = false) {
-  return fmt::format(
-      "<div class=\"tile{}\"><div class=\"v\">{}</div><div class=\"k\">{}</div>"
-      "<div class=\"d\">{}</div></div>",
-      lead ? " lead" : "", text(value), text(key), text(detail));
-}
 
 std::string card(const std::string& figure) {
   return figure.empty() ? "" : "<div class=\"card\">" + figure + "</div>";
@@ -47,7 +39,7 @@ std::string tiles(const Results& results) {
     s += tile(radians(r.test.mean) + " rad", fmt::format("mean error, {} recipe", r.recipe.name),
               fmt::format("{} over {} sequences of {} steps", degrees(r.test.mean),
                           r.test.sequences, r.test.T),
-              r.recipe.name != "seed");
+              r.recipe.name != "seed" ? "lead" : "");
   }
   for (std::size_t i = results.recipes.size(); i-- > 0;) {
     const RecipeResult& r = results.recipes[i];
@@ -66,22 +58,29 @@ std::string tiles(const Results& results) {
 }
 
 std::string results_rows(const Results& results) {
-  std::string s =
-      "<div class=\"scroll\"><table><tr><th class=\"l\">model</th><th>steps</th><th>time</th>"
-      "<th>parameters</th><th class=\"l\">sequences</th><th>mean rad</th><th>std</th><th>max</th>"
-      "<th>final</th><th>mean °</th></tr>";
+  std::string s = draw::open_table({{"model", true},
+                                    {"steps"},
+                                    {"time"},
+                                    {"parameters"},
+                                    {"sequences", true},
+                                    {"mean rad"},
+                                    {"std"},
+                                    {"max"},
+                                    {"final"},
+                                    {"mean °"}});
   const auto row = [&](bool first, const std::string& name, std::int64_t steps, double seconds,
                        std::int64_t parameters, const std::string& what, double mean, double std,
                        double max, double final) {
-    s += fmt::format(
-        "<tr class=\"{}\"><td class=\"l\">{}</td><td>{}</td><td>{}</td><td>{}</td>"
-        "<td class=\"l\">{}</td><td class=\"ours\">{}</td><td>{}</td><td>{:.3f}</td><td>{}</td>"
-        "<td>{:.2f}</td></tr>",
-        first ? "g" : "", first ? text(name, 48) : "",
-        first && steps > 0 ? fmt::format("{}", steps) : "",
-        first && seconds > 0 ? fmt::format("{:.0f} s", seconds) : "",
-        first && parameters > 0 ? fmt::format("{}", parameters) : "", text(what, 80), radians(mean),
-        radians(std), max, radians(final), mean * 180 / std::numbers::pi);
+    const auto known = [&](bool is, const std::string& word) {
+      return cell(first && is ? word : "");
+    };
+    s += first ? "<tr class=\"g\">" : "<tr>";
+    s += cell(first ? text(name, 48) : "", "l") + known(steps > 0, fmt::format("{}", steps)) +
+         known(seconds > 0, fmt::format("{:.0f} s", seconds)) +
+         known(parameters > 0, fmt::format("{}", parameters)) + cell(text(what, 80), "l") +
+         cell(radians(mean), "ours") + cell(radians(std)) + cell(fmt::format("{:.3f}", max)) +
+         cell(radians(final)) + cell(fmt::format("{:.2f}", mean * 180 / std::numbers::pi)) +
+         "</tr>";
   };
   for (const RecipeResult& r : results.recipes) {
     const auto line = [&](bool first, const Evaluation& e, const std::string& what) {
@@ -96,7 +95,7 @@ std::string results_rows(const Results& results) {
     row(true, p.name, p.steps, p.seconds, p.parameters, fmt::format("{} steps", p.T), p.mean, p.std,
         p.max, p.final);
   }
-  return s + "</table></div>";
+  return s + std::string(draw::kCloseTable);
 }
 
 std::string recipe_list(const RecipeResult& result) {
@@ -138,34 +137,19 @@ std::string recipe_section(const Results& results, std::size_t i, const Detail& 
   s += "<h3>The same sequence</h3>";
   s += alone(bump_figure(r, detail.columns));
   s += alone(angle_figure(results, i));
-  s += "<h3>What it learned</h3><div class=\"row three\">";
+  s += "<h3>What it learned</h3><div class=\"beside three\">";
   s += card(matrix_figure("Wo, which always acts", r.Wo.data(), N, detail.cells));
   s += card(
       matrix_figure(turns ? "Wa, turning left" : "Wa, first action", r.Wa.data(), N, detail.cells));
   s += card(matrix_figure(turns ? "Wa, turning right" : "Wa, last action",
                           r.Wa.data() + last * N * N, N, detail.cells));
-  s += "</div><div class=\"row two\">";
+  s += "</div><div class=\"beside two\">";
   s += card(profile_figure(r)) + card(gain_figure(r));
   return s + "</div>";
 }
 
 std::string render_with(const Results& results, const Detail& detail) {
-  std::string s =
-      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
-      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; "
-      "style-src 'unsafe-inline'; img-src data:\">"
-      "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">"
-      "<title>Ring attractor</title><style>";
-  s += bench::report::kStyle;
-  s += kPageStyle;
-  s +=
-      "</style></head><body><main><header>"
-      "<svg width=\"46\" height=\"46\" viewBox=\"0 0 46 46\" aria-hidden=\"true\">"
-      "<circle cx=\"23\" cy=\"23\" r=\"17\" fill=\"none\" stroke=\"var(--s0)\" stroke-width=\"8\"/>"
-      "<circle cx=\"35\" cy=\"11\" r=\"5\" fill=\"var(--s2)\" stroke=\"var(--bg)\" "
-      "stroke-width=\"2\"/></svg><h1>A ring attractor that learned to keep its bearings</h1>"
-      "</header>";
-  s += fmt::format(
+  std::string s = fmt::format(
       "<p class=\"lede\">A recurrent network is told how fast it turns, step by step, and must "
       "know "
       "where it points. Its state is a bump of activity on a ring of neurons; training has to find "
@@ -175,7 +159,7 @@ std::string render_with(const Results& results, const Detail& detail) {
       "<p class=\"where\"><b>{}</b>, annulus {} ({})</p>",
       text(results.device), text(build_info().version), text(build_info().commit, 40));
   s += tiles(results);
-  s += "<div class=\"row two\">" + card(loss_figure(results)) +
+  s += "<div class=\"beside two\">" + card(loss_figure(results)) +
        card(training_error_figure(results)) + "</div>";
   s += alone(error_by_length_figure(results));
   s += results_rows(results);
@@ -187,15 +171,15 @@ std::string render_with(const Results& results, const Detail& detail) {
   s += "<h3>One of the sequences, the one that turns farthest</h3>";
   s += alone(example_error_figure(results));
   for (std::size_t i = results.recipes.size(); i-- > 0;) s += recipe_section(results, i, detail);
-  s +=
-      "<footer><p>Task: start anywhere on the circle; angular velocity zero for the first tenth, "
+  return draw::page(
+      "Ring attractor", "A ring attractor that learned to keep its bearings", s,
+      "Task: start anywhere on the circle; angular velocity zero for the first tenth, "
       "then zero with probability 0.2, 0.5 or 0.8 (one of them a sequence), else uniform within "
       "±18° a step. The target of a step is the start plus all velocities before that step, so the "
       "velocity of a step is wanted in the angle of the next: who turns at once is wrong by it. "
       "Loss: squared distance of population vector's direction and target on the unit circle, plus "
       "0.2 times the squared deviation of the summed activity from that of the first step. "
-      "The same seed gives this page again.</p></footer></main></body></html>\n";
-  return s;
+      "The same seed gives this page again.");
 }
 
 }  // namespace
@@ -204,7 +188,7 @@ std::string render_page(const Results& results) {
   Detail detail;
   for (;;) {
     std::string page = render_with(results, detail);
-    if (page.size() <= kMostPageBytes || detail.cells <= 8) return page;
+    if (page.size() <= draw::kMaxPageBytes || detail.cells <= 8) return page;
     detail.cells = detail.cells * 3 / 4;
     detail.columns = std::max<std::size_t>(detail.columns * 3 / 4, 8);
   }

@@ -6,20 +6,26 @@
 #include <cmath>
 #include <limits>
 
-#include "train/figure.h"
+#include "draw/heat_map.h"
+#include "draw/line_chart.h"
 
 namespace annulus::train {
 namespace {
 
+using draw::Axis;
+using draw::HeatMap;
+using draw::Line;
+using draw::LineChart;
+using draw::Points;
+
+constexpr draw::Frame kHalf = {.width = 552, .left = 50, .right = 100};  // two of them side by side
 constexpr double kGap = std::numeric_limits<double>::quiet_NaN();
 constexpr double kDegrees = 180 / std::numbers::pi;
 constexpr std::size_t kBlocks = 240;  // points of a curve of training
 
 // The curve in blocks: the mean, and the least and most beside it.
 Line blocked(const std::vector<float>& values, std::string name, int style) {
-  Line line;
-  line.name = std::move(name);
-  line.style = style;
+  Line line{.name = std::move(name), .style = style};
   const std::size_t block = std::max<std::size_t>(1, (values.size() + kBlocks - 1) / kBlocks);
   for (std::size_t i = 0; i < values.size(); i += block) {
     const std::size_t end = std::min(values.size(), i + block);
@@ -62,20 +68,15 @@ void fit(Axis& axis, const std::vector<Line>& lines) {
 
 LineChart training_chart(const Results& results, const char* title, const char* unit,
                          std::vector<float> History::*curve) {
-  LineChart c;
-  c.title = title;
-  c.width = 552;
-  c.height = 300;
-  c.right = 72;
-  c.left = 50;
+  LineChart c{.title = title, .frame = kHalf};
   double steps = 1;
   for (std::size_t i = 0; i < results.recipes.size(); ++i) {
     const RecipeResult& r = results.recipes[i];
     c.lines.push_back(blocked(r.history.*curve, r.recipe.name, style_of_recipe(results, i)));
     steps = std::max(steps, static_cast<double>(r.recipe.steps));
   }
-  c.x = {.low = 0, .high = steps, .log = false, .label = "step of training", .ticks = {}};
-  c.y = {.low = 0, .high = 1, .log = true, .label = unit, .ticks = {}};
+  c.x = {.high = steps, .label = "step of training"};
+  c.y = {.log = true, .label = unit};
   fit(c.y, c.lines);
   return c;
 }
@@ -86,8 +87,8 @@ double turns(double angle) {  // of the circle, in [0, 1)
 }
 
 // Angles in degrees over the steps, broken where the circle closes.
-std::vector<std::pair<double, double>> angle_points(const std::vector<double>& angles) {
-  std::vector<std::pair<double, double>> points;
+Points angle_points(const std::vector<double>& angles) {
+  Points points;
   double last = 0;
   for (std::size_t t = 0; t < angles.size(); ++t) {
     const double a = turns(angles[t]) * 360;
@@ -99,9 +100,8 @@ std::vector<std::pair<double, double>> angle_points(const std::vector<double>& a
 }
 
 // Means over windows, which the noise of 200 sequences needs.
-std::vector<std::pair<double, double>> windowed(const std::vector<double>& curve, double step,
-                                                std::size_t window) {
-  std::vector<std::pair<double, double>> points;
+Points windowed(const std::vector<double>& curve, double step, std::size_t window) {
+  Points points;
   for (std::size_t i = 0; i < curve.size(); i += window) {
     const std::size_t end = std::min(curve.size(), i + window);
     double sum = 0;
@@ -112,9 +112,7 @@ std::vector<std::pair<double, double>> windowed(const std::vector<double>& curve
   return points;
 }
 
-Axis steps_axis(double T) {
-  return {.low = 0, .high = T, .log = false, .label = "step of the sequence", .ticks = {}};
-}
+Axis steps_axis(double T) { return {.high = T, .label = "step of the sequence"}; }
 
 }  // namespace
 
@@ -124,7 +122,7 @@ int style_of_recipe(const Results& results, std::size_t recipe) {
 }
 
 std::string loss_figure(const Results& results) {
-  return draw(training_chart(results, "Loss", "mean of a batch, log scale", &History::loss));
+  return svg_of(training_chart(results, "Loss", "mean of a batch, log scale", &History::loss));
 }
 
 std::string training_error_figure(const Results& results) {
@@ -132,23 +130,18 @@ std::string training_error_figure(const Results& results) {
       training_chart(results, "Angle error while training", "rad, log scale", &History::error);
   if (results.turning_at_once > 0)
     c.rules.push_back({false, results.turning_at_once, "turning at once"});
-  return draw(c);
+  return svg_of(c);
 }
 
 std::string error_by_length_figure(const Results& results) {
-  LineChart c;
-  c.title = "Error against sequence length";
-  c.height = 340;
-  c.right = 110;
+  LineChart c{.title = "Error against sequence length", .frame = {.height = 340, .right = 110}};
   double T = 0, length = 0;
   for (std::size_t i = 0; i < results.recipes.size(); ++i) {
     const RecipeResult& r = results.recipes[i];
-    Line line;
-    line.name = r.recipe.name;
-    line.style = style_of_recipe(results, i);
-    line.width = 2.2;
-    line.points = windowed(r.long_test.curve, 1, 20);
-    c.lines.push_back(std::move(line));
+    c.lines.push_back({.name = r.recipe.name,
+                       .style = style_of_recipe(results, i),
+                       .points = windowed(r.long_test.curve, 1, 20),
+                       .width = 2.2});
     T = std::max(T, static_cast<double>(r.long_test.T));
     length = std::max(length, static_cast<double>(r.recipe.length));
   }
@@ -159,13 +152,12 @@ std::string error_by_length_figure(const Results& results) {
         results.peers.begin(), results.peers.end(),
         [&](const Peer& o) { return o.name == p.name && (o.T > p.T || (o.T == p.T && &o < &p)); });
     if (!longest) continue;
-    Line line;
-    line.name = p.name;
-    line.style = style++ % 9;
-    line.width = 2.2;
     const double step = static_cast<double>(p.T) / static_cast<double>(p.curve.size());
-    line.points = windowed(p.curve, step, std::max<std::size_t>(1, p.curve.size() / 50));
-    c.lines.push_back(std::move(line));
+    c.lines.push_back(
+        {.name = p.name,
+         .style = style++ % 9,
+         .points = windowed(p.curve, step, std::max<std::size_t>(1, p.curve.size() / 50)),
+         .width = 2.2});
     T = std::max(T, static_cast<double>(p.T));
   }
   c.x = steps_axis(T);
@@ -175,52 +167,36 @@ std::string error_by_length_figure(const Results& results) {
   c.y.label = "mean circular error at that step, rad, log scale";
   c.rules.push_back({true, length, "training length"});
   c.rules.push_back({false, results.turning_at_once, "turning at once"});
-  return draw(c);
+  return svg_of(c);
 }
 
 std::string gain_figure(const RecipeResult& r) {
   if (r.gains.velocity.empty()) return "";
-  LineChart c;
-  c.title = "What the gain network learned";
-  c.width = 552;
-  c.height = 300;
-  c.left = 50;
-  c.right = 100;
+  LineChart c{.title = "What the gain network learned", .frame = kHalf};
   for (const bool now : {true, false}) {
-    Line line;
-    line.name = now ? "told now" : "told before";
-    line.style = now ? 4 : 0;
-    line.width = 2.2;
+    Line line{.name = now ? "told now" : "told before", .style = now ? 4 : 0, .width = 2.2};
     const auto& gains = now ? r.gains.now : r.gains.before;
     for (std::size_t i = 0; i < gains.size(); ++i) {
       line.points.emplace_back(r.gains.velocity[i] * kDegrees, gains[i]);
     }
     c.lines.push_back(std::move(line));
   }
-  c.x = {.low = 0,
-         .high = kFastest * kDegrees,
-         .log = false,
-         .label = "speed, degrees a step",
-         .ticks = {}};
+  c.x = {.high = kFastest * kDegrees, .label = "speed, degrees a step"};
   fit(c.y, c.lines);
   c.y.low = std::min(c.y.low, 0.0);
   c.y.high = std::max(c.y.high, 1.1);
   c.y.label = "gain of a turn to the right";
   c.rules.push_back({false, 0, ""});
-  return draw(c);
+  return svg_of(c);
 }
 
 std::string bump_figure(const RecipeResult& r, std::size_t most_columns) {
   const auto N = static_cast<std::size_t>(r.recipe.neurons);
   const std::size_t T = r.example.target.size();
-  HeatMap m;
-  m.title = fmt::format("Activity of the {} neurons", N);
-  m.width = 1120;
-  m.height = 300;
-  m.left = 58;
-  m.right = 96;
-  m.rows = N;
-  m.columns = T;
+  HeatMap m{.title = fmt::format("Activity of the {} neurons", N),
+            .frame = {.top = 28, .bottom = 66},
+            .rows = N,
+            .columns = T};
   m.values.resize(N * T);
   for (std::size_t t = 0; t < T; ++t) {
     for (std::size_t i = 0; i < N; ++i) {
@@ -232,8 +208,8 @@ std::string bump_figure(const RecipeResult& r, std::size_t most_columns) {
   for (int quarter = 0; quarter <= 4; ++quarter) {
     m.y_ticks.emplace_back(neurons * (1 - quarter / 4.0), fmt::format("{}°", 90 * quarter));
   }
-  for (const double t : linear_ticks(0, static_cast<double>(T), 12)) {
-    m.x_ticks.emplace_back(t, fmt::format("{:g}", t));
+  for (const double t : draw::linear_ticks(0, static_cast<double>(T), 12)) {
+    m.x_ticks.emplace_back(t, draw::number_label(t));
   }
   m.x_label = "step of the sequence";
   m.y_label = "line: the true angle";
@@ -244,44 +220,32 @@ std::string bump_figure(const RecipeResult& r, std::size_t most_columns) {
     m.trace.emplace_back(static_cast<double>(t) + 0.5, neurons * (1 - turn) - 0.5);
     last = turn;
   }
-  return draw(pooled(m, 128, most_columns));
+  return svg_of(pooled(m, 128, most_columns));
 }
 
 std::string angle_figure(const Results& results, std::size_t recipe) {
   const RecipeResult& r = results.recipes[recipe];
-  LineChart c;
-  c.title = "Decoded against true angle";
-  c.height = 250;
-  Line truth, decoded;
-  truth.name = "true";
-  truth.style = 4;
-  truth.width = 5;
-  truth.soft = true;
-  truth.points = angle_points(r.example.target);
-  decoded.name = "decoded";
-  decoded.style = style_of_recipe(results, recipe);
-  decoded.width = 1.5;
-  decoded.points = angle_points({r.example.decoded.begin(), r.example.decoded.end()});
-  c.lines = {std::move(truth), std::move(decoded)};
+  LineChart c{.title = "Decoded against true angle", .frame = {.height = 250}};
+  c.lines = {{.name = "true",
+              .style = 4,
+              .points = angle_points(r.example.target),
+              .width = 5,
+              .soft = true},
+             {.name = "decoded",
+              .style = style_of_recipe(results, recipe),
+              .points = angle_points({r.example.decoded.begin(), r.example.decoded.end()}),
+              .width = 1.5}};
   c.x = steps_axis(static_cast<double>(r.example.target.size()));
-  c.y = {.low = 0,
-         .high = 360,
-         .log = false,
-         .label = "",
+  c.y = {.high = 360,
          .ticks = {{0, "0°"}, {90, "90°"}, {180, "180°"}, {270, "270°"}, {360, "360°"}}};
-  return draw(c);
+  return svg_of(c);
 }
 
 std::string example_error_figure(const Results& results) {
-  LineChart c;
-  c.title = "How far apart";
-  c.height = 210;
+  LineChart c{.title = "How far apart", .frame = {.height = 210}};
   for (std::size_t i = 0; i < results.recipes.size(); ++i) {
     const RecipeResult& r = results.recipes[i];
-    Line line;
-    line.name = r.recipe.name;
-    line.style = style_of_recipe(results, i);
-    line.width = 1.3;
+    Line line{.name = r.recipe.name, .style = style_of_recipe(results, i), .width = 1.3};
     for (std::size_t t = 0; t < r.example.target.size(); ++t) {
       line.points.emplace_back(
           static_cast<double>(t + 1),
@@ -293,17 +257,13 @@ std::string example_error_figure(const Results& results) {
   fit(c.y, c.lines);
   c.y.low = 0;
   c.y.label = "circular error, degrees";
-  return draw(c);
+  return svg_of(c);
 }
 
 std::string matrix_figure(const std::string& title, const float* weights, std::int64_t N,
                           std::size_t most_cells) {
-  HeatMap m;
-  m.title = title;
-  m.width = 360;
-  m.height = 410;
-  m.left = 40;
-  m.right = 12;
+  HeatMap m{.title = title};
+  m.frame.height = 410;
   m.rows = m.columns = static_cast<std::size_t>(N);
   m.values.assign(weights, weights + N * N);
   m.diverging = true;
@@ -319,47 +279,35 @@ std::string matrix_figure(const std::string& title, const float* weights, std::i
   m.y_ticks = m.x_ticks;
   m.x_label = "from";
   m.y_label = "rows: to";
-  return draw(pooled(m, most_cells, most_cells));
+  return svg_of(pooled(m, most_cells, most_cells));
 }
 
 std::string profile_figure(const RecipeResult& r) {
   const std::int64_t N = r.recipe.neurons;
-  LineChart c;
-  c.title = "Weight by distance around the ring";
-  c.width = 552;
-  c.height = 300;
-  c.left = 50;
-  c.right = 100;
-  const auto profile = [&](const float* W, double scale, const char* name, int style) {
-    Line line;
-    line.name = name;
-    line.style = style;
-    line.width = 2.2;
+  LineChart c{.title = "Weight by distance around the ring", .frame = kHalf};
+  const auto profile = [&](const float* W, const char* name, int style) {
+    Line line{.name = name, .style = style, .width = 2.2};
     // d: to minus from, from half a turn behind to half a turn ahead.
     for (std::int64_t d = -N / 2; d <= N / 2; ++d) {
       double sum = 0;
       for (std::int64_t j = 0; j < N; ++j) sum += W[((j + d) % N + N) % N * N + j];
       line.points.emplace_back(360.0 * static_cast<double>(d) / static_cast<double>(N),
-                               scale * sum / static_cast<double>(N));
+                               sum / static_cast<double>(N));
     }
     c.lines.push_back(std::move(line));
   };
-  profile(r.Wo.data(), 1, "Wo", 4);
-  if (r.recipe.encoding == Encoding::kTurns) {
-    profile(r.Wa.data(), 1, "Wa left", 7);
-    profile(r.Wa.data() + N * N, 1, "Wa right", 2);
-  } else {
-    profile(r.Wa.data(), 1, "Wa first", 7);
-    profile(r.Wa.data() + (r.recipe.actions - 1) * N * N, 1, "Wa last", 2);
-  }
+  const bool turning = r.recipe.encoding == Encoding::kTurns;
+  profile(r.Wo.data(), "Wo", 4);
+  profile(r.Wa.data(), turning ? "Wa left" : "Wa first", 7);
+  profile(r.Wa.data() + (turning ? 1 : r.recipe.actions - 1) * N * N,
+          turning ? "Wa right" : "Wa last", 2);
   c.x = {.low = -180,
          .high = 180,
-         .log = false,
          .label = "to minus from, degrees",
          .ticks = {{-180, "-180"}, {-90, "-90"}, {0, "0"}, {90, "90"}, {180, "180"}}};
   fit(c.y, c.lines);
   c.y.label = "mean of a diagonal";
-  return draw(c);
+  return svg_of(c);
 }
 
 }  // namespace annulus::train

@@ -8,9 +8,9 @@
 #include <filesystem>
 
 #include "annulus/core/errors.h"
+#include "draw/html.h"
+#include "files/file.h"
 #include "testing/scratch_folder.h"
-#include "train/figure.h"
-#include "train/files.h"
 #include "train/run.h"
 
 namespace annulus::train {
@@ -43,57 +43,6 @@ Results tiny_results() {
   return results;
 }
 
-TEST(TrainFigure, TicksAreRound) {
-  EXPECT_EQ(linear_ticks(0, 1000, 5), (std::vector<double>{0, 200, 400, 600, 800, 1000}));
-  EXPECT_EQ(linear_ticks(-1, 1, 4), (std::vector<double>{-1, -0.5, 0, 0.5, 1}));
-  EXPECT_TRUE(linear_ticks(1, 1, 4).empty());
-  EXPECT_TRUE(linear_ticks(0, std::numeric_limits<double>::infinity(), 4).empty());
-}
-
-TEST(TrainFigure, PoolingTakesMeansOfBlocks) {
-  HeatMap m;
-  m.rows = 2;
-  m.columns = 5;
-  m.values = {1, 2, 3, 4, 5, 3, 4, 5, 6, 9};
-  m.x_ticks = {{4, "x"}};
-  const HeatMap p = pooled(m, 1, 3);
-  EXPECT_EQ(p.rows, 1u);
-  EXPECT_EQ(p.columns, 3u);
-  EXPECT_EQ(p.values, (std::vector<double>{2.5, 4.5, 7}));
-  EXPECT_EQ(p.x_ticks[0].first, 2);
-  EXPECT_EQ(pooled(m, 2, 5).values, m.values);
-}
-
-TEST(TrainFigure, CellsBecomeStrokesOfOneColourEach) {
-  HeatMap m;
-  m.rows = 2;
-  m.columns = 4;
-  m.values = {1, 1, 0, -1, 0, 1, 1, 1};
-  m.diverging = true;
-  m.scale = false;
-  const std::string svg = draw(m);
-  EXPECT_NE(svg.find("class=\"hp\" stroke-opacity=\"1\" d=\"m0 0h2m-1 1h3\""), std::string::npos)
-      << svg;
-  EXPECT_NE(svg.find("class=\"hm\" stroke-opacity=\"1\" d=\"m3 0h1\""), std::string::npos) << svg;
-}
-
-TEST(TrainFigure, CopesWithNothingAndWithWhatIsNoNumber) {
-  EXPECT_NE(draw(LineChart{}).find("</svg>"), std::string::npos);
-  EXPECT_NE(draw(HeatMap{}).find("</svg>"), std::string::npos);
-  LineChart c;
-  Line line;
-  const double nan = std::numeric_limits<double>::quiet_NaN();
-  line.points = {{0, 0}, {0.5, nan}, {1, 1e300}};
-  line.band = {{0, 1}, {nan, nan}, {0, 1}};
-  c.lines = {line};
-  const std::string svg = draw(c);
-  EXPECT_EQ(count(svg, "nan"), 0u);
-  HeatMap m;
-  m.rows = m.columns = 1;
-  m.values = {nan};
-  EXPECT_EQ(count(draw(m), "nan"), 0u);
-}
-
 TEST(TrainPage, IsSelfContainedAndSmall) {
   const std::string page = render_page(tiny_results());
   for (const char* word : {"http:", "https:", "src=", "href=", "url(", "@import", "<script",
@@ -103,7 +52,7 @@ TEST(TrainPage, IsSelfContainedAndSmall) {
   EXPECT_EQ(count(page, "default-src 'none'; style-src 'unsafe-inline'; img-src data:"), 1u);
   EXPECT_EQ(count(page, "<svg"), count(page, "</svg>"));
   EXPECT_GE(count(page, "<svg"), 14u);
-  EXPECT_LE(page.size(), kMostPageBytes);
+  EXPECT_LE(page.size(), draw::kMaxPageBytes);
   for (const char* word : {"seed recipe", "default recipe", "Wo, which always acts", "Loss",
                            "Decoded against true angle", "Error against sequence length"}) {
     EXPECT_GE(count(page, word), 1u) << word;
@@ -137,7 +86,7 @@ TEST(TrainPage, StaysUnderAMegabyteWithManyNeurons) {
     r.example.states.resize(r.example.target.size() * static_cast<std::size_t>(N));
     for (float& v : r.example.states) v = static_cast<float>(rng.uniform());
   }
-  EXPECT_LE(render_page(results).size(), kMostPageBytes);
+  EXPECT_LE(render_page(results).size(), draw::kMaxPageBytes);
 }
 
 class TrainRun : public ::testing::Test {
@@ -154,8 +103,7 @@ class TrainRun : public ::testing::Test {
     watcher_.note = [](const std::string&) {};
   }
   std::string text(const std::string& path) const {
-    const auto bytes = read_file(path, std::size_t{1} << 24);
-    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+    return files::read_file(path, std::size_t{1} << 24);
   }
   // Time and page apart, a run is a function of its recipes.
   static std::string without_seconds(std::string json) {
@@ -238,7 +186,7 @@ TEST_F(TrainRun, ContinuesOnlyWhatWasStarted) {
 TEST_F(TrainRun, AnImpossibleRecipeIsRefusedBeforeAnythingIsWritten) {
   options_.recipes[1].neurons = 0;
   EXPECT_THROW((void)run(options_, watcher_), InvalidArgument);
-  EXPECT_FALSE(exists(options_.out));
+  EXPECT_FALSE(files::exists(options_.out));
 }
 
 }  // namespace

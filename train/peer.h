@@ -21,7 +21,7 @@ struct Peer {
   std::string note;                              // may be empty
 };
 
-std::vector<Peer> read_peers(const std::string& path);
+std::vector<Peer> read_peers(const std::string& path);  // what is no file: files::FileError
 std::vector<Peer> parse_peers(std::string_view json);
 
 }  // namespace annulus::train

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "annulus/core/errors.h"
+#include "files/file.h"
 
 namespace annulus::train {
 namespace {
@@ -74,8 +75,8 @@ TEST(TrainPeer, RefusesTheRest) {
   bad["curve"] = std::vector<double>(5000, 0.1);
   EXPECT_TRUE(refused(bad.dump()));
   EXPECT_TRUE(refused(json(std::vector<json>(17, good())).dump()));
-  EXPECT_THROW((void)read_peers("/nonexistent.json"), InvalidArgument);
-  EXPECT_THROW((void)read_peers("/dev/zero"), InvalidArgument);
+  EXPECT_THROW((void)read_peers("/nonexistent.json"), files::FileError);
+  EXPECT_THROW((void)read_peers("/dev/zero"), files::FileError);
 }
 
 }  // namespace

@@ -1,17 +1,16 @@
 #include "train/recipe_json.h"
 
 #include <array>
-#include <cmath>
-#include <limits>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 
-#include "annulus/core/check.h"
-#include "bench/words.h"
+#include "files/json.h"
 
 namespace annulus::train {
 namespace {
 
-using json = nlohmann::ordered_json;
+using files::JsonObject;
+using json = files::Json;
 
 constexpr std::array<const char*, 2> kEncodings = {"turns", "spread"};
 constexpr std::array<const char*, 4> kActivations = {"relu", "gelu", "tanh", "silu"};
@@ -32,70 +31,18 @@ class Writer {
 
 class Reader {
  public:
-  explicit Reader(const json& in) : in_(in) {
-    if (!in.is_object()) invalid("train", "recipe", "be an object", "is not");
-  }
-  void text(const char* key, std::string& v) {
-    const json& j = at(key);
-    if (!j.is_string()) wrong(key, "be a string");
-    v = j.get<std::string>();
-  }
-  void whole(const char* key, std::int64_t& v) {
-    const json& j = at(key);
-    const bool fits = j.is_number_integer() &&
-                      (!j.is_number_unsigned() ||
-                       j.get<std::uint64_t>() <=
-                           static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()));
-    if (!fits) wrong(key, "be a whole number");
-    v = j.get<std::int64_t>();
-  }
-  void bits(const char* key, std::uint64_t& v) {
-    const json& j = at(key);
-    if (!j.is_number_unsigned()) wrong(key, "be a whole number, zero or more");
-    v = j.get<std::uint64_t>();
-  }
-  void real(const char* key, double& v) {
-    const json& j = at(key);
-    if (!j.is_number()) wrong(key, "be a number");
-    v = j.get<double>();
-    if (!std::isfinite(v)) wrong(key, "be finite");
-  }
+  explicit Reader(const JsonObject& in) : in_(in) {}
+  void text(const char* key, std::string& v) { v = in_.text(key); }
+  void whole(const char* key, std::int64_t& v) { v = in_.whole(key, INT64_MIN, INT64_MAX); }
+  void bits(const char* key, std::uint64_t& v) { v = in_.bits(key); }
+  void real(const char* key, double& v) { v = in_.real(key, -1e300, 1e300); }
   template <class E, std::size_t n>
   void choice(const char* key, E& v, const std::array<const char*, n>& names) {
-    std::string name;
-    text(key, name);
-    for (std::size_t i = 0; i < n; ++i) {
-      if (name == names[i]) {
-        v = static_cast<E>(i);
-        return;
-      }
-    }
-    wrong(key, "be one of its names");
-  }
-  void no_other() const {
-    for (const auto& [key, value] : in_.items()) {
-      if (std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
-      const std::string near = bench::nearest(key, known_);
-      invalid("train", "recipe", "have known keys only",
-              "has \"" + bench::printable(key) + "\"" +
-                  (near.empty() ? "" : ", did you mean \"" + near + "\"?"));
-    }
+    v = static_cast<E>(in_.one_of(key, {names.begin(), names.end()}));
   }
 
  private:
-  const json& at(const char* key) {
-    known_.push_back(key);
-    if (!in_.contains(key)) invalid("train", key, "be in the recipe", "is not there");
-    return in_.at(key);
-  }
-  [[noreturn]] void wrong(const char* key, const char* rule) const {
-    invalid(
-        "train", key, rule,
-        "is " + bench::printable(in_.at(key).dump(-1, ' ', true, json::error_handler_t::replace)));
-  }
-
-  const json& in_;
-  std::vector<std::string> known_;
+  const JsonObject& in_;
 };
 
 template <class Visitor>
@@ -133,10 +80,13 @@ json to_json(const Recipe& recipe) {
 }
 
 Recipe recipe_from_json(const json& in) {
-  Reader reader(in);
+  std::vector<std::string> known;
+  const json every = to_json(Recipe{});
+  for (const auto& [key, value] : every.items()) known.push_back(key);
+  const JsonObject object(in, "recipe", known);
+  Reader reader(object);
   Recipe recipe;
   visit(recipe, reader);
-  reader.no_other();
   check(recipe);
   return recipe;
 }

@@ -1,5 +1,5 @@
 // A recipe as JSON and back, for manifests and results. The reader wants every key, no other, of the
-// right type and in range; it throws InvalidArgument that names the key.
+// right type (files::JsonError) and in range (InvalidArgument); both name the key.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include "annulus/core/errors.h"
+#include "files/file.h"
 #include "train/checkpoint.h"
-#include "train/files.h"
 #include "train/page.h"
 #include "train/recipe_json.h"
 
@@ -64,7 +64,7 @@ RunOutcome run(const RunOptions& o, const RunWatcher& watcher) {
   for (const Recipe& r : o.recipes) {
     const std::string folder = folder_of(o, r);
     if (o.resume && has_checkpoint(folder)) continue;
-    make_folders(folder);
+    files::make_folders(folder);
     save_checkpoint(folder, Trainer(r, o.device, o.threads));
   }
   RunOutcome outcome;
@@ -87,12 +87,12 @@ RunOutcome run(const RunOptions& o, const RunWatcher& watcher) {
     watcher.evaluating(trainer);
     outcome.results.recipes.push_back(collect(trainer, o.test_sequences));
     save_model(folder + "/model.safetensors", trainer);
-    write_file(folder + "/curve.csv", curve_csv(outcome.results.recipes.back()));
+    files::write_file(folder + "/curve.csv", curve_csv(outcome.results.recipes.back()));
   }
   outcome.results.turning_at_once = error_of_turning_at_once(o.test_sequences, kTestLength);
-  write_file(o.out + "/results.json", results_json(outcome.results));
+  files::write_file(o.out + "/results.json", results_json(outcome.results));
   outcome.page = o.out + "/ring-attractor.html";
-  write_file(outcome.page, render_page(outcome.results));
+  files::write_file(outcome.page, render_page(outcome.results));
   return outcome;
 }
 

@@ -48,7 +48,7 @@ struct RunOutcome {
   std::string page;                // path
 };
 
-// Throws InvalidArgument, CheckpointError, FileError, Diverged and what the operators throw.
+// Throws InvalidArgument, files::FileError, Diverged and what the operators throw.
 RunOutcome run(const RunOptions& options, const RunWatcher& watcher);
 
 }  // namespace annulus::train

@@ -1,9 +1,11 @@
 // Files in the safetensors format: named arrays, no code. Eight bytes of header size (little-endian),
-// the header (a JSON object), the arrays' bytes. Independent of the rest of Annulus.
+// the header, the arrays' bytes. The header is a JSON object:
+//   {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...,
+//    "__metadata__": {"key": "text", ...}}
 //
 // The reader is for files from strangers. It takes nothing the format does not allow and less than
-// it allows: a header of at most 16 MiB, at most 65 536 tensors, rank at most 8, names and metadata
-// of at most 64 KiB in valid UTF-8, no name twice, no unknown key, sizes and products checked in 64
+// it allows: a header of at most 16 MiB, at most 1024 tensors, rank at most 8, names and metadata of
+// at most 64 KiB in valid UTF-8, no name twice, no unknown key, sizes and products checked in 64
 // bits, and tensors that lie one after the other without hole or overlap (empty ones included) and
 // fill the file exactly. No number in a file decides how much memory is taken before it was checked
 // against the size of the file. Whatever is wrong throws SafetensorsError, which says what and where.
@@ -40,8 +42,6 @@ enum class SafeDType : std::uint8_t {
   kI64,
   kU64
 };
-std::string_view name_of(SafeDType t);
-std::size_t bytes_of(SafeDType t);
 
 struct SafeTensor {
   std::string name;
@@ -50,36 +50,29 @@ struct SafeTensor {
   std::span<const std::byte> data;  // within the file's bytes; any alignment
 };
 
-struct SafetensorsLimits {
-  std::size_t file_bytes = std::size_t{4} << 30;
-  std::size_t header_bytes = std::size_t{16} << 20;
-  std::size_t tensors = 65'536;
-  std::size_t rank = 8;
-  std::size_t string_bytes = std::size_t{64} << 10;
-};
-
 class SafetensorsFile {
  public:
-  // Takes the bytes of a whole file.
-  static SafetensorsFile parse(std::vector<std::byte> bytes, const SafetensorsLimits& limits = {});
-  static SafetensorsFile read(const std::string& path, const SafetensorsLimits& limits = {});
+  static constexpr std::size_t kMostBytes = std::size_t{4} << 30;
+
+  explicit SafetensorsFile(std::string bytes);       // of a whole file
+  SafetensorsFile(const SafetensorsFile&) = delete;  // tensors point into it
+  SafetensorsFile& operator=(const SafetensorsFile&) = delete;
 
   const std::vector<SafeTensor>& tensors() const { return tensors_; }  // in the order of the bytes
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   const SafeTensor* find(std::string_view name) const;
-  std::span<const std::byte> bytes() const { return bytes_; }
 
   // The tensor's values; throws when it is missing or has another dtype or shape.
   std::vector<float> f32(std::string_view name, std::span<const std::int64_t> shape) const;
 
  private:
-  std::vector<std::byte> bytes_;
+  std::string bytes_;
   std::vector<SafeTensor> tensors_;
   std::map<std::string, std::string> metadata_;
 };
 
-// The bytes of a file with these tensors in this order. Names are unique.
-std::vector<std::byte> write_safetensors(std::span<const SafeTensor> tensors,
-                                         const std::map<std::string, std::string>& metadata = {});
+// The bytes of a file with these tensors in this order. Names are unique, and valid UTF-8.
+std::string write_safetensors(std::span<const SafeTensor> tensors,
+                              const std::map<std::string, std::string>& metadata = {});
 
 }  // namespace annulus::train

@@ -19,9 +19,9 @@ struct Series {
   std::vector<Point> points;
 };
 
-// Which of the nine colours of style.h. The others repeat theirs after seven, then with another
-// shape, so that twenty-eight differ.
-int colour_of(int style);
+// The class of its colour, one of nine. The others repeat theirs after seven, then with another shape,
+// so that twenty-eight differ.
+std::string css_of(int style, bool hollow = false);
 
 struct Panel {
   std::string title;

@@ -6,29 +6,25 @@
 #include <cmath>
 
 #include "bench/report/chart.h"
-#include "bench/report/html.h"
 #include "bench/report/model.h"
-#include "bench/report/scale.h"
-#include "bench/report/style.h"
 #include "bench/report/tables.h"
-#include "bench/words.h"
+#include "draw/html.h"
+#include "draw/scale.h"
+#include "files/words.h"
 
 namespace annulus::bench::report {
 namespace {
+
+using draw::text;
+using draw::tile;
+using draw::times;
+using files::counted;
 
 struct Limits {
   std::size_t table_rows = 1600;
   std::size_t points = 300;  // a series and panel
   std::size_t places = 24;
 };
-
-std::string tile(const std::string& value, const std::string& key, const std::string& detail,
-                 const char* css = "") {
-  return fmt::format(
-      "<div class=\"tile {}\"><div class=\"v\">{}</div><div class=\"k\">{}</div>"
-      "<div class=\"d\">{}</div></div>",
-      css, text(value), text(key), text(detail));
-}
 
 std::string direction_title(const std::string& direction) {
   if (direction == "fwd") return "forward";
@@ -188,21 +184,8 @@ std::string place_section(const Place& place, const Limits& limits, std::size_t*
 }
 
 std::string render_within(const Model& model, const Limits& limits) {
-  std::string s =
-      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
-      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; "
-      "style-src 'unsafe-inline'; img-src data:\">"
-      "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">"
-      "<title>Annulus benchmark report</title><style>";
-  s += kStyle;
-  s +=
-      "</style></head><body><main><header>"
-      "<svg width=\"46\" height=\"46\" viewBox=\"0 0 46 46\" aria-hidden=\"true\">"
-      "<circle cx=\"23\" cy=\"23\" r=\"17\" fill=\"none\" stroke=\"var(--s0)\" stroke-width=\"8\"/>"
-      "<circle cx=\"35\" cy=\"11\" r=\"5\" fill=\"var(--s2)\" stroke=\"var(--bg)\" "
-      "stroke-width=\"2\"/></svg><h1>Annulus benchmark report</h1></header>";
   const std::size_t shown = std::min(model.places.size(), limits.places);
-  s += fmt::format(
+  std::string s = fmt::format(
       "<p class=\"lede\">{}, {}. Every time stands beside the least this "
       "hardware could take and the error against double precision.</p>",
       counted(model.records, "row"), counted(model.places.size(), "place"));
@@ -220,15 +203,16 @@ std::string render_within(const Model& model, const Limits& limits) {
     if (new_suite) s += fmt::format("<h2>{}</h2>", text(model.places[i].suite, 80));
     s += place_section(model.places[i], limits, &budget);
   }
-  s += "<footer><p>Time: median of interleaved repetitions with cold caches. Floor: the larger of "
-       "bytes / copy bandwidth and flops / GEMM rate of the products used, for a recurrence plus a "
-       "barrier a step, and never less than an empty launch; all measured at the start of the "
-       "run that timed the row. "
-       "move: the same bytes moved and nothing else. Error: as the cell's tooltip says, against a "
-       "double-precision definition. Peak: inputs, outputs and scratch. Seed: the table that "
-       "started "
-       "the suite, on the hardware named.</p></footer></main></body></html>\n";
-  return s;
+  return draw::page(
+      "Annulus benchmark report", "Annulus benchmark report", s,
+      "Time: median of interleaved repetitions with cold caches. Floor: the larger of "
+      "bytes / copy bandwidth and flops / GEMM rate of the products used, for a recurrence plus a "
+      "barrier a step, and never less than an empty launch; all measured at the start of the "
+      "run that timed the row. "
+      "move: the same bytes moved and nothing else. Error: as the cell's tooltip says, against a "
+      "double-precision definition. Peak: inputs, outputs and scratch. Seed: the table that "
+      "started "
+      "the suite, on the hardware named.");
 }
 
 }  // namespace
@@ -238,7 +222,7 @@ std::string render(const Model& model) {
   for (;;) {
     std::string page = render_within(model, limits);
     const bool smallest = limits.table_rows == 0 && limits.points <= 8 && limits.places <= 1;
-    if (page.size() <= kMaxPageBytes || smallest) return page;
+    if (page.size() <= draw::kMaxPageBytes || smallest) return page;
     // Thousands of rows: show fewer of everything until it fits.
     limits.table_rows = limits.table_rows * 2 / 3;
     limits.points = std::max<std::size_t>(limits.points * 2 / 3, 8);

@@ -3,11 +3,9 @@
 
 #include <string>
 
-#include "bench/report/chart.h"
-#include "bench/report/html.h"
 #include "bench/report/model.h"
 #include "bench/report/page.h"
-#include "bench/report/scale.h"
+#include "draw/html.h"
 
 namespace annulus::bench::report {
 namespace {
@@ -34,35 +32,6 @@ std::size_t count(const std::string& page, const std::string& word) {
 }
 
 std::string page_of(const std::vector<Record>& records) { return render(build_model(records)); }
-
-TEST(Html, EscapesEverythingThatCouldBeMarkup) {
-  EXPECT_EQ(text("<b a='1' c=\"2\">&"), "&lt;b a=&#39;1&#39; c=&quot;2&quot;&gt;&amp;");
-  EXPECT_EQ(text("a\x01\n\x7f"), "a\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD");
-  EXPECT_EQ(text("x\xE2\x80\xAEy"), "x\xEF\xBF\xBDy");  // right-to-left override
-  EXPECT_EQ(text("ü€"), "ü€");
-  EXPECT_EQ(text("aü€", 3), "aü…");  // never half a character
-  EXPECT_EQ(text("aü€", 2), "a…");
-}
-
-TEST(Scale, MapsEndsAndMiddle) {
-  const LogScale s(1, 100, 0, 200);
-  EXPECT_DOUBLE_EQ(s(1), 0);
-  EXPECT_DOUBLE_EQ(s(10), 100);
-  EXPECT_DOUBLE_EQ(s(100), 200);
-  EXPECT_EQ(s.ticks(20), (std::vector<double>{1, 2, 5, 10, 20, 50, 100}));
-  EXPECT_EQ(s.ticks(50), (std::vector<double>{1, 10, 100}));
-  EXPECT_EQ(LogScale(2, 9, 0, 50).ticks(50), (std::vector<double>{2, 5}));  // better two than none
-  EXPECT_EQ(LogScale(1e-3, 1e3, 0, 600).ticks(50).size(), 7u);
-  EXPECT_LE(LogScale(1e-12, 1e12, 0, 300).ticks(50).size(), 7u);
-  const LogScale single(5, 5, 0, 10);
-  EXPECT_DOUBLE_EQ(single(5), 5);
-}
-
-TEST(Scale, DurationsReadWell) {
-  EXPECT_EQ(duration_label(0.0005), "0.5 µs");
-  EXPECT_EQ(duration_label(20), "20 ms");
-  EXPECT_EQ(duration_label(3000), "3 s");
-}
 
 TEST(Model, MergesPeersByRowAndKeepsTheLaterOfTwo) {
   const std::vector<Record> records = {record("r1", "annulus", 2, 1), record("r2", "annulus", 8, 2),
@@ -206,8 +175,8 @@ TEST(Page, EveryPanelIsADrawingOfItsOwnWithItsAxis) {
   records[0].params["direction"] = std::string("fwd");
   records[1].params["direction"] = std::string("bwd");
   const std::string page = page_of(records);
-  EXPECT_EQ(count(page, "<svg class=\"chart\""), 2u);  // so that they wrap where the page is narrow
-  const auto second = page.rfind("<svg class=\"chart\"");
+  EXPECT_EQ(count(page, "<svg class=\"fig\""), 2u);  // so that they wrap where the page is narrow
+  const auto second = page.rfind("<svg class=\"fig\"");
   EXPECT_GT(count(page.substr(second), "text-anchor=\"end\""), 0u);
 }
 
@@ -219,7 +188,7 @@ TEST(Page, StaysUnderAMegabyteAndSaysWhatItLeftOut) {
     records.push_back(r);
   }
   const std::string page = page_of(records);
-  EXPECT_LE(page.size(), kMaxPageBytes);
+  EXPECT_LE(page.size(), draw::kMaxPageBytes);
   EXPECT_GT(count(page, "more rows are in the result files"), 0u);
 }
 
@@ -231,7 +200,7 @@ TEST(Page, StaysUnderAMegabyteWithThousandsOfPlacesAndLongNames) {
     r.hardware = std::string(3000, '<');
     records.push_back(r);
   }
-  EXPECT_LE(page_of(records).size(), kMaxPageBytes);
+  EXPECT_LE(page_of(records).size(), draw::kMaxPageBytes);
 }
 
 TEST(Page, OneRowIsNotRows) {

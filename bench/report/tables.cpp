@@ -6,11 +6,16 @@
 #include <cmath>
 
 #include "bench/report/chart.h"
-#include "bench/report/html.h"
-#include "bench/report/scale.h"
+#include "draw/html.h"
+#include "draw/scale.h"
 
 namespace annulus::bench::report {
 namespace {
+
+using draw::cell;
+using draw::Column;
+using draw::text;
+using draw::times;
 
 constexpr double kMiB = 1 << 20;
 
@@ -19,11 +24,6 @@ std::string ms(double v) {
   return v >= 1e4 || v == 0 ? fmt::format("{:.4g}", v) : fmt::format("{:#.4g}", v);
 }
 std::string mib(double bytes) { return fmt::format("{:.1f}", bytes / kMiB); }
-
-std::string cell(const std::string& content, const char* css = "") {
-  return *css ? fmt::format("<td class=\"{}\">{}</td>", css, content)
-              : fmt::format("<td>{}</td>", content);
-}
 
 std::string left_out(std::size_t rows) {
   if (rows == 0) return "";
@@ -37,8 +37,8 @@ bool has_seed_time(const Record& r) { return r.seed && r.seed->unit == "ms"; }
 std::string bar(double ratio, int style) {
   const double width = std::clamp(30 * std::log10(std::max(ratio, 1.0)), 1.0, 60.0);
   return fmt::format(
-      "<span class=\"track\"><span class=\"bar b{}\" style=\"width:{:.0f}px\"></span></span>",
-      colour_of(style), width);
+      "<span class=\"track\"><span class=\"bar {}\" style=\"width:{:.0f}px\"></span></span>",
+      css_of(style), width);
 }
 
 std::string error_cell(const Record& r) {
@@ -95,15 +95,6 @@ std::string time_row(const Place& place, const ProblemGroup& g, const Record& r,
   return row;
 }
 
-std::string open_table(const std::vector<std::pair<std::string, bool>>& heads) {
-  std::string s = "<div class=\"scroll\"><table><thead><tr>";
-  for (const auto& [name, left] : heads) {
-    s += fmt::format("<th{}>{}</th>", left ? " class=\"l\"" : "", text(name, 48));
-  }
-  return s + "</tr></thead><tbody>";
-}
-constexpr const char* kCloseTable = "</tbody></table></div>";
-
 }  // namespace
 
 int style_of(const Place& place, const std::string& impl) {
@@ -124,12 +115,11 @@ std::string time_table(const Place& place, std::size_t* budget) {
   for (const ProblemGroup& g : place.time) {
     for (const Record* r : g.records) with_seed = with_seed || has_seed_time(*r);
   }
-  std::vector<std::pair<std::string, bool>> heads = {
-      {"row", true},    {"dtype", true},    {"implementation", true}, {"median ms", false},
-      {"p95", false},   {"floor", false},   {"time / floor", false},  {"time / annulus", false},
-      {"error", false}, {"peak MiB", false}};
-  if (with_seed) heads.emplace_back("seed ms (seed / ours)", false);
-  std::string s = "<h3>Every row</h3>" + open_table(heads);
+  std::vector<Column> heads = {
+      {"row", true}, {"dtype", true},  {"implementation", true}, {"median ms"}, {"p95"},
+      {"floor"},     {"time / floor"}, {"time / annulus"},       {"error"},     {"peak MiB"}};
+  if (with_seed) heads.push_back({"seed ms (seed / ours)"});
+  std::string s = "<h3>Every row</h3>" + draw::open_table(heads);
   std::size_t omitted = 0;
   for (const ProblemGroup& g : place.time) {
     bool first = true;
@@ -143,7 +133,7 @@ std::string time_table(const Place& place, std::size_t* budget) {
       first = false;
     }
   }
-  return s + kCloseTable + left_out(omitted);
+  return s + std::string(draw::kCloseTable) + left_out(omitted);
 }
 
 std::string memory_table(const Place& place, std::size_t* budget) {
@@ -160,16 +150,13 @@ std::string memory_table(const Place& place, std::size_t* budget) {
       }
     }
   }
-  std::vector<std::pair<std::string, bool>> heads = {{"row", true},
-                                                     {"dtype", true},
-                                                     {"implementation", true},
-                                                     {"peak MiB", false},
-                                                     {"of it scratch", false}};
-  for (const auto& c : columns) heads.emplace_back(c, false);
-  heads.emplace_back("seed / ours", false);
+  std::vector<Column> heads = {
+      {"row", true}, {"dtype", true}, {"implementation", true}, {"peak MiB"}, {"of it scratch"}};
+  for (const auto& c : columns) heads.push_back({c});
+  heads.push_back({"seed / ours"});
   std::string s = fmt::format("<h3>Memory{}</h3>",
                               hardware.empty() ? "" : ", beside the seed's on " + text(hardware)) +
-                  open_table(heads);
+                  draw::open_table(heads);
   std::size_t omitted = 0;
   for (const ProblemGroup& g : place.memory) {
     for (const Record* r : g.records) {
@@ -196,7 +183,7 @@ std::string memory_table(const Place& place, std::size_t* budget) {
       if (!ok) s += reason_row(*r, columns.size() + 4);
     }
   }
-  return s + kCloseTable + left_out(omitted);
+  return s + std::string(draw::kCloseTable) + left_out(omitted);
 }
 
 std::string seed_table(const Place& place, std::size_t* budget) {
@@ -212,12 +199,11 @@ std::string seed_table(const Place& place, std::size_t* budget) {
     }
   }
   if (columns.empty()) return "";
-  std::vector<std::pair<std::string, bool>> heads = {
-      {"row", true}, {"dtype", true}, {"ours, ms", false}};
-  for (const auto& c : columns) heads.emplace_back(c, false);
-  heads.emplace_back("best of them / ours", false);
+  std::vector<Column> heads = {{"row", true}, {"dtype", true}, {"ours, ms"}};
+  for (const auto& c : columns) heads.push_back({c});
+  heads.push_back({"best of them / ours"});
   std::string s = fmt::format("<h3>Beside the seed's table, measured on {}</h3>", text(hardware)) +
-                  open_table(heads);
+                  draw::open_table(heads);
   std::size_t omitted = 0;
   for (const ProblemGroup& g : place.time) {
     const Record* r = g.find("annulus");
@@ -241,7 +227,7 @@ std::string seed_table(const Place& place, std::size_t* budget) {
     }
     s += cell(best > 0 && r->time_ms->median > 0 ? times(best / r->time_ms->median) : "") + "</tr>";
   }
-  return s + kCloseTable + left_out(omitted);
+  return s + std::string(draw::kCloseTable) + left_out(omitted);
 }
 
 }  // namespace annulus::bench::report

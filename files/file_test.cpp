@@ -1,8 +1,9 @@
 // What a command writes: whole or not at all, never over what is no plain file.
-#include "bench/files.h"
+#include "files/file.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -10,7 +11,7 @@
 
 #include "testing/scratch_folder.h"
 
-namespace annulus::bench {
+namespace annulus::files {
 namespace {
 
 namespace fs = std::filesystem;
@@ -35,24 +36,16 @@ class Files : public ::testing::Test {
 
 std::string refusal(const std::string& path) {
   try {
-    write_file_atomically(path, "new");
-  } catch (const RecordError& e) {
+    write_file(path, "new");
+  } catch (const FileError& e) {
     return e.what();
   }
   return "written";
 }
 
-Record row() {
-  Record r;
-  r.suite = r.row = r.op = r.impl = r.device = r.dtype = "x";
-  r.time_ms = TimeMs{1, 1, 1, 1};
-  r.error = ErrorFigure{"max", 0};
-  return r;
-}
-
 TEST_F(Files, AtomicWriteReplacesAndLeavesNothingBeside) {
   put("page", "old");
-  write_file_atomically(path("page"), "new");
+  write_file(path("page"), "new");
   EXPECT_EQ(content("page"), "new");
   EXPECT_EQ(entries(), 1u);
 }
@@ -66,7 +59,7 @@ TEST_F(Files, WhatIsNoPlainFileIsRefusedAndStays) {
     const auto kind = fs::symlink_status(path(name)).type();
     EXPECT_EQ(refusal(path(name)).find("cannot write " + path(name) + ": "), 0u) << name;
     EXPECT_EQ(fs::symlink_status(path(name)).type(), kind) << name;
-    EXPECT_THROW(RecordWriter{path(name)}, RecordError) << name;
+    EXPECT_THROW(LineWriter{path(name)}, FileError) << name;
   }
   EXPECT_EQ(entries(), 4u);
 }
@@ -74,7 +67,7 @@ TEST_F(Files, WhatIsNoPlainFileIsRefusedAndStays) {
 TEST_F(Files, ALinkIsFollowedAndStaysALink) {
   put("target", "old");
   fs::create_symlink("target", path("link"));
-  write_file_atomically(path("link"), "new");
+  write_file(path("link"), "new");
   EXPECT_TRUE(fs::is_symlink(path("link")));
   EXPECT_EQ(content("target"), "new");
   EXPECT_EQ(entries(), 2u);
@@ -83,37 +76,55 @@ TEST_F(Files, ALinkIsFollowedAndStaysALink) {
 TEST_F(Files, AMessageNamesThePathThatWasGiven) {
   const std::string message = refusal("/nonexistent/page.html");
   EXPECT_EQ(message.find("cannot write /nonexistent/page.html: "), 0u) << message;
-  EXPECT_THROW(RecordWriter("/nonexistent/file.jsonl"), RecordError);
+  EXPECT_THROW(LineWriter("/nonexistent/file.jsonl"), FileError);
 }
 
 TEST_F(Files, RowsAreOnDiskAtOnceAndTheOldFileStaysUntilTheEnd) {
   put("rows", "old content");
   {
-    RecordWriter writer(path("rows"));
-    writer.write(row());
-    EXPECT_EQ(read_records(writer.partial_path()).records.size(), 1u);
+    LineWriter writer(path("rows"));
+    writer.write("row");
+    EXPECT_EQ(read_file(writer.partial_path(), 100), "row\n");
     EXPECT_EQ(content("rows"), "old content");
-    writer.write(row());
+    writer.write("row");
     writer.finish();
   }
-  EXPECT_EQ(read_records(path("rows")).records.size(), 2u);
+  EXPECT_EQ(content("rows"), "row\nrow\n");
   EXPECT_EQ(entries(), 1u);
 }
 
 TEST_F(Files, RowsOfARunThatWasBrokenOffStayBesideTheOldFile) {
   put("rows", "old content");
   {
-    RecordWriter writer(path("rows"));
-    writer.write(row());
+    LineWriter writer(path("rows"));
+    writer.write("row");
   }
   EXPECT_EQ(content("rows"), "old content");
-  EXPECT_EQ(read_records(path("rows.partial")).records.size(), 1u);
+  EXPECT_EQ(content("rows.partial"), "row\n");
 }
 
 TEST_F(Files, ARunWithoutARowLeavesNothing) {
-  { const RecordWriter writer(path("rows")); }
+  { const LineWriter writer(path("rows")); }
   EXPECT_EQ(entries(), 0u);
 }
 
+TEST_F(Files, ATemporaryFileLeftBehindIsNoObstacle) {
+  put("x." + std::to_string(::getpid()) + ".tmp", "left");
+  write_file(path("x"), "new");
+  EXPECT_EQ(content("x"), "new");
+  EXPECT_EQ(entries(), 1u);
+}
+
+TEST_F(Files, ReadsPlainFilesUpToTheLimit) {
+  put("x", std::string("a\0b", 3));
+  EXPECT_EQ(read_file(path("x"), 3), std::string("a\0b", 3));
+  EXPECT_THROW((void)read_file(path("x"), 2), FileError);
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
+  for (const std::string& no_file :
+       {path("none"), path("pipe"), std::string("/"), std::string("/dev/zero")}) {
+    EXPECT_THROW((void)read_file(no_file, 1 << 20), FileError) << no_file;
+  }
+}
+
 }  // namespace
-}  // namespace annulus::bench
+}  // namespace annulus::files

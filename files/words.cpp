@@ -1,10 +1,10 @@
-#include "bench/words.h"
+#include "files/words.h"
 
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
 
-namespace annulus::bench {
+namespace annulus::files {
 
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
   if (word.size() > 64) return {};
@@ -31,6 +31,11 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
   return best;
 }
 
+std::string meant(std::string_view word, const std::vector<std::string>& candidates) {
+  const std::string near = nearest(word, candidates);
+  return near.empty() ? "" : ", did you mean \"" + near + "\"?";
+}
+
 std::string printable(std::string_view text, std::size_t max) {
   std::string out;
   for (const char c : text.substr(0, max)) out += (c >= ' ' && c <= '~') ? c : '?';
@@ -42,4 +47,4 @@ std::string counted(std::size_t n, const char* thing) {
   return std::to_string(n) + " " + thing + (n == 1 ? "" : "s");
 }
 
-}  // namespace annulus::bench
+}  // namespace annulus::files

@@ -1,24 +1,12 @@
 #!/usr/bin/env python3
-"""The command line as a user meets it: wrong words, Ctrl-C, full disks. Usage: cli_test.py ANNULUS"""
+"""The command line as a user meets it: wrong words, Ctrl-C, full disks. Usage: command_test.py ANNULUS"""
 import json
 import os
-import signal
 import subprocess
-import sys
 import tempfile
 import time
 
-ANNULUS = os.path.abspath(sys.argv[1])
-FAULTS = []
-
-
-def annulus(*arguments, **options):
-    return subprocess.run([ANNULUS, *arguments], capture_output=True, text=True, timeout=120, **options)
-
-
-def expect(truth, what):
-    if not truth:
-        FAULTS.append(what)
+from testing import ANNULUS, annulus, expect, finish, interrupted, read, write
 
 
 def test_bad_usage():
@@ -66,30 +54,16 @@ def test_full_disk():
                f"{arguments} to a full disk: exit code {got.returncode}, {got.stderr!r}")
 
 
-def interrupted(arguments, ready, cwd):
-    """Runs until ready() holds, sends Ctrl-C, and gives what came of it."""
-    process = subprocess.Popen([ANNULUS, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd)
-    deadline = time.monotonic() + 60
-    while not ready() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
-    return process.returncode, out, err
-
-
 def test_ctrl_c(folder):
     saved, partial = os.path.join(folder, "rows.jsonl"), os.path.join(folder, "rows.jsonl.partial")
-    with open(saved, "w") as f:
-        f.write("old\n")
+    write("old\n", saved)
     code, out, err = interrupted(["bench", "--format", "json", "--save", saved],
                                  lambda: os.path.exists(partial) and os.path.getsize(partial) > 0, folder)
     expect(code == 130, f"bench after Ctrl-C: exit code {code}, {err!r}")
     rows = json.loads(out)["benchmarks"]  # closed, whenever the signal came
-    with open(partial) as f:
-        expect(len(f.readlines()) == len(rows) > 0, "the rows printed are not the rows saved")
+    expect(len(read(partial).splitlines()) == len(rows) > 0, "the rows printed are not the rows saved")
     expect(f"saved to {partial}" in err, f"bench does not say where the rows are: {err!r}")
-    with open(saved) as f:
-        expect(f.read() == "old\n", "an older file was touched by a run that was stopped")
+    expect(read(saved) == b"old\n", "an older file was touched by a run that was stopped")
 
     start = time.monotonic()
     code, out, err = interrupted(["check", "lrpe_cosine", "--cases", "1000000000", "--format", "json"],
@@ -106,19 +80,14 @@ def test_saved_at_the_end(folder):
     expect(os.path.exists(saved) and not os.path.exists(saved + ".partial"), "the rows have not taken their name")
 
     for out, words in ((saved, "one of the result files"), ("/dev/null", "regular file"), (folder, "folder")):
-        with open(saved) as f:
-            before = f.read()
+        before = read(saved)
         got = annulus("report", saved, "--out", out)
         expect(got.returncode == 2 and words in got.stderr, f"report --out {out}: {got.returncode}, {got.stderr!r}")
-        with open(saved) as f:
-            expect(f.read() == before, f"report --out {out} touched the rows")
-    link, page = os.path.join(folder, "link.html"), os.path.join(folder, "page.html")
-    with open(page, "w") as f:
-        f.write("old")
+        expect(read(saved) == before, f"report --out {out} touched the rows")
+    link, page = os.path.join(folder, "link.html"), write("old", folder, "page.html")
     os.symlink(page, link)
     got = annulus("report", saved, saved, "--out", link)
-    with open(page) as f:
-        expect(os.path.islink(link) and "</html>" in f.read(), "a link is not followed")
+    expect(os.path.islink(link) and b"</html>" in read(page), "a link is not followed")
     expect("measured again" in got.stderr, f"rows given twice are not reported: {got.stderr!r}")
 
 
@@ -129,7 +98,4 @@ test_full_disk()
 with tempfile.TemporaryDirectory() as temporary:
     test_ctrl_c(temporary)
     test_saved_at_the_end(temporary)
-print(f"{len(FAULTS)} faults")
-for fault in FAULTS:
-    print("FAULT", fault)
-sys.exit(1 if FAULTS else 0)
+finish()

@@ -1,8 +1,8 @@
-// The look of the page. Light and dark follow the reader's system; numbers are tabular; colour
-// belongs to implementations alone.
+// The look of our pages. Light and dark follow the reader's system; numbers are tabular; colour
+// belongs to implementations, recipes and signs alone: .c0 to .c8 set --c, and what is coloured uses it.
 #pragma once
 
-namespace annulus::bench::report {
+namespace annulus::draw {
 
 inline constexpr const char* kStyle = R"css(
 :root{color-scheme:light dark;--bg:#fbfaf7;--card:#fff;--ink:#1d2126;--soft:#5d6670;--faint:#8b939c;
@@ -38,21 +38,33 @@ letter-spacing:-.02em}
 .legend span{display:inline-flex;align-items:center;gap:6px}
 .card{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 14px 6px}
 .panels{display:flex;flex-wrap:wrap;gap:12px 6px}
-.chart{display:block;flex:1 1 300px;min-width:0;max-width:560px;height:auto;font-size:12px}
-.chart text{fill:var(--soft);font-variant-numeric:tabular-nums}
-.chart .ptitle{fill:var(--ink);font-size:13.5px;font-weight:600}
-.chart .axis,.chart .dname{fill:var(--faint);font-size:11px}
-.chart .grid{stroke:var(--grid)}
-.chart .floor{stroke:var(--ink);stroke-width:1.3}
-.chart .times{stroke:var(--faint);stroke-dasharray:2 4}
-.chart .label{font-size:11.5px;font-weight:600}
-.s0{fill:var(--s0)}.s1{fill:var(--s1)}.s2{fill:var(--s2)}.s3{fill:var(--s3)}.s4{fill:var(--s4)}
-.s5{fill:var(--s5)}.s6{fill:var(--s6)}.s7{fill:var(--s7)}.s8{fill:var(--s8)}
-.chart circle,.chart path,.chart rect{stroke:var(--card);stroke-width:.8}
-.hollow{fill:none!important;stroke:var(--faint)!important;stroke-width:1.3!important}
-.chart .t0{fill:var(--s0)}.chart .t1{fill:var(--s1)}.chart .t2{fill:var(--s2)}.chart .t3{fill:var(--s3)}
-.chart .t4{fill:var(--s4)}.chart .t5{fill:var(--s5)}.chart .t6{fill:var(--s6)}.chart .t7{fill:var(--s7)}
-.chart .t8{fill:var(--s8)}.chart .thollow{fill:var(--faint)}
+.panels .fig{flex:1 1 300px;min-width:0;max-width:560px}
+.beside{display:grid;gap:12px;margin:12px 0}
+.two{grid-template-columns:repeat(2,minmax(0,1fr))}
+.three{grid-template-columns:repeat(3,minmax(0,1fr))}
+.beside .card,.card.alone{padding:14px 14px 10px}
+.card.alone{margin:12px 0}
+.c0{--c:var(--s0)}.c1{--c:var(--s1)}.c2{--c:var(--s2)}.c3{--c:var(--s3)}.c4{--c:var(--s4)}
+.c5{--c:var(--s5)}.c6{--c:var(--s6)}.c7{--c:var(--s7)}.c8{--c:var(--s8)}.hollow{--c:var(--faint)}
+.fig{display:block;width:100%;height:auto;font-size:12px;overflow:visible}
+.fig text{fill:var(--soft);font-variant-numeric:tabular-nums}
+.fig .ft{fill:var(--ink);font-size:13.5px;font-weight:600}
+.fig .fl{fill:var(--faint);font-size:11.5px}
+.fig .fn{fill:var(--c);font-weight:600}
+.fig path{fill:none;stroke-linejoin:round;stroke-linecap:round}
+.fig .g{stroke:var(--grid)}
+.fig .rule{stroke:var(--faint);stroke-dasharray:3 4}
+.fig .floor{stroke:var(--ink);stroke-width:1.3}
+.fig .line{stroke:var(--c)}
+.fig .band{fill:var(--c);opacity:.16}
+.fig .soft{opacity:.4}
+svg .m{fill:var(--c);stroke:var(--card);stroke-width:.8}
+svg .hollow.m{fill:none;stroke:var(--c);stroke-width:1.3}
+.fig .heat path{stroke-width:1;stroke-linecap:butt;shape-rendering:crispEdges}
+.fig .hp{stroke:var(--s2)}.fig .hm{stroke:var(--s7)}
+.fig .level{stroke-width:9;stroke-linecap:butt}
+.fig .frame{stroke:var(--line)}
+.fig .trace{stroke:var(--ink);stroke-width:1.1;opacity:.85}
 .scroll{overflow-x:auto;border:1px solid var(--line);border-radius:10px;background:
 linear-gradient(90deg,transparent,var(--card) 70%) right/48px 100% local,
 linear-gradient(90deg,transparent,var(--shade)) right/18px 100% scroll,var(--card);
@@ -70,19 +82,19 @@ td.ours{font-weight:600}
 td .key{vertical-align:-1px;margin-right:6px}
 td.why{text-align:left;color:var(--soft);white-space:normal}
 .track{display:inline-block;width:60px;margin-right:8px;text-align:left;line-height:1}
-.bar{display:inline-block;height:7px;border-radius:2px;vertical-align:1px;opacity:.8}
-.b0{background:var(--s0)}.b1{background:var(--s1)}.b2{background:var(--s2)}.b3{background:var(--s3)}
-.b4{background:var(--s4)}.b5{background:var(--s5)}.b6{background:var(--s6)}.b7{background:var(--s7)}
-.b8{background:var(--s8)}
+.bar{display:inline-block;background:var(--c);height:7px;border-radius:2px;vertical-align:1px;opacity:.8}
 .dim{color:var(--faint)}
 .note,footer{color:var(--faint);font-size:12.5px}.note{max-width:none}
 footer{margin-top:56px;padding-top:18px;border-top:1px solid var(--line)}
 footer p{max-width:92ch}
+dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 18px;font-size:13.5px;margin:10px 0}
+dt{color:var(--soft)}dd{margin:0}
+@media(max-width:820px){.two,.three{grid-template-columns:minmax(0,1fr)}}
 @media(max-width:640px){main{padding:24px 16px 48px}h1{font-size:27px}.card{padding:10px 6px 4px}
-.chart{flex-basis:100%}td.row{white-space:normal;overflow-wrap:anywhere;min-width:132px}
+.panels .fig{flex-basis:100%}td.row{white-space:normal;overflow-wrap:anywhere;min-width:132px}
 .scroll::before{content:"more columns to the right →";position:sticky;left:0;display:inline-block;
 padding:6px 10px 0;color:var(--faint);font-size:12px}}
-@media print{.scroll,.card{break-inside:avoid}}
+@media print{.scroll,.card,.beside{break-inside:avoid}}
 )css";
 
-}  // namespace annulus::bench::report
+}  // namespace annulus::draw

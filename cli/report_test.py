@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`annulus report` on good, broken and hostile files. Usage: cli_test.py ANNULUS files|results|browser
+"""`annulus report` on good, broken and hostile files. Usage: report_test.py ANNULUS files|results|browser
 
 files    at least 200 broken files, each exit code 2, one clear line, no output file left behind
 results  the measured rows of bench/results make a page of at most 1 MB
@@ -9,13 +9,10 @@ import copy
 import json
 import os
 import random
-import shutil
-import subprocess
 import sys
 import tempfile
 
-ANNULUS = os.path.abspath(sys.argv[1])
-SKIP = 77  # what CTest is told means "skipped"
+from testing import EVIL, annulus, browse, expect, expect_code, finish, read, write
 
 GOOD = {
     "schema": 1, "suite": "lrpe-cosine", "row": "fwd-1d-n256-l0-b12", "op": "lrpe_cosine",
@@ -29,7 +26,6 @@ GOOD = {
     "seed": {"value": 0.163, "unit": "ms", "hardware": "A800", "columns": {"Triton": 0.163}},
     "hardware": "a CPU", "commit": "abc", "date": "2025-01-01T00:00:00Z", "status": "ok",
 }
-EVIL = "</title></style><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 
 
 def line(record):
@@ -97,32 +93,22 @@ def mutants():
 
 
 def report(path, out):
-    return subprocess.run([ANNULUS, "report", path, "--out", out], capture_output=True, text=True,
-                          timeout=20)
+    return annulus("report", path, "--out", out, timeout=20)
 
 
-def test_files():
-    folder = tempfile.mkdtemp()
+def test_files(folder):
     path, out = os.path.join(folder, "in.jsonl"), os.path.join(folder, "report.html")
-
-    def write(data):
-        with open(path, "wb") as f:
-            f.write(data)
-
-    faults, count = [], 0
+    count = 0
     for name, data in mutants():
         count += 1
-        write(data)
+        write(data, path)
         got = report(path, out)
         message = got.stderr.strip()
-        if got.returncode != 2:
-            faults.append(f"{name}: exit code {got.returncode}, {message}")
-        elif not message.startswith("annulus: ") or path not in message or "\n" in message:
-            faults.append(f"{name}: not one line that names the file: {message!r}")
-        elif got.stdout:
-            faults.append(f"{name}: prints a result: {got.stdout!r}")
-        if sorted(os.listdir(folder)) != ["in.jsonl"]:
-            faults.append(f"{name}: left {os.listdir(folder)}")
+        if expect_code(2, got, name):
+            expect(message.startswith("annulus: ") and path in message and "\n" not in message,
+                   f"{name}: not one line that names the file: {message!r}")
+            expect(not got.stdout, f"{name}: prints a result: {got.stdout!r}")
+        expect(os.listdir(folder) == ["in.jsonl"], f"{name}: left {os.listdir(folder)}")
 
     # Bytes flipped at random: some stay legal, none may crash or leave anything half-written.
     rng = random.Random(2)
@@ -130,105 +116,52 @@ def test_files():
         data = bytearray(line(GOOD) * 2)
         for _ in range(rng.randint(1, 4)):
             data[rng.randrange(len(data))] = rng.randrange(256)
-        write(bytes(data))
+        write(bytes(data), path)
         code = report(path, out).returncode
-        if code not in (0, 2):
-            faults.append(f"flipped {i}: exit code {code}")
-        if os.path.exists(out):
-            os.remove(out)
+        expect(code in (0, 2), f"flipped {i}: exit code {code}")
 
     # A failed report leaves the old page as it was.
-    with open(out, "w") as f:
-        f.write("old")
-    write(b"garbage\n")
+    write("old", out)
+    write("garbage\n", path)
     report(path, out)
-    if open(out).read() != "old":
-        faults.append("a failed report touched the old page")
+    expect(read(out) == b"old", "a failed report touched the old page")
 
     # The good file, whole and with a last line cut short.
-    write(line(GOOD))
-    got = report(path, out)
-    if got.returncode != 0 or "</html>" not in open(out).read():
-        faults.append(f"good file: exit code {got.returncode}, {got.stderr}")
-    write(line(GOOD) + line(GOOD)[:80])
-    got = report(path, out)
-    if got.returncode != 0 or "cut short" not in got.stderr:
-        faults.append(f"cut short: exit code {got.returncode}, {got.stderr}")
+    write(line(GOOD), path)
+    expect_code(0, report(path, out), "good file")
+    expect(b"</html>" in read(out), "good file: no page")
+    write(line(GOOD) + line(GOOD)[:80], path)
+    expect_code(0, report(path, out), "cut short", "cut short")
     for bad in ([], ["/nonexistent.jsonl"], [folder], ["/dev/zero"]):
-        got = subprocess.run([ANNULUS, "report", *bad], capture_output=True, text=True, timeout=20,
-                             cwd=folder)
-        if got.returncode != 2:
-            faults.append(f"report {bad}: exit code {got.returncode}")
-    write(line(GOOD))
-    got = report(path, "/nonexistent/report.html")
-    if got.returncode != 2:
-        faults.append(f"unwritable output: exit code {got.returncode}")
-    shutil.rmtree(folder)
-    print(f"{count} broken files, 100 flipped ones, {len(faults)} faults")
+        expect_code(2, annulus("report", *bad, timeout=20, cwd=folder), f"report {bad}")
+    expect_code(2, report(path, "/nonexistent/report.html"), "unwritable output")
+    print(f"{count} broken files, 100 flipped ones")
     assert count >= 200, count
-    return faults
 
 
-def test_results():
-    folder = tempfile.mkdtemp()
+def test_results(folder):
     page = os.path.join(folder, "page.html")
-    results = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "results")
+    results = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "bench", "results")
     files = sorted(os.path.join(results, f) for f in os.listdir(results) if f.endswith(".jsonl"))
-    got = subprocess.run([ANNULUS, "report", *files, "--out", page], capture_output=True, text=True)
-    faults = [] if got.returncode == 0 else [f"report: exit code {got.returncode}, {got.stderr}"]
-    if not faults and os.path.getsize(page) > 1 << 20:
-        faults.append(f"the page has {os.path.getsize(page)} bytes")
-    shutil.rmtree(folder, ignore_errors=True)
-    print(f"{len(files)} files, {len(faults)} faults")
-    return faults
+    assert files
+    if expect_code(0, annulus("report", *files, "--out", page), "report"):
+        expect(os.path.getsize(page) <= 1 << 20, f"the page has {os.path.getsize(page)} bytes")
+    print(f"{len(files)} files")
 
 
-def test_browser():
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if not chromium:
-        print("skipped: no chromium on PATH")
-        sys.exit(SKIP)
-    folder = tempfile.mkdtemp()
-    path, page = os.path.join(folder, "in.jsonl"), os.path.join(folder, "report.html")
+def test_browser(folder):
     evil = {k: (EVIL if isinstance(v, str) and k not in ("status", "floor_kind") else v) for k, v in GOOD.items()}
     evil["impl"] = "annulus"
     evil["params"] = {EVIL: EVIL, "direction": EVIL}
     evil["seed"] = {"value": 1, "unit": "ms", "hardware": EVIL, "columns": {EVIL: 1}}
     evil["error"] = {"metric": EVIL, "value": "NaN"}
     skipped = {**GOOD, "row": "other", "status": "skipped", "reason": EVIL}
-    with open(path, "wb") as f:
-        f.write(line(evil) + line({**evil, "impl": EVIL}) + line(skipped) + line(GOOD))
-    faults = []
-    got = report(path, page)
-    if got.returncode != 0:
-        return [f"report: exit code {got.returncode}, {got.stderr}"]
-    common = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-              f"--user-data-dir={folder}/profile"]
-    try:
-        dom = subprocess.run([*common, "--dump-dom", "file://" + page], capture_output=True,
-                             text=True, timeout=120).stdout
-        image = os.path.join(folder, "page.png")
-        subprocess.run([*common, f"--screenshot={image}", "--window-size=1280,1600",
-                        "file://" + page], capture_output=True, timeout=120)
-    except subprocess.TimeoutExpired:
-        return ["chromium did not answer within 120 s"]
-    if "Annulus benchmark report" not in dom:
-        faults.append("chromium shows no page: " + dom[:200])
-    if "<title>Annulus benchmark report</title>" not in dom:
-        faults.append("the title changed: a script ran")
-    for word in ("<script", "<img"):
-        if word in dom:
-            faults.append(f"{word} is an element of the page")
-    if "&lt;script&gt;" not in dom:
-        faults.append("the markup is not shown as text")
-    if not os.path.exists(image) or os.path.getsize(image) < 10000:
-        faults.append("the screenshot is empty")
-    shutil.rmtree(folder, ignore_errors=True)
-    print(f"chromium rendered the page, {len(faults)} faults")
-    return faults
+    path = write(line(evil) + line({**evil, "impl": EVIL}) + line(skipped) + line(GOOD), folder, "in.jsonl")
+    page = os.path.join(folder, "report.html")
+    if expect_code(0, report(path, page), "report"):
+        browse(page, "Annulus benchmark report", folder)
 
 
-faults = {"files": test_files, "results": test_results, "browser": test_browser}[sys.argv[2]]()
-for fault in faults:
-    print("FAULT", fault)
-sys.exit(1 if faults else 0)
+with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+    {"files": test_files, "results": test_results, "browser": test_browser}[sys.argv[2]](temporary)
+finish()

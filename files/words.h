@@ -6,10 +6,13 @@
 #include <string_view>
 #include <vector>
 
-namespace annulus::bench {
+namespace annulus::files {
 
 // The candidate with the smallest edit distance; empty when none is near.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
+
+// ", did you mean \"near\"?", or nothing when none is near.
+std::string meant(std::string_view word, const std::vector<std::string>& candidates);
 
 // For messages: control characters and anything outside ASCII become '?', long text is cut.
 std::string printable(std::string_view text, std::size_t max = 80);
@@ -17,4 +20,4 @@ std::string printable(std::string_view text, std::size_t max = 80);
 // "1 row", "2 rows".
 std::string counted(std::size_t n, const char* thing);
 
-}  // namespace annulus::bench
+}  // namespace annulus::files

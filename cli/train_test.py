@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""`annulus train ring-attractor` as a user meets it. Usage: train_test.py ANNULUS command|browser
+
+command  what it writes, Ctrl-C and --resume, and bad usage: exit codes and one clear message
+browser  the page in headless chromium (skipped without chromium)
+"""
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+
+from testing import EVIL, annulus, browse, expect, expect_code, finish, interrupted, read, write
+
+SMALL = ["--neurons", "16", "--batch", "4", "--length", "10", "--steps", "6", "--device", "cpu"]
+PEER = {"name": EVIL, "T": 500, "mean": 0.5, "std": 0.4, "max": 3.0, "final": 0.7, "curve": [0.1, 0.4, 0.7]}
+
+
+def train(*arguments, cwd=None):
+    return annulus("train", "ring-attractor", *arguments, cwd=cwd)
+
+
+def outputs(folder):
+    """What a run leaves that does not hold a time."""
+    return {f"{r}/{name}": read(folder, r, name) for r in ("seed", "default")
+            for name in ("model.safetensors", "curve.csv")}
+
+
+def test_run(out):
+    got = train(*SMALL, "--out", out)
+    if not expect_code(0, got, "a small run"):
+        return
+    expect(len(got.stdout.splitlines()) == 8 and got.stdout.startswith("| model |"), f"the table: {got.stdout!r}")
+    results = json.loads(read(out, "results.json"))
+    expect([r["recipe"]["name"] for r in results["recipes"]] == ["seed", "default"], "results.json lacks a recipe")
+    expect(b"</html>" in read(out, "ring-attractor.html"), "no page")
+
+    # A run is not overwritten unasked, and a finished one can be evaluated again.
+    whole = outputs(out)
+    expect_code(2, train(*SMALL, "--out", out), "over a run", "--resume")
+    expect_code(0, train("--out", out, "--resume", "--device", "cpu"), "a finished run, resumed")
+    expect(outputs(out) == whole, "a finished run, resumed: other files")
+    expect_code(2, train("--out", out, "--resume", "--steps", "7", "--device", "cpu"),
+                "resumed with other steps", "steps 6, not 7")
+
+
+def test_ctrl_c(folder):
+    """Code 130, a message that says how to go on, and going on gives the bits of a run never stopped."""
+    long = [*SMALL[:-4], "--steps", "3000", "--device", "cpu", "--recipe", "seed"]
+    stopped, never = os.path.join(folder, "stopped"), os.path.join(folder, "never")
+    begun = []
+
+    def ready():
+        if not begun and os.path.exists(os.path.join(stopped, "seed", "manifest.json")):
+            begun.append(time.monotonic())
+        return begun and time.monotonic() - begun[0] > 0.2
+
+    code, out, err = interrupted(["train", "ring-attractor", *long, "--out", stopped,
+                                  "--checkpoint-every", "1000000"], ready)
+    if code == 0:
+        print("the run was over before Ctrl-C came")
+    else:
+        expect(code == 130 and "--resume" in err and not out, f"Ctrl-C: exit code {code}, {err!r}")
+        expect(not os.path.exists(os.path.join(stopped, "results.json")), "Ctrl-C: there are results all the same")
+    expect_code(0, train("--out", stopped, "--resume", "--device", "cpu"), "after Ctrl-C")
+    expect_code(0, train(*long, "--out", never), "the run that is never stopped")
+    expect(read(stopped, "seed", "model.safetensors") == read(never, "seed", "model.safetensors"),
+           "after Ctrl-C: other weights")
+
+
+def test_damage(out, damaged):
+    """A checkpoint that was damaged is refused, by name."""
+    shutil.copytree(out, damaged)
+    name = next(f for f in os.listdir(os.path.join(damaged, "seed")) if f.startswith("checkpoint"))
+    data = bytearray(read(damaged, "seed", name))
+    data[len(data) // 2] ^= 1
+    write(bytes(data), damaged, "seed", name)
+    expect_code(2, train("--out", damaged, "--resume", "--device", "cpu"), "a damaged checkpoint", name, "damaged")
+
+
+def test_bad_usage(folder, out):
+    peer = write(json.dumps({**PEER, "means": 1}), folder, "peer.json")
+    in_the_way = write("in the way", folder, "file")
+    new = os.path.join(folder, "new")
+    expect_code(2, annulus("train"), "train alone")
+    for bad, word in ((["--neurons", "2"], "neurons"), (["--neurons", "many"], "--neurons"),
+                      (["--neurons", "-5"], "neurons"), (["--actions", "1"], "actions"),
+                      (["--batch", "0"], "batch"), (["--steps", "0"], "steps must be between 1"),
+                      (["--length", "0"], "length"), (["--gain", "-1"], "gain"), (["--recipe", "best"], "--recipe"),
+                      (["--encoding", "x"], "--encoding"), (["--device", "tpu"], "--device"),
+                      (["--checkpoint-every", "0"], "--checkpoint-every"), (["--threads", "-1"], "--threads"),
+                      (["--seed", "-1"], "--seed"), (["--peer", "/nonexistent.json"], "nonexistent"),
+                      (["--peer", peer], "means"), (["--resume"], "--resume"),
+                      (["--resume", "--overwrite"], "--overwrite"), (["--frobnicate"], "frobnicate"),
+                      (["--out", os.path.join(in_the_way, "x")], "folder")):
+        expect_code(2, train(*bad, *([] if "--out" in bad else ["--out", new]), cwd=folder), f"{bad}", word)
+        if not expect(not os.path.exists(new), f"{bad}: wrote something"):
+            shutil.rmtree(new)
+    if shutil.which("nvidia-smi") is None:
+        expect_code(3, train("--device", "cuda", "--out", out), "--device cuda where there is none")
+
+
+def test_command(folder):
+    out = os.path.join(folder, "run")
+    test_run(out)
+    test_ctrl_c(folder)
+    test_damage(out, os.path.join(folder, "damaged"))
+    test_bad_usage(folder, out)
+
+
+def test_browser(folder):
+    peer, out = write(json.dumps(PEER), folder, "peer.json"), os.path.join(folder, "run")
+    if expect_code(0, train(*SMALL, "--out", out, "--peer", peer), "a small run"):
+        dom = browse(os.path.join(out, "ring-attractor.html"), "Ring attractor", folder)
+        expect(dom.count("<svg") >= 14, f"only {dom.count('<svg')} figures")
+
+
+with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+    {"command": test_command, "browser": test_browser}[sys.argv[2]](temporary)
+finish()
