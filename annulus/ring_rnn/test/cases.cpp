@@ -92,13 +92,6 @@ std::string describe(const RingRnnProblem& p) {
   return s + (p.dout ? p.dh_n ? " of dout,dh_n" : " of dout" : p.dh_n ? " of dh_n" : " of nothing");
 }
 
-TensorView pick(Views views, const std::vector<TensorSpec>& specs, std::string_view name) {
-  for (std::size_t i = 0; i < specs.size(); ++i) {
-    if (specs[i].name == name) return views[i];
-  }
-  return {};
-}
-
 std::vector<TensorSpec> input_specs(const RingRnnProblem& p) {
   const DType state = own_or_f32(p.dtype, p.f32_state);
   std::vector<TensorSpec> specs = {{"A", p.dtype, {p.B, p.T, p.K}},
