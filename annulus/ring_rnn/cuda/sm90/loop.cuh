@@ -240,7 +240,7 @@ __device__ void multiply_then_scale(const Sm90Loop<Direction>& loop,
     }
     consumer.leave_group();
   }
-  store_partial(operands, s.rows, who, item, acc);
+  store_partial(loop, s.rows, who, item, acc);
 }
 
 // A group of four warps' own rows of X, a few chunks of it at a time, in shared memory.
@@ -365,7 +365,7 @@ __device__ __forceinline__ void multiply_groups(const Sm90Loop<Direction>& loop,
     consumer.leave_group();
   }
   if (s.x_buffers == 1) x.sync();  // before the next item's rows come
-  store_partial(operands, s.rows, who, item, acc);
+  store_partial(loop, s.rows, who, item, acc);
 }
 
 // X of a channel: scaled by c of the thread's two rows.
