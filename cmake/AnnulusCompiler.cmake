@@ -30,7 +30,6 @@ target_compile_options(annulus_compiler_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall>
   $<$<COMPILE_LANGUAGE:CXX>:-Wextra>
   $<$<COMPILE_LANGUAGE:CXX>:-Wconversion>
-  $<$<COMPILE_LANGUAGE:CXX>:-Wundef>
   $<$<COMPILE_LANGUAGE:CXX>:-Werror>
   $<$<COMPILE_LANGUAGE:CXX>:-fstack-protector-strong>
   # nvcc's generated host stubs do not survive -Wconversion; our own host code in .cu files is

@@ -72,7 +72,7 @@ def lrpe_rotate_(x, theta, shape=None, *, prefix=0, interleaved=False, offset=0,
         refuse_tangents("lrpe_rotate", x, theta)
         if are_transforms_active():
             return x.copy_(_lrpe_rotate(x.clone(), *arguments[1:]))
-        if needs_autograd(x, theta):
+        if needs_autograd(x, theta) and isinstance(x, torch.Tensor):
             if x.requires_grad and x.is_leaf:
                 raise InvalidArgument(
                     "[lrpe_rotate] x must not be a leaf that requires grad, since its values are overwritten; "

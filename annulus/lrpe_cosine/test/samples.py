@@ -122,8 +122,11 @@ def _sample(op, what, tensors, function=None, **options):
 
 def _in_place(x, theta, **options):
     """On an x that may be overwritten; theta in the sum, so that a batch of thetas makes a batch of x."""
-    tensors = isinstance(x, torch.Tensor) and isinstance(theta, torch.Tensor) and x.device == theta.device
-    return annulus.lrpe_rotate_(x + 0 * theta.sum().to(x.dtype) if tensors else x, theta, **options)
+    if isinstance(x, torch.Tensor):
+        x = x * 1
+        if isinstance(theta, torch.Tensor) and x.device == theta.device:
+            x = x + 0 * theta.sum().to(x.dtype)
+    return annulus.lrpe_rotate_(x, theta, **options)
 
 
 _ids = lambda B, L, device: torch.randint(-50, 50, (B, L, 2), device=device)  # noqa: E731
