@@ -80,6 +80,7 @@ inline constexpr unsigned kBegin = 1, kMultiply = 2, kFinish = 4;
 struct GridOperands {
   std::uint32_t* x_fragments = nullptr;  // [2][term][row / 16][column / 16][lane][4]
   std::uint16_t* x_rows = nullptr;       // [2][padded_b][padded_n] instead, where not null
+  float* x_scales = nullptr;             // [2][tile][padded_b]: X times them is meant; F16 alone
   float* row_sums = nullptr;             // [2][tile][padded_b]: of X
   float* partial = nullptr;              // [item][rows][64]
   unsigned* counters = nullptr;          // of the barriers; zero before a launch

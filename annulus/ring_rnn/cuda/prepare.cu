@@ -2,6 +2,7 @@
 // channels that are not zero, the states before each step as terms (backward), the barriers' counters.
 #include "annulus/cuda/check.h"
 #include "annulus/cuda/launch.h"
+#include "annulus/ring_rnn/cuda/format.cuh"
 #include "annulus/ring_rnn/cuda/sm90/row_tiles.cuh"
 #include "annulus/ring_rnn/cuda/tensor.cuh"
 
@@ -37,9 +38,9 @@ __device__ __forceinline__ float weight(const Args& a, int channel, std::int64_t
 
 // Fragments, [tile][chunk][channel][term][depth / 16][n / 16][lane][b0, b1 of columns 0-7, b0, b1 of
 // columns 8-15]: one lane's 16 bytes of every term.
-template <int Terms, class T, bool Backward>
+template <class Format, class T, bool Backward>
 __device__ __forceinline__ void pack_lane(const Prepared& p, std::int64_t index) {
-  constexpr int kDeep = depth_of(Terms) / 16;
+  constexpr int kDeep = depth_of(Format::kTerms) / 16;
   const int channels = p.layout.channels;
   const int chunks = p.pack.chunks;
   const int lane = static_cast<int>(index & 31);
@@ -50,29 +51,29 @@ __device__ __forceinline__ void pack_lane(const Prepared& p, std::int64_t index)
   const std::int64_t block = rest / kDeep;
   const int channel = static_cast<int>(block % channels);
   const std::int64_t where = block / channels;
-  const std::int64_t m = where % chunks * depth_of(Terms) + d * 16 + (lane & 3) * 2;
+  const std::int64_t m = where % chunks * depth_of(Format::kTerms) + d * 16 + (lane & 3) * 2;
   const std::int64_t n = where / chunks * kTile + n16 * 16 + (lane >> 2);
-  std::uint32_t word[4][Terms];
+  std::uint32_t word[4][Format::kTerms];
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
     const std::int64_t mw = m + (w & 1) * 8;
     const std::int64_t nw = n + (w >> 1) * 8;
-    annulus::cuda::split_pair<Terms>(weight<T, Backward>(p.args, channel, mw, nw),
-                                     weight<T, Backward>(p.args, channel, mw + 1, nw), word[w]);
+    Format::split(weight<T, Backward>(p.args, channel, mw, nw),
+                  weight<T, Backward>(p.args, channel, mw + 1, nw), word[w]);
   }
-  uint4* to = p.pack.to + (block * Terms * kDeep + d) * 128 + n16 * 32 + lane;
+  uint4* to = p.pack.to + (block * Format::kTerms * kDeep + d) * 128 + n16 * 32 + lane;
 #pragma unroll
-  for (int term = 0; term < Terms; ++term) {
+  for (int term = 0; term < Format::kTerms; ++term) {
     to[term * kDeep * 128] = make_uint4(word[0][term], word[1][term], word[2][term], word[3][term]);
   }
 }
 
-template <int Terms>
+template <class Format>
 __device__ __forceinline__ void store_piece(const Prepared& p, std::int64_t block, int n, int piece,
-                                            const std::uint32_t (&word)[4][Terms]) {
-  uint4* to = p.pack.to + (block * Terms * kTile + n) * 8 + (piece ^ (n & 7));
+                                            const std::uint32_t (&word)[4][Format::kTerms]) {
+  uint4* to = p.pack.to + (block * Format::kTerms * kTile + n) * 8 + (piece ^ (n & 7));
 #pragma unroll
-  for (int term = 0; term < Terms; ++term) {
+  for (int term = 0; term < Format::kTerms; ++term) {
     to[term * kTile * 8] = make_uint4(word[0][term], word[1][term], word[2][term], word[3][term]);
   }
 }
@@ -88,17 +89,18 @@ __device__ __forceinline__ void whole_piece(const Args& a, int channel, std::int
 }
 
 // Eight rows m of a column, 16 bytes of every term.
-template <int Terms>
-__device__ __forceinline__ void split_piece(const float (&v)[8], std::uint32_t (&word)[4][Terms]) {
+template <class Format>
+__device__ __forceinline__ void split_piece(const float (&v)[8],
+                                            std::uint32_t (&word)[4][Format::kTerms]) {
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
-    annulus::cuda::split_pair<Terms>(v[2 * w], v[2 * w + 1], word[w]);
+    Format::split(v[2 * w], v[2 * w + 1], word[w]);
   }
 }
 
 // Swizzled, [tile][chunk][channel][term] K-major as wgmma.cuh says: one thread makes 16 bytes, eight rows m of a column, of every term. Threads
 // that are neighbours read neighbours: along m forward, along n backward.
-template <int Terms, class T, bool Backward>
+template <class Format, class T, bool Backward>
 __device__ __forceinline__ void pack_piece(const Prepared& p, std::int64_t block, int channel,
                                            std::int64_t first_m, std::int64_t first_n, int within) {
   const int piece = Backward ? within >> 6 : within & 7;
@@ -112,13 +114,13 @@ __device__ __forceinline__ void pack_piece(const Prepared& p, std::int64_t block
 #pragma unroll
     for (int i = 0; i < 8; ++i) v[i] = weight<T, Backward>(p.args, channel, m + i, column);
   }
-  std::uint32_t word[4][Terms];
-  split_piece<Terms>(v, word);
-  store_piece<Terms>(p, block, n, piece, word);
+  std::uint32_t word[4][Format::kTerms];
+  split_piece<Format>(v, word);
+  store_piece<Format>(p, block, n, piece, word);
 }
 
 // Backward, rows that can be read in vectors: eight of them, turned in registers into eight columns.
-template <int Terms, class T>
+template <class Format, class T>
 __device__ __forceinline__ void turn_piece(const Prepared& p, std::int64_t block, int channel,
                                            std::int64_t first_m, std::int64_t first_n, int within) {
   const int piece = within >> 3;
@@ -132,14 +134,14 @@ __device__ __forceinline__ void turn_piece(const Prepared& p, std::int64_t block
   for (int j = 0; j < 8; ++j) {
     const float column[8] = {v[0][j], v[1][j], v[2][j], v[3][j],
                              v[4][j], v[5][j], v[6][j], v[7][j]};
-    std::uint32_t word[4][Terms];
-    split_piece<Terms>(column, word);
-    store_piece<Terms>(p, block, n + j, piece, word);
+    std::uint32_t word[4][Format::kTerms];
+    split_piece<Format>(column, word);
+    store_piece<Format>(p, block, n + j, piece, word);
   }
 }
 
 // `at_once` blocks of weights, a part of the threads each.
-template <int Terms, class T>
+template <class Format, class T>
 __device__ __forceinline__ void pack_blocks(const Prepared& p, std::int64_t first) {
   const auto channels = static_cast<unsigned>(p.layout.channels);
   const int each = kThreads / p.at_once;
@@ -152,14 +154,14 @@ __device__ __forceinline__ void pack_blocks(const Prepared& p, std::int64_t firs
   const std::int64_t m = static_cast<std::int64_t>(where % chunks) * kHopperDepth;
   const std::int64_t n = static_cast<std::int64_t>(where / chunks) * kTile;
   if (p.pack.transposed && p.whole_rows && m + kHopperDepth <= p.args.N && n + kTile <= p.args.N) {
-    if (thread < kTile) turn_piece<Terms, T>(p, block, channel, m, n, thread);
+    if (thread < kTile) turn_piece<Format, T>(p, block, channel, m, n, thread);
     return;
   }
   for (int within = thread; within < kTile * 8; within += each) {
     if (p.pack.transposed) {
-      pack_piece<Terms, T, true>(p, block, channel, m, n, within);
+      pack_piece<Format, T, true>(p, block, channel, m, n, within);
     } else {
-      pack_piece<Terms, T, false>(p, block, channel, m, n, within);
+      pack_piece<Format, T, false>(p, block, channel, m, n, within);
     }
   }
 }
@@ -254,19 +256,19 @@ __device__ __forceinline__ void state_terms(const Prepared& p, std::int64_t inde
   }
 }
 
-template <int Terms, class T>
+template <class Format, class T>
 __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant__ Prepared p) {
   std::int64_t block = blockIdx.x;
   if (block < p.weight_blocks) {
     const std::int64_t index = block * kThreads + threadIdx.x;
     if (p.pack.swizzled) {
-      pack_blocks<Terms, T>(p, block);
+      pack_blocks<Format, T>(p, block);
     } else if (index >= p.weight_lanes) {
       return;
     } else if (p.pack.transposed) {
-      pack_lane<Terms, T, true>(p, index);
+      pack_lane<Format, T, true>(p, index);
     } else {
-      pack_lane<Terms, T, false>(p, index);
+      pack_lane<Format, T, false>(p, index);
     }
     return;
   }
@@ -285,7 +287,7 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
   }
   block -= p.coefficient_blocks;
   const std::int64_t index = block * kThreads + threadIdx.x;
-  if (index < p.state_quads) state_terms<Terms, T>(p, index);
+  if (index < p.state_quads) state_terms<Format::kStateTerms, T>(p, index);
 }
 
 }  // namespace
@@ -321,11 +323,13 @@ void run_prepare(const Prepare& prepare, DType dtype, const Launch& to) {
                        "threads to prepare but need " +
                        std::to_string(blocks));
   }
-  with_terms(s.terms, [&]<int Terms>() {
+  with_format(s.terms, s.f16, [&]<class Format>() {
     const auto launch = [&]<class T>() {
-      prepare_kernel<Terms, T><<<static_cast<unsigned>(blocks), kThreads, 0, to.stream>>>(p);
+      prepare_kernel<Format, T><<<static_cast<unsigned>(blocks), kThreads, 0, to.stream>>>(p);
     };
-    if (dtype == DType::kF16) {
+    if constexpr (Format::kScaled) {  // for f16 tensors alone
+      launch.template operator()<float16>();
+    } else if (dtype == DType::kF16) {
       launch.template operator()<float16>();
     } else if (dtype == DType::kBF16) {
       launch.template operator()<bfloat16>();

@@ -21,6 +21,7 @@ GridOperands take_operands(ScratchLayout& scratch, const Layout& layout, const T
   } else {
     x.x_fragments = scratch.take<std::uint32_t>(words);
   }
+  if (layout.f16) x.x_scales = scratch.take<float>(2 * layout.tiles * layout.padded_b);
   x.row_sums = scratch.take<float>(2 * layout.tiles * layout.padded_b);
   x.partial = scratch.take<float>(step.items() * step.rows * kTile);
   x.counters = scratch.take<unsigned>(counters_of(step));
@@ -83,7 +84,7 @@ BackwardScratch take_backward(ScratchLayout& scratch, const Plan& plan, const Ti
                                       layout.channels * layout.padded_b);
   }
   if (dots || plan.needs_dweights()) {
-    b.states = scratch.take<std::uint16_t>(layout.terms * layout.T * plane);
+    b.states = scratch.take<std::uint16_t>(layout.state_terms * layout.T * plane);
   }
   if (plan.needs_dweights() || (dots && tiling.in_clusters())) {
     b.g = scratch.take<std::byte>(g_bytes(layout));

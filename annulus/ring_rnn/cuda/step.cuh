@@ -6,6 +6,7 @@
 #include "annulus/cuda/persistent.cuh"
 #include "annulus/cuda/reduce.cuh"
 #include "annulus/cuda/rows.cuh"
+#include "annulus/ring_rnn/cuda/format.cuh"
 #include "annulus/ring_rnn/cuda/sm90/row_tiles.cuh"
 #include "annulus/ring_rnn/cuda/tensor.cuh"
 
@@ -106,23 +107,41 @@ __device__ __forceinline__ float whole_row(const Layout& s, const GridOperands& 
 }
 
 // X of the next step: its terms, and the part of the row's sum.
-template <int Terms>
+template <class Format>
 __device__ __forceinline__ void publish(const Layout& s, const GridOperands& x, std::int64_t row,
                                         int tile, int col, const float (&v)[4], int parity) {
   const std::int64_t plane = s.padded_b * s.padded_n / 2;  // words
-  std::uint32_t word[2][Terms];
-  annulus::cuda::split_pair<Terms>(v[0], v[1], word[0]);
-  annulus::cuda::split_pair<Terms>(v[2], v[3], word[1]);
-  if (Terms == 1 && x.x_rows != nullptr) {
+  constexpr int kTerms = Format::kTerms;
+  std::uint32_t word[2][kTerms];
+  if constexpr (Format::kScaled) {
+    float most = 0;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) most = isfinite(v[e]) ? fmaxf(most, fabsf(v[e])) : most;
+#pragma unroll
+    for (int mask = 1; mask < 16; mask <<= 1) {
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, mask));
+    }
+    const RowScale scale(most);
+    Format::split(v[0] * scale.factor, v[1] * scale.factor, word[0]);
+    Format::split(v[2] * scale.factor, v[3] * scale.factor, word[1]);
+    if ((threadIdx.x & 15) == 0) {
+      x.x_scales[(static_cast<std::int64_t>(parity) * s.tiles + tile) * s.padded_b + row] =
+          scale.inverse;
+    }
+  } else {
+    Format::split(v[0], v[1], word[0]);
+    Format::split(v[2], v[3], word[1]);
+  }
+  if (Format::kFactorsOnX && x.x_rows != nullptr) {
     *reinterpret_cast<uint2*>(x.x_rows + parity * 2 * plane + row * s.padded_n + col) =
         make_uint2(word[0][0], word[1][0]);
   } else {
-    std::uint32_t* base = x.x_fragments + parity * Terms * plane;
+    std::uint32_t* base = x.x_fragments + parity * kTerms * plane;
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {
       const std::int64_t at = operand_word(row, col + 2 * pair, s.padded_n);
 #pragma unroll
-      for (int term = 0; term < Terms; ++term) base[term * plane + at] = word[pair][term];
+      for (int term = 0; term < kTerms; ++term) base[term * plane + at] = word[pair][term];
     }
   }
   const float sum = sum_row((v[0] + v[1]) + (v[2] + v[3]));
@@ -190,20 +209,20 @@ class RowWalk {
 };
 
 // X of the first step.
-template <int Terms, class Direction, class Loop>
+template <class Format, class Direction, class Loop>
 __device__ __forceinline__ void begin_items(const Loop& loop, int warps) {
   const int parity = Direction::parity(loop, Direction::kBackward ? loop.last - 1 : loop.first);
   for (RowWalk walk(loop.tiling, warps); !walk.done(); walk.next()) {
     float v[4];
     Direction::begin(loop, walk.row(), walk.column(), v);
-    publish<Terms>(loop.layout, loop, walk.row(), walk.tile(), walk.column(), v, parity);
+    publish<Format>(loop.layout, loop, walk.row(), walk.tile(), walk.column(), v, parity);
   }
 }
 
 // The epilogue of a step: the parts of the sums added up, and X of the next step made of them. What does
 // not depend on the sums is loaded by the constructor, which runs before the barrier of the tile's blocks:
 // one after the other these loads took longer than the products of a small network.
-template <int Terms, class Direction, class Loop>
+template <class Format, class Direction, class Loop>
 class Epilogue {
  public:
   __device__ Epilogue(const Loop& loop, std::int64_t time, int parity, int warps)
@@ -228,7 +247,7 @@ class Epilogue {
       for (; i < s.splits(); ++i) add_parts<1>(from + i * stride, stride, total);
       float v[4];
       Direction::finish(loop_, time_, walk_.row(), tile, col, ahead_, total, row_sum_, v);
-      publish<Terms>(loop_.layout, loop_, walk_.row(), tile, col, v, parity_ ^ 1);
+      publish<Format>(loop_.layout, loop_, walk_.row(), tile, col, v, parity_ ^ 1);
       walk_.next();
       if (!walk_.done()) load();
     }

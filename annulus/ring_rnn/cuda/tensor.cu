@@ -20,7 +20,8 @@ int attribute(cudaDeviceAttr which, const Plan& plan) {
 }
 
 Problem problem_of(const Plan& plan, bool dots) {
-  return {plan.op, plan.B, plan.T, plan.K, plan.N, terms_of(plan.precision), dots};
+  const bool f16 = plan.precision == Precision::kF16;
+  return {plan.op, plan.B, plan.T, plan.K, plan.N, terms_of(plan.precision), f16, dots};
 }
 
 // What packing the weights asks for, and the rest.
@@ -105,8 +106,7 @@ void run_loop(const ForwardPass& pass, const GridOperands& x, const Tiling& tili
 void run_loop(const BackwardPass& pass, const GridOperands& x, const Tiling& tiling,
               const Launch& launch) {
   std::visit(Overloaded{[&](const ClusterTiling& t) { run_backward(pass, t, launch); },
-                        [&](const Sm80Tiling& t) { run_backward(pass, x, t, launch); },
-                        [&](const Sm90Tiling& t) {
+                        [&](const auto& t) {
                           pass.dots != nullptr ? run_backward_dots(pass, x, t, launch)
                                                : run_backward(pass, x, t, launch);
                         }},
@@ -152,7 +152,7 @@ void backward_from_checkpoints(const Plan& plan, const BackwardScratch& b, Backw
 int terms_of(Precision precision) {
   if (precision == Precision::kTf32) return 2;  // see why_not in dispatch.cu
   const PrecisionFacts& facts = facts_of(precision);
-  return facts.element == DType::kBF16 ? facts.terms : 0;
+  return size_of(facts.element) == 2 ? facts.terms : 0;
 }
 
 std::size_t pack_bytes(const Plan& plan) {
@@ -186,8 +186,9 @@ void forward(const Plan& plan, Context& context) {
   const Launch launch{plan.op, static_cast<cudaStream_t>(context.stream)};
   const Tiling tiling = tile(problem_of(plan, false), gpu_of(plan));
   ForwardScratch f;
-  const Workspace workspace(context, plan.op, plan.device,
-                            [&](ScratchLayout& scratch) { f = take_forward(scratch, plan, tiling); });
+  const Workspace workspace(context, plan.op, plan.device, [&](ScratchLayout& scratch) {
+    f = take_forward(scratch, plan, tiling);
+  });
   const Args args = make_args(plan);
   prepare_forward(args, f, tiling, plan.dtype, launch);
   ForwardPass pass;

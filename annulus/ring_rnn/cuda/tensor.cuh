@@ -5,7 +5,7 @@
 // loop with one term and without dA scales X by c, as the sum of two bf16, instead. Small networks have
 // kernels of their own: cluster/loop.cuh.) tiling.h says how the work is divided.
 //
-// Operands are sums of 1, 2 or 3 bf16 terms (bf16, bf16x3, bf16x6). X and V lie in memory as the
+// Operands are sums of 1, 2 or 3 bf16 terms (bf16, bf16x3, bf16x6) or f16: format.cuh. X and V lie in memory as the
 // fragments of mma.cuh want them, so that a lane's words are 16 neighbouring bytes: no shuffling
 // through shared memory, no bank conflicts.
 #pragma once
@@ -56,6 +56,8 @@ void run_backward(const BackwardPass& pass, const GridOperands& x, const Sm80Til
                   const Launch& launch);
 void run_backward(const BackwardPass& pass, const GridOperands& x, const Sm90Tiling& tiling,
                   const Launch& launch);
+void run_backward_dots(const BackwardPass& pass, const GridOperands& x, const Sm80Tiling& tiling,
+                       const Launch& launch);
 void run_backward_dots(const BackwardPass& pass, const GridOperands& x, const Sm90Tiling& tiling,
                        const Launch& launch);
 void run_backward(const BackwardPass& pass, const ClusterTiling& tiling, const Launch& launch);

@@ -108,14 +108,14 @@ Sm90Tiling tile_sm90(const Problem& problem, const Gpu& gpu, Layout& layout) {
   s.tiles = layout.tiles;
   s.chunks = layout.padded_n / kHopperDepth;
   const std::int64_t room = gpu.multiprocessors;
-  // Fragments of more terms need more registers, which 128 samples leave.
-  const int most = rows_for(layout.B, terms > 1 ? 128 : 256);
+  // Products that wait for their c, and fragments of more terms, need registers that 128 samples leave.
+  const int most = rows_for(layout.B, layout.factors_on_x() ? 256 : 128);
   // Fewer samples leave fewer parts of a sum to be added up, if the weights of a block of threads still
   // stay in shared memory and the GPU is nearly full. (B 256 on an H200, T 20: N 256 takes 145 us with 64
   // samples, 154 with 128 and 213 with 256; N 512 264, 196 and 250; N 384, whose sum can be split to
   // 72 items at most, 308, 243 and 223.)
   std::int64_t each = 0;
-  for (int rows = terms == 1 ? 64 : most;; rows *= 2) {
+  for (int rows = layout.factors_on_x() ? 64 : most;; rows *= 2) {
     set_rows(s, layout, rows);
     each = fill(s, room);
     const bool full = s.items() <= room && s.items() * 8 >= room * 7;
@@ -128,17 +128,18 @@ Sm90Tiling tile_sm90(const Problem& problem, const Gpu& gpu, Layout& layout) {
   s.launch.grid = static_cast<int>(std::min(s.items(), room));
   // A warp has 16 rows; four warps more, of which two fetch weights and one prefetches.
   s.launch.threads = s.rows * 2 + 128;
-  if (terms == 1 && !problem.dots) s.factor_bytes = kPairFactorBytes;
-  if (terms == 1 && problem.dots) s.x_buffers = each > kGroupChunks ? 2 : 1;
+  if (layout.factors_on_x() && !problem.dots) s.factor_bytes = kPairFactorBytes;
+  if (layout.factors_on_x() && problem.dots) s.x_buffers = each > kGroupChunks ? 2 : 1;
 
   // X, alignment, c of a group, barriers: what is left is for the weights.
   const std::size_t shared = gpu.shared_bytes - kReservedBytes;
   const std::size_t beside =
       static_cast<std::size_t>(s.x_buffers * x_buffer_bytes(s.rows)) + 1024 +
-      static_cast<std::size_t>(hopper_barrier_bytes(kMostStages)) +
+      static_cast<std::size_t>(hopper_barrier_bytes(most_stages(layout.f16))) +
       static_cast<std::size_t>(std::min(kGroupChannels, layout.channels) * s.rows * s.factor_bytes);
   const auto block = static_cast<std::size_t>(hopper_block_bytes(terms));
-  const std::size_t stage = block * static_cast<std::size_t>(hopper_stage_blocks(terms));
+  const std::size_t stage =
+      block * static_cast<std::size_t>(hopper_stage_blocks(layout.factors_on_x()));
   const std::size_t left = shared - std::min(shared, beside);
   if (left / stage < kProducers) {  // no GPU of this kind has so little
     refuse(problem, "the GPU must have " + std::to_string(beside + kProducers * stage) +
@@ -146,8 +147,9 @@ Sm90Tiling tile_sm90(const Problem& problem, const Gpu& gpu, Layout& layout) {
   }
   const std::int64_t blocks = each * s.resident_channels;
   s.resident = s.items() <= s.launch.grid && blocks <= static_cast<std::int64_t>(left / block);
-  s.stages = std::min(kMostStages, static_cast<int>(left / stage));
-  s.weight_blocks = s.resident ? static_cast<int>(blocks) : s.stages * hopper_stage_blocks(terms);
+  s.stages = std::min(most_stages(layout.f16), static_cast<int>(left / stage));
+  s.weight_blocks =
+      s.resident ? static_cast<int>(blocks) : s.stages * hopper_stage_blocks(layout.factors_on_x());
   s.launch.shared_bytes = static_cast<std::size_t>(s.weight_blocks) * block + beside;
   s.launch.most_shared_bytes = shared;
   return s;
@@ -183,7 +185,7 @@ ClusterTiling tile_cluster(const Problem& problem, const Gpu& gpu, const Layout&
 // where the loop for all sizes takes 0.188 even with two terms; more terms in clusters, with a part of
 // the weights in L2, take 1.7 to 8 times as long as that loop.
 int cluster_blocks(const Problem& problem, const Gpu& gpu) {
-  if (!on_sm90(gpu) || problem.N > kClusterNeurons * kMostBlocks) return 0;
+  if (!on_sm90(gpu) || problem.f16 || problem.N > kClusterNeurons * kMostBlocks) return 0;
   const auto padded_n = static_cast<int>(round_up(problem.N, kTile));
   return padded_n * problem.terms <= 256 ? padded_n / kClusterNeurons : 0;
 }
@@ -193,11 +195,13 @@ Layout weights_layout(const Problem& problem, const Gpu& gpu) {
   layout.N = problem.N;
   layout.channels = static_cast<int>(problem.K) + 1;
   layout.terms = problem.terms;
+  layout.f16 = problem.f16;
+  layout.state_terms = problem.f16 ? 2 : problem.terms;
   layout.padded_n = static_cast<int>(round_up(problem.N, kTile));
   layout.tiles = layout.padded_n / kTile;
   layout.mask_words = static_cast<int>(ceil_div(layout.channels, 32));
   layout.row_tiles = on_sm90(gpu);
-  layout.narrow_g = layout.row_tiles && problem.terms == 1;
+  layout.narrow_g = layout.row_tiles && layout.factors_on_x();
   return layout;
 }
 
@@ -256,14 +260,14 @@ int depth_splits(const Layout& layout, const Gpu& gpu) {
   const bool sm90 = on_sm90(gpu);
   const std::int64_t sides = ceil_div(layout.N, kSide);
   const std::int64_t tiles =
-      sm90 ? layout.tiles * sides * hopper_dweights_groups(layout.terms, kUsualChannels)
+      sm90 ? layout.tiles * sides * hopper_dweights_groups(layout.state_terms, kUsualChannels)
            : sides * sides * kUsualChannels;
   const std::int64_t room =
-      static_cast<std::int64_t>(gpu.multiprocessors) * (layout.terms == 1 && !sm90 ? 2 : 1);
+      static_cast<std::int64_t>(gpu.multiprocessors) * (layout.state_terms == 1 && !sm90 ? 2 : 1);
   const std::int64_t deep = layout.T * (layout.padded_b / 32);
   const double area = static_cast<double>(sides * sides * kSide * kSide * kUsualChannels);
-  const double tile_time = 64.0 * static_cast<double>(deep) * products_of(layout.terms) * area /
-                           static_cast<double>(tiles) / kRate;
+  const double tile_time = 64.0 * static_cast<double>(deep) * products_of(layout.state_terms) *
+                           area / static_cast<double>(tiles) / kRate;
   const double part_time = 8 * area / kBytesPerSecond;
   const std::int64_t most =
       std::clamp<std::int64_t>(deep / 8, 1, std::max<std::int64_t>(room / tiles, 4));

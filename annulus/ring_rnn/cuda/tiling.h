@@ -34,9 +34,11 @@ inline constexpr int kStages = 8;  // blocks of weights in shared memory while s
 inline constexpr int kHopperDepth = 64;
 inline constexpr int kHopperPlane = kHopperDepth * kTile * 2;  // bytes of one term
 constexpr int hopper_block_bytes(int terms) { return kHopperPlane * terms; }
-inline constexpr int kMostStages = 6;  // of the pipeline, ahead of the consumers
-constexpr int hopper_stage_blocks(int terms) { return terms == 1 ? 2 : 1; }  // of weights
-inline constexpr int kProducers = 2;                                         // warps
+inline constexpr int kMostStages = 12;  // of the pipeline, ahead of the consumers
+constexpr int most_stages(bool f16) { return f16 ? kMostStages : 6; }  // whose blocks are small
+// Blocks of weights of a stage: two where c is multiplied onto X.
+constexpr int hopper_stage_blocks(bool factors_on_x) { return factors_on_x ? 2 : 1; }
+inline constexpr int kProducers = 2;       // warps
 inline constexpr int kGroupChannels = 32;  // whose c lie in shared memory at once: a word of a mask
 // Where one term meets s . u_k, X of so many chunks at once lies in shared memory, swizzled like the
 // weights.
@@ -104,6 +106,7 @@ struct Problem {
   const char* op = "ring_rnn";
   std::int64_t B = 0, T = 0, K = 0, N = 0;
   int terms = 1;      // of every operand
+  bool f16 = false;   // terms are f16 (one term), not bf16
   bool dots = false;  // the products also give s . u_k
 };
 
@@ -112,15 +115,19 @@ struct Problem {
 // Sizes, padded to whole tiles, and how arrays of all steps lie in memory.
 struct Layout {
   std::int64_t B = 0, T = 0, N = 0;
-  int channels = 1;  // K + 1; channel 0 is Wo
-  int terms = 1;
-  int padded_n = 0;  // N in whole tiles
+  int channels = 1;     // K + 1; channel 0 is Wo
+  int terms = 1;        // of X and V
+  bool f16 = false;     // they are f16, not bf16: see format.cuh
+  int state_terms = 1;  // of s of all steps, in bf16
+  int padded_n = 0;     // N in whole tiles
   int tiles = 0;
   std::int64_t padded_b = 0;
   int mask_words = 1;      // of 32 channels each
   int row_parts = 0;       // blocks that share a row: what they leave of its sums
   bool row_tiles = false;  // s and g of all steps lie as sm90/row_tiles.cuh says, else in rows
   bool narrow_g = false;   // g of all steps is bf16, not f32
+
+  ANNULUS_HD bool factors_on_x() const { return terms == 1 && !f16; }
 };
 
 // How many parts of each s . u_k there are, and which of them a channel has.

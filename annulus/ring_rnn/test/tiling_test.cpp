@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -24,11 +25,11 @@ template <class F>
 void for_each_problem(F&& f) {
   for (const std::int64_t B : kBatches) {
     for (const std::int64_t N : kNeurons) {
-      for (const int terms : {1, 2, 3}) {
+      for (const int terms : {0, 1, 2, 3}) {  // 0: one of f16
         for (const bool dots : {false, true}) {
           SCOPED_TRACE("B " + std::to_string(B) + ", N " + std::to_string(N) + ", terms " +
                        std::to_string(terms) + (dots ? ", dots" : ""));
-          f(Problem{"ring_rnn", B, 20, 16, N, terms, dots});
+          f(Problem{"ring_rnn", B, 20, 16, N, std::max(terms, 1), terms == 0, dots});
         }
       }
     }
@@ -63,8 +64,11 @@ TEST(RingRnnTiling, Sm90FitsTheGpu) {
     const Tiling t = tile(p, kH200);
     expect_padded(t, p);
     EXPECT_TRUE(t.layout.row_tiles);
-    EXPECT_EQ(t.layout.narrow_g, p.terms == 1);
-    EXPECT_EQ(t.in_clusters(), p.N <= 128 && p.N * p.terms <= 256 && cluster_blocks(p, kH200) > 0);
+    const bool bf16 = p.terms == 1 && !p.f16;
+    EXPECT_EQ(t.layout.narrow_g, bf16);
+    EXPECT_EQ(t.layout.state_terms, p.f16 ? 2 : p.terms) << "s would lose bits";
+    EXPECT_EQ(t.in_clusters(),
+              !p.f16 && t.layout.padded_n <= 128 && t.layout.padded_n * p.terms <= 256);
     if (const auto* c = std::get_if<ClusterTiling>(&t.kernels)) {
       EXPECT_EQ(c->blocks * kClusterNeurons, t.layout.padded_n);
       EXPECT_EQ(t.layout.row_parts, c->blocks);
@@ -78,20 +82,20 @@ TEST(RingRnnTiling, Sm90FitsTheGpu) {
     const auto& s = std::get<Sm90Tiling>(t.kernels);
     expect_items(s);
     expect_launch(s.launch, kH200.shared_bytes);
-    EXPECT_LE(s.rows, p.terms > 1 ? 128 : 256) << "registers";
+    EXPECT_LE(s.rows, bf16 ? 256 : 128) << "registers";
     EXPECT_LE(s.launch.grid, kH200.multiprocessors) << "blocks that wait would never run";
     EXPECT_EQ(s.launch.threads, s.rows * 2 + 128);
     EXPECT_EQ(1 << s.channel_split_bits, s.channel_splits);
     EXPECT_GE(s.stages, kProducers);
-    EXPECT_LE(s.stages, kMostStages);
-    EXPECT_EQ(s.x_buffers > 0, p.dots && p.terms == 1);
-    EXPECT_EQ(s.factor_bytes, p.terms == 1 && !p.dots ? kPairFactorBytes : kFactorBytes);
+    EXPECT_LE(s.stages, most_stages(p.f16));
+    EXPECT_EQ(s.x_buffers > 0, p.dots && bf16);
+    EXPECT_EQ(s.factor_bytes, bf16 && !p.dots ? kPairFactorBytes : kFactorBytes);
     if (s.resident) {
       EXPECT_LE(s.items(), s.launch.grid) << "a block of threads has weights of one item alone";
       const int chunks = (s.chunks + s.chunk_splits - 1) / s.chunk_splits;
       EXPECT_EQ(s.weight_blocks, chunks * s.resident_channels);
     } else {
-      EXPECT_EQ(s.weight_blocks, s.stages * hopper_stage_blocks(p.terms));
+      EXPECT_EQ(s.weight_blocks, s.stages * hopper_stage_blocks(bf16));
     }
   });
 }
@@ -149,29 +153,30 @@ TEST(RingRnnTiling, ChannelsHaveNoSay) {
 // and from N 1024 on; clusters of four blocks with 16 samples at N 128.
 TEST(RingRnnTiling, AsMeasuredOnAnH200) {
   const auto rows = [](std::int64_t N) {
-    return tile({"ring_rnn", 256, 20, 16, N, 1, false}, kH200).rows;
+    return tile({"ring_rnn", 256, 20, 16, N, 1, false, false}, kH200).rows;
   };
   EXPECT_EQ(rows(256), 64);
   EXPECT_EQ(rows(512), 128);
   EXPECT_EQ(rows(384), 256);
   EXPECT_EQ(rows(1024), 256);
   EXPECT_EQ(rows(2048), 256);
-  const Tiling small = tile({"ring_rnn", 256, 20, 16, 128, 1, false}, kH200);
+  const Tiling small = tile({"ring_rnn", 256, 20, 16, 128, 1, false, false}, kH200);
   EXPECT_EQ(std::get<ClusterTiling>(small.kernels).blocks, 4);
   EXPECT_EQ(std::get<ClusterTiling>(small.kernels).samples, 16);
   EXPECT_STREQ(small.name(), "tensor cores in clusters");
   // A forward in clusters prepares nothing up to K 23.
   for (const std::int64_t K : {0, 16, 23, 24}) {
-    const Tiling t = tile({"ring_rnn", 256, 20, K, 128, 1, false}, kH200);
+    const Tiling t = tile({"ring_rnn", 256, 20, K, 128, 1, false, false}, kH200);
     EXPECT_EQ(std::get<ClusterTiling>(t.kernels).holds_all_weights(t.layout), K <= 23) << K;
   }
   // The weights' gradients: a split where tiles are fewer than multiprocessors, none where they fill it.
   EXPECT_GT(depth_splits(small.layout, kH200), 1);
-  EXPECT_EQ(depth_splits(tile({"ring_rnn", 256, 20, 16, 2048, 1, true}, kH200).layout, kH200), 1);
+  EXPECT_EQ(
+      depth_splits(tile({"ring_rnn", 256, 20, 16, 2048, 1, false, true}, kH200).layout, kH200), 1);
 }
 
 TEST(RingRnnTiling, WhichKernels) {
-  const Problem p{"ring_rnn", 256, 20, 16, 1024, 2, true};
+  const Problem p{"ring_rnn", 256, 20, 16, 1024, 2, false, true};
   EXPECT_STREQ(tile(p, kH200).name(), "tensor cores by wgmma");
   EXPECT_STREQ(tile(p, kA100).name(), "tensor cores by mma.sync");
   Gpu later = kH200;
@@ -183,7 +188,7 @@ TEST(RingRnnTiling, WhichKernels) {
 
 // Packed weights: every term of every channel, in whole tiles.
 TEST(RingRnnTiling, WeightBytes) {
-  const Problem p{"ring_rnn_pack", 0, 0, 2, 65, 3, false};
+  const Problem p{"ring_rnn_pack", 0, 0, 2, 65, 3, false, false};
   EXPECT_EQ(weight_bytes(weights_layout(p, kH200)), 3 * 128 * 128 * 3 * 2);
   EXPECT_EQ(weight_bytes(weights_layout(p, kA100)), 3 * 128 * 128 * 3 * 2);
 }
@@ -199,18 +204,19 @@ std::string refusal(const Problem& p, const Gpu& gpu) {
 
 TEST(RingRnnTiling, RefusesWhatKernelsCannotCount) {
   const std::int64_t many = std::int64_t{1} << 40;
-  EXPECT_NE(refusal({"ring_rnn", many, 1, 1, 2048, 1, false}, kH200).find("2^31 tiles"),
+  EXPECT_NE(refusal({"ring_rnn", many, 1, 1, 2048, 1, false, false}, kH200).find("2^31 tiles"),
             std::string::npos);
-  EXPECT_NE(refusal({"ring_rnn", many >> 4, 1, 1, 2048, 1, false}, kH200).find("2^31 tiles"),
+  EXPECT_NE(refusal({"ring_rnn", many >> 4, 1, 1, 2048, 1, false, false}, kH200).find("2^31 tiles"),
             std::string::npos);
-  EXPECT_NE(refusal({"ring_rnn", many, 1, 1, 128, 1, false}, kH200).find("B must be at most"),
-            std::string::npos);
+  EXPECT_NE(
+      refusal({"ring_rnn", many, 1, 1, 128, 1, false, false}, kH200).find("B must be at most"),
+      std::string::npos);
   Gpu little = kH200;
   little.shared_bytes = 32 << 10;
-  EXPECT_NE(refusal({"ring_rnn", 256, 1, 1, 2048, 1, false}, little).find("shared memory"),
+  EXPECT_NE(refusal({"ring_rnn", 256, 1, 1, 2048, 1, false, false}, little).find("shared memory"),
             std::string::npos);
   little.compute_major = 8;
-  EXPECT_NE(refusal({"ring_rnn", 256, 1, 1, 2048, 1, true}, little).find("shared memory"),
+  EXPECT_NE(refusal({"ring_rnn", 256, 1, 1, 2048, 1, false, true}, little).find("shared memory"),
             std::string::npos);
 }
 

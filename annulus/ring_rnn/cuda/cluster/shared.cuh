@@ -82,11 +82,11 @@ class Factors {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       if (i * kApart >= channels) break;
-      const int place = channel_ + i * kApart;
-      const bool own = !Backward && first + place == 0;
+      const int staged = channel_ + i * kApart;
+      const bool own = !Backward && first + staged == 0;
       const float c = own ? (counts_ ? J1_ : 0.0f) : number_of(type(), bits_[i]);
       bool two = false;
-      std::uint32_t* const to = shared.c[parity][place];
+      std::uint32_t* const to = shared.c[parity][staged];
       if constexpr (Terms == 1) {
         __nv_bfloat16 term[2];
         annulus::cuda::split_bf16<2>(c, term);
@@ -103,10 +103,10 @@ class Factors {
       const bool any_two =
           Terms == 1 && (__ballot_sync(~0u, two) >> (lane & ~(Samples - 1)) & kMine) != 0;
       if (sample_ == 0) {
-        shared.channels[parity][place] =
+        shared.channels[parity][staged] =
             static_cast<std::uint8_t>((any ? kCounts : 0) | (any_two ? kTwoTerms : 0));
       }
-      unusual |= place < channels && (!any || (any_two && first + place > 0));
+      unusual |= staged < channels && (!any || (any_two && first + staged > 0));
     }
     return unusual;
   }

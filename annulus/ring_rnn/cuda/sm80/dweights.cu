@@ -198,7 +198,7 @@ std::size_t dweights_shared_bytes(int terms) {
 void run_dweights(const Sm80WeightGradients& a, const Launch& launch) {
   const int channels = a.last_channel - a.first_channel;
   if (channels <= 0) return;
-  with_terms(a.layout.terms, [&]<int Terms>() {
+  with_terms(a.layout.state_terms, [&]<int Terms>() {
     const std::size_t bytes = dweights_shared_bytes(Terms);
     annulus::cuda::throw_on_error(
         cudaFuncSetAttribute(dweights_kernel<Terms>, cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -1,6 +1,5 @@
 // The backward loop without s . u_k for compute capability 9.0.
 #include "annulus/ring_rnn/cuda/backward_epilogue.cuh"
-#include "annulus/ring_rnn/cuda/launch.cuh"
 #include "annulus/ring_rnn/cuda/sm90/loop.cuh"
 
 namespace annulus::ring_rnn::cuda::tensor {

@@ -451,7 +451,7 @@ __global__ void __launch_bounds__(Config<Terms>::kThreads, 1)
 
 void run_dweights(Sm90WeightGradients a, int multiprocessors, const Launch& launch) {
   const char* const op = launch.op;
-  with_terms(a.layout.terms, [&]<int Terms>() {
+  with_terms(a.layout.state_terms, [&]<int Terms>() {
     constexpr int kBytes =
         std::max(Config<Terms>::kSharedBytes, late_dots::Config<Terms>::kSharedBytes);
     static_assert(Config<Terms>::kGroups == late_dots::kGroups);

@@ -13,9 +13,9 @@ namespace annulus::ring_rnn::cuda::tensor {
 
 #if ANNULUS_DEVICE_HOPPER
 // A warp's fragments of X: 16 rows, one chunk of m.
-template <int Terms>
+template <class Format>
 struct WarpRows {
-  uint4 x[Terms][4];
+  uint4 x[Format::kTerms][4];
 
   // Where those of the first chunk are, and how far it is from there to the next chunk.
   static __device__ __forceinline__ const uint4* at(const Layout& s, const GridOperands& operands,
@@ -24,7 +24,7 @@ struct WarpRows {
     const std::int64_t wide = s.padded_n / 16;
     const std::int64_t plane = s.padded_b / 16 * wide;
     return reinterpret_cast<const uint4*>(operands.x_fragments) +
-           (parity * Terms * plane + row16 * wide + chunk * 4) * 32 + lane;
+           (parity * Format::kTerms * plane + row16 * wide + chunk * 4) * 32 + lane;
   }
   static constexpr int kChunk = 4 * 32;
 
@@ -32,24 +32,24 @@ struct WarpRows {
   __device__ __forceinline__ void load(const Layout& s, const uint4* from) {
     const std::int64_t plane = s.padded_b / 16 * (s.padded_n / 16);
 #pragma unroll
-    for (int term = 0; term < Terms; ++term) {
+    for (int term = 0; term < Format::kTerms; ++term) {
 #pragma unroll
       for (int d = 0; d < 4; ++d) x[term][d] = from[(term * plane + d) * 32];
     }
   }
 };
 
-template <int Terms>
-__device__ __forceinline__ void multiply_block(const WarpRows<Terms>& f, std::uint32_t operand,
+template <class Format>
+__device__ __forceinline__ void multiply_block(const WarpRows<Format>& f, std::uint32_t operand,
                                                float (&part)[32]) {
   annulus::cuda::wgmma_fence();
 #pragma unroll
-  for (int p = 0; p < products_of(Terms); ++p) {
+  for (int p = 0; p < products_of(Format::kTerms); ++p) {
 #pragma unroll
     for (int d = 0; d < 4; ++d) {
-      annulus::cuda::wgmma<bfloat16>(
-          part, f.x[term_of_x<Terms>(p)][d],
-          annulus::cuda::k_major(operand + (term_of_v<Terms>(p) * kHopperPlane >> 4), d),
+      annulus::cuda::wgmma<typename Format::Element>(
+          part, f.x[term_of_x<Format::kTerms>(p)][d],
+          annulus::cuda::k_major(operand + (term_of_v<Format::kTerms>(p) * kHopperPlane >> 4), d),
           p > 0 || d > 0);
     }
   }
@@ -58,23 +58,29 @@ __device__ __forceinline__ void multiply_block(const WarpRows<Terms>& f, std::ui
 
 // s of a thread's rows and columns of an item, as add_dots wants it; with one term as bf16, which
 // loses nothing.
-template <int Terms>
+template <class Format>
 struct RowStates {
   float4 quads[8];
 
   __device__ __forceinline__ float4 quad(int n) const { return quads[n]; }
 };
 template <>
-struct RowStates<1> {
+struct RowStates<Bf16<1>> {
   uint2 words[8];
 
   __device__ __forceinline__ float4 quad(int n) const { return quad_of(words[n].x, words[n].y); }
 };
 
+// Factors of a thread's two rows.
+struct RowFactors {
+  float upper, lower;
+};
+
 // Parts of s . u_k, as add_dots of sm80's loop: rows g and g + 8 of a warp's 16.
-template <int Terms>
-__device__ __forceinline__ void add_dots(float* to, bool first, const RowStates<Terms>& states,
-                                         const float (&part)[32]) {
+template <class Format>
+__device__ __forceinline__ void add_dots(float* to, bool first, const RowStates<Format>& states,
+                                         const float (&part)[32],
+                                         const RowFactors& scale = {1.0f, 1.0f}) {
   float low = 0, high = 0;
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
@@ -88,6 +94,10 @@ __device__ __forceinline__ void add_dots(float* to, bool first, const RowStates<
     high += __shfl_xor_sync(~0u, high, mask);
   }
   if ((threadIdx.x & 3) != 0) return;
+  if constexpr (Format::kScaled) {
+    low *= scale.upper;
+    high *= scale.lower;
+  }
   if (first) {
     to[0] = low;
     to[8] = high;
@@ -123,17 +133,13 @@ __device__ __forceinline__ void store_partial(const GridOperands& operands, int 
 }
 
 // c of the two rows of a thread: channel `i` of those that the group has.
-struct RowFactors {
-  float upper, lower;
-
-  template <int Terms>
-  __device__ __forceinline__ RowFactors(const HopperShared<Terms>& shared, const Sm90Tiling& s,
-                                        const ConsumerThread& who, int i) {
-    const float* c = reinterpret_cast<const float*>(shared.c) + i * s.rows + who.local;
-    upper = c[0];
-    lower = c[8];
-  }
-};
+template <class Format>
+__device__ __forceinline__ RowFactors row_factors(const HopperShared<Format>& shared,
+                                                  const Sm90Tiling& s, const ConsumerThread& who,
+                                                  int i) {
+  const float* c = reinterpret_cast<const float*>(shared.c) + i * s.rows + who.local;
+  return {c[0], c[8]};
+}
 
 __device__ __forceinline__ void add_scaled(const RowFactors& c, const float (&part)[32],
                                            float (&acc)[32]) {
@@ -141,14 +147,14 @@ __device__ __forceinline__ void add_scaled(const RowFactors& c, const float (&pa
   for (int i = 0; i < 32; ++i) acc[i] = fmaf((i & 2) ? c.lower : c.upper, part[i], acc[i]);
 }
 
-template <int Terms>
-__device__ __forceinline__ RowStates<Terms> load_states(const BackwardPass& loop, int rows,
-                                                        const ConsumerThread& who,
-                                                        std::int64_t time, const WorkItem& p) {
+template <class Format>
+__device__ __forceinline__ RowStates<Format> load_states(const BackwardPass& loop, int rows,
+                                                         const ConsumerThread& who,
+                                                         std::int64_t time, const WorkItem& p) {
   const std::int64_t row = static_cast<std::int64_t>(p.batch_tile) * rows + who.local;
   const int col = p.tile * kTile + (who.lane & 3) * 2;
-  RowStates<Terms> states;
-  if constexpr (Terms == 1) {
+  RowStates<Format> states;
+  if constexpr (Format::kFactorsOnX) {
     // As state_words() would find them; the pieces of eight columns are swapped by the row's position.
     const Layout& s = loop.layout;
     const auto word = [&](std::int64_t r, int i) {
@@ -162,7 +168,8 @@ __device__ __forceinline__ RowStates<Terms> load_states(const BackwardPass& loop
   } else {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      states.quads[i] = state_quad<Terms>(loop.layout, loop.states, time, row, col + i * 8);
+      states.quads[i] =
+          state_quad<Format::kStateTerms>(loop.layout, loop.states, time, row, col + i * 8);
     }
   }
   return states;
@@ -170,19 +177,19 @@ __device__ __forceinline__ RowStates<Terms> load_states(const BackwardPass& loop
 
 // The product of an item with c applied to it channel by channel, in f32: the tensor cores multiply
 // one channel's block while c and s are applied to the one before. (Bits are those of one at a time.)
-template <int Terms, class Direction>
+template <class Format, class Direction>
 __device__ void multiply_then_scale(const Sm90Loop<Direction>& loop,
-                                    const HopperShared<Terms>& shared, std::int64_t time,
-                                    int parity, std::int64_t item, Consumer<Terms>& consumer) {
+                                    const HopperShared<Format>& shared, std::int64_t time,
+                                    int parity, std::int64_t item, Consumer<Format>& consumer) {
   const Sm90Tiling& s = loop.tiling;
   const Layout& layout = loop.layout;
   const ConsumerThread who;
   const WorkItem p = uniform(work_item(s, item));
   const std::int64_t first_row = static_cast<std::int64_t>(p.batch_tile) * s.rows;
-  [[maybe_unused]] RowStates<Terms> states;
-  if constexpr (Direction::kDots) states = load_states<Terms>(loop, s.rows, who, time, p);
+  [[maybe_unused]] RowStates<Format> states;
+  if constexpr (Direction::kDots) states = load_states<Format>(loop, s.rows, who, time, p);
   float acc[32] = {};
-  WarpRows<Terms> f;
+  WarpRows<Format> f;
   const std::int64_t row16 = (first_row + who.warp * 16) / 16;
   for (int first = 0; first < layout.channels; first += kGroupChannels) {
     const uint4* x = f.at(layout, loop, row16, p.first_chunk, parity, who.lane);
@@ -191,6 +198,14 @@ __device__ void multiply_then_scale(const Sm90Loop<Direction>& loop,
     for (int chunk = p.first_chunk; chunk < p.last_chunk && group.channels != 0; ++chunk) {
       std::uint32_t rest = group.channels;
       int i = 0;
+      RowFactors scale{1.0f, 1.0f};  // of this chunk of X; here before the first product is
+      if constexpr (Format::kScaled) {
+        const float* from =
+            loop.x_scales +
+            (static_cast<std::int64_t>(parity) * s.tiles + chunk) * layout.padded_b + first_row +
+            who.local;
+        scale = {from[0], from[8]};
+      }
       // A block on its way through the tensor cores.
       struct Block {
         int channel, stage;
@@ -200,14 +215,18 @@ __device__ void multiply_then_scale(const Sm90Loop<Direction>& loop,
         const int k = first + __ffs(static_cast<int>(rest)) - 1;
         rest &= rest - 1;
         consumer.wait();
-        multiply_block<Terms>(f, consumer.operand(p, 0, chunk, k), part);
-        return Block{k, consumer.next(), RowFactors(shared, s, who, i++)};
+        multiply_block<Format>(f, consumer.operand(p, 0, chunk, k), part);
+        return Block{k, consumer.next(), row_factors(shared, s, who, i++)};
       };
       const auto finish = [&](const Block& block, float(&part)[32]) {
-        add_scaled(block.c, part, acc);
+        if constexpr (Format::kScaled) {
+          add_scaled({block.c.upper * scale.upper, block.c.lower * scale.lower}, part, acc);
+        } else {
+          add_scaled(block.c, part, acc);
+        }
         if constexpr (Direction::kDots) {
-          add_dots<Terms>(dots_of<1>(loop, s, time, p, 0, block.channel) + first_row + who.local,
-                          chunk == p.first_chunk, states, part);
+          add_dots<Format>(dots_of<1>(loop, s, time, p, 0, block.channel) + first_row + who.local,
+                           chunk == p.first_chunk, states, part, scale);
         }
       };
       // The last of a chunk: then its rows of X can make room for the next one's.
@@ -247,7 +266,7 @@ __device__ void multiply_then_scale(const Sm90Loop<Direction>& loop,
 class GroupRows {
  public:
   __device__ GroupRows(const Layout& layout, const std::uint16_t* x_rows, const Sm90Tiling& tiling,
-                       const HopperShared<1>& shared, const ConsumerThread& who,
+                       const HopperShared<Bf16<1>>& shared, const ConsumerThread& who,
                        std::int64_t first_row, const WorkItem& p, int parity)
       : layout_(layout),
         tiling_(tiling),
@@ -304,16 +323,16 @@ class GroupRows {
 // two chunks are added up by the tensor cores before c and s come in, which is what takes longest.
 template <class Direction>
 __device__ __forceinline__ void multiply_groups(const Sm90Loop<Direction>& loop,
-                                                const HopperShared<1>& shared, std::int64_t time,
-                                                int parity, std::int64_t item,
-                                                Consumer<1>& consumer) {
+                                                const HopperShared<Bf16<1>>& shared,
+                                                std::int64_t time, int parity, std::int64_t item,
+                                                Consumer<Bf16<1>>& consumer) {
   const Sm90Tiling& s = loop.tiling;
   const Layout& layout = loop.layout;
   const ConsumerThread who;
   const WorkItem p = uniform(work_item(s, item));
   const std::int64_t first_row = static_cast<std::int64_t>(p.batch_tile) * s.rows;
   const GroupRows x(layout, loop.x_rows, s, shared, who, first_row, p, parity);
-  const RowStates<1> states = load_states<1>(loop, s.rows, who, time, p);
+  const RowStates<Bf16<1>> states = load_states<Bf16<1>>(loop, s.rows, who, time, p);
   float* const dots = dots_of<1>(loop, s, time, p, 0, 0) + first_row + who.local;
   float acc[32] = {};
   for (int first = 0; first < layout.channels; first += kGroupChannels) {
@@ -348,13 +367,13 @@ __device__ __forceinline__ void multiply_groups(const Sm90Loop<Direction>& loop,
         };
         multiply(0, false);
         if (two) multiply(1, true);
-        const RowFactors c(shared, s, who, i);  // while the tensor cores work
+        const RowFactors c = row_factors(shared, s, who, i);  // while the tensor cores work
         const int stage = consumer.next();
         if (!last || (rest & (rest - 1)) != 0) consumer.wait();
         annulus::cuda::wgmma_wait<0>();
         consumer.release(stage);
         add_scaled(c, part, acc);
-        add_dots<1>(dots + k * layout.padded_b, chunk == p.first_chunk, states, part);
+        add_dots<Bf16<1>>(dots + k * layout.padded_b, chunk == p.first_chunk, states, part);
       }
       if (s.x_buffers > 1) {
         x.sync();
@@ -369,7 +388,7 @@ __device__ __forceinline__ void multiply_groups(const Sm90Loop<Direction>& loop,
 }
 
 // X of a channel: scaled by c of the thread's two rows.
-__device__ __forceinline__ void scale(const WarpRows<1>& f, const Scale* c, bool two_terms,
+__device__ __forceinline__ void scale(const WarpRows<Bf16<1>>& f, const Scale* c, bool two_terms,
                                       uint4 (&scaled)[4]) {
   const Scale upper = c[0], lower = c[8];
   if (two_terms) {
@@ -398,14 +417,15 @@ __device__ __forceinline__ void scale(const WarpRows<1>& f, const Scale* c, bool
 template <bool Resident>
 __device__ __forceinline__ void scale_then_multiply(const Layout& layout, const Sm90Tiling& s,
                                                     const GridOperands& operands,
-                                                    const HopperShared<1>& shared, int parity,
-                                                    std::int64_t item, Consumer<1>& consumer) {
+                                                    const HopperShared<Bf16<1>>& shared, int parity,
+                                                    std::int64_t item,
+                                                    Consumer<Bf16<1>>& consumer) {
   const ConsumerThread who;
   const WorkItem p = uniform(work_item(s, item));
   const std::int64_t first_row = static_cast<std::int64_t>(p.batch_tile) * s.rows;
   const Scale* const c_first = reinterpret_cast<const Scale*>(shared.c) + who.local;
   float acc[32] = {};
-  WarpRows<1> f;
+  WarpRows<Bf16<1>> f;
   const auto multiply = [&](const uint4(&scaled)[4], std::uint32_t weights) {
     annulus::cuda::wgmma_fence();
 #pragma unroll
@@ -454,21 +474,21 @@ __device__ __forceinline__ void scale_then_multiply(const Layout& layout, const 
   store_partial(operands, s.rows, who, item, acc);
 }
 
-template <int Terms, class Direction>
-__device__ void multiply_items(const Sm90Loop<Direction>& loop, const HopperShared<Terms>& shared,
-                               std::int64_t time, int parity, Consumer<Terms>& consumer) {
+template <class Format, class Direction>
+__device__ void multiply_items(const Sm90Loop<Direction>& loop, const HopperShared<Format>& shared,
+                               std::int64_t time, int parity, Consumer<Format>& consumer) {
   const Sm90Tiling& s = loop.tiling;
   for (std::int64_t item = blockIdx.x; item < s.items(); item += gridDim.x) {
-    if constexpr (Terms == 1 && Direction::kDots) {
+    if constexpr (Format::kFactorsOnX && Direction::kDots) {
       multiply_groups<Direction>(loop, shared, time, parity, item, consumer);
-    } else if constexpr (Terms == 1) {
+    } else if constexpr (Format::kFactorsOnX) {
       if (s.resident) {
         scale_then_multiply<true>(loop.layout, s, loop, shared, parity, item, consumer);
       } else {
         scale_then_multiply<false>(loop.layout, s, loop, shared, parity, item, consumer);
       }
     } else {
-      multiply_then_scale<Terms, Direction>(loop, shared, time, parity, item, consumer);
+      multiply_then_scale<Format, Direction>(loop, shared, time, parity, item, consumer);
     }
   }
 }
@@ -476,14 +496,14 @@ __device__ void multiply_items(const Sm90Loop<Direction>& loop, const HopperShar
 
 // Groups: of four consumer warps, at most; one more has the producers. It needs few registers and leaves
 // them to the others: 112 each with four groups, 232 with two.
-template <int Terms, int Groups, class Direction>
+template <class Format, int Groups, class Direction>
 __global__ void __launch_bounds__((Groups + 1) * 128, 1)
     sm90_kernel(const __grid_constant__ Sm90Loop<Direction> loop) {
 #if ANNULUS_DEVICE_HOPPER
   extern __shared__ uint4 shared_words[];
   const Sm90Tiling& s = loop.tiling;
-  const HopperShared<Terms> shared(reinterpret_cast<std::byte*>(shared_words), s,
-                                   loop.layout.channels);
+  const HopperShared<Format> shared(reinterpret_cast<std::byte*>(shared_words), s,
+                                    loop.layout.channels);
   const int threads = s.rows * 2;  // consumers
   if (threadIdx.x == 0) {
     shared.stages.init(s.stages, 1, static_cast<unsigned>(threads / 32));
@@ -498,29 +518,29 @@ __global__ void __launch_bounds__((Groups + 1) * 128, 1)
     annulus::cuda::give_registers<Groups == 4 ? 32 : 40>();
     const int producer = warp - threads / 32;
     if ((loop.phases & kMultiply) && (threadIdx.x & 31) == 0 && producer < kProducers) {
-      Producer<Terms, Direction>(loop, shared, producer).run();
+      Producer<Format, Direction>(loop, shared, producer).run();
     }
-    if (loop.together && producer == kProducers) prefetch_epilogue<Terms, Direction>(loop, shared);
+    if (loop.together && producer == kProducers) prefetch_epilogue<Format, Direction>(loop, shared);
     return;
   }
   annulus::cuda::take_registers<Groups == 4 ? 112 : 232>();
   const auto sync = [&] { annulus::cuda::sync_threads(1, threads); };
   StepBarriers<decltype(sync)> barriers(s, loop.counters, sync);
   if (loop.phases & kBegin) {
-    begin_items<Terms, Direction>(loop, threads / 32);
+    begin_items<Format, Direction>(loop, threads / 32);
   }
   if (loop.together) barriers.samples();
   if (s.resident && (loop.phases & kMultiply)) shared.resident->wait(0);
-  Consumer<Terms> consumer(s, shared);
+  Consumer<Format> consumer(s, shared);
   for (std::int64_t step = loop.first; step < loop.last; ++step) {
     const std::int64_t time = Direction::kBackward ? loop.last - 1 - (step - loop.first) : step;
     const int parity = Direction::parity(loop, time);
     if (threadIdx.x == 0) atomicExch(shared.begun, static_cast<int>(step - loop.first) + 1);
     if (loop.phases & kMultiply) {
-      multiply_items<Terms, Direction>(loop, shared, time, parity, consumer);
+      multiply_items<Format, Direction>(loop, shared, time, parity, consumer);
     }
     if (loop.phases & kFinish) {
-      Epilogue<Terms, Direction, Sm90Loop<Direction>> epilogue(loop, time, parity, threads / 32);
+      Epilogue<Format, Direction, Sm90Loop<Direction>> epilogue(loop, time, parity, threads / 32);
       if (loop.together) barriers.tile();
       epilogue.run();
     }
@@ -533,13 +553,13 @@ __global__ void __launch_bounds__((Groups + 1) * 128, 1)
 
 template <class Direction>
 void launch_sm90(const Sm90Loop<Direction>& loop, const Launch& launch) {
-  with_terms(loop.layout.terms, [&]<int Terms>() {
-    if constexpr (Terms == 1) {
+  with_format(loop.layout.terms, loop.layout.f16, [&]<class Format>() {
+    if constexpr (Format::kFactorsOnX) {
       if (loop.tiling.rows > 128) {
-        return launch_loop(sm90_kernel<1, 4, Direction>, loop, launch);
+        return launch_loop(sm90_kernel<Format, 4, Direction>, loop, launch);
       }
     }
-    launch_loop(sm90_kernel<Terms, 2, Direction>, loop, launch);
+    launch_loop(sm90_kernel<Format, 2, Direction>, loop, launch);
   });
 }
 

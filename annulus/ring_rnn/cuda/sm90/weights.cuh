@@ -15,13 +15,13 @@
 
 namespace annulus::ring_rnn::cuda::tensor {
 
-template <int Terms>
-inline constexpr int kStageBlocks = hopper_stage_blocks(Terms);
+template <class Format>
+inline constexpr int kStageBlocks = hopper_stage_blocks(Format::kFactorsOnX);
 
 #if ANNULUS_DEVICE_HOPPER
 // Chunks whose products with a channel are added up before c comes in.
-template <int Terms, class Direction>
-constexpr int kDeep = Terms == 1 && Direction::kDots ? kGroupChunks : 1;
+template <class Format, class Direction>
+constexpr int kDeep = Format::kFactorsOnX&& Direction::kDots ? kGroupChunks : 1;
 
 // The channels of a group that are not zero, as bits from its first channel on; and which of those, in
 // this order, have a c that is no bf16.
@@ -30,9 +30,9 @@ struct alignas(8) ChannelGroup {
 };
 
 // Shared memory, front to back. The weights come first: they must be aligned to 1024 bytes.
-template <int Terms>
+template <class Format>
 struct HopperShared {
-  static constexpr int kBytes = hopper_block_bytes(Terms);
+  static constexpr int kBytes = hopper_block_bytes(Format::kTerms);
 
   std::byte* weights;   // [block][term][64 n][64 m], swizzled
   std::byte* x;         // [buffer][rows / 64][chunk of the turn][64 rows][64 m], swizzled
@@ -67,19 +67,19 @@ __device__ __forceinline__ int resident_block(const Sm90Tiling& s, const WorkIte
 }
 
 // The blocks of weights of a tile and chunk, channel 0 first.
-template <int Terms>
+template <class Format>
 __device__ __forceinline__ const std::byte* blocks_of(const Pass& loop, const Sm90Tiling& s,
                                                       const WorkItem& p, int chunk) {
   return reinterpret_cast<const std::byte*>(loop.weights) +
          (static_cast<std::int64_t>(p.tile) * s.chunks + chunk) * loop.layout.channels *
-             HopperShared<Terms>::kBytes;
+             HopperShared<Format>::kBytes;
 }
 
-template <int Terms>
+template <class Format>
 __device__ void fetch_resident(const Pass& loop, const Sm90Tiling& s,
-                               const HopperShared<Terms>& shared) {
+                               const HopperShared<Format>& shared) {
   const int channels = loop.layout.channels;
-  constexpr int kBytes = HopperShared<Terms>::kBytes;
+  constexpr int kBytes = HopperShared<Format>::kBytes;
   const WorkItem p = work_item(s, blockIdx.x);
   const int first = p.split % s.channel_splits;
   const int mine = (channels - first + s.channel_splits - 1) / s.channel_splits;
@@ -88,7 +88,7 @@ __device__ void fetch_resident(const Pass& loop, const Sm90Tiling& s,
   for (int chunk = p.first_chunk; chunk < p.last_chunk; ++chunk) {
     for (int k = first; k < channels; k += s.channel_splits) {
       annulus::cuda::copy_bulk(shared.weights + resident_block(s, p, chunk, k) * kBytes,
-                               blocks_of<Terms>(loop, s, p, chunk) + k * kBytes, kBytes,
+                               blocks_of<Format>(loop, s, p, chunk) + k * kBytes, kBytes,
                                shared.resident);
     }
   }
@@ -96,15 +96,15 @@ __device__ void fetch_resident(const Pass& loop, const Sm90Tiling& s,
 
 // The producer warps, one thread each, to which the stages go by turns; c of a group is the first one's.
 // No more than there are stages: a thread must not come to a stage before the others have been through it once, since barriers tell odd from even rounds only.
-template <int Terms, class Direction>
+template <class Format, class Direction>
 class Producer {
  public:
   using Loop = Sm90Loop<Direction>;
-  __device__ Producer(const Loop& loop, const HopperShared<Terms>& shared, int producer)
+  __device__ Producer(const Loop& loop, const HopperShared<Format>& shared, int producer)
       : loop_(loop), s_(loop.tiling), shared_(shared), producer_(producer) {}
 
   __device__ void run() {
-    if (s_.resident && producer_ == 0) fetch_resident<Terms>(loop_, s_, shared_);
+    if (s_.resident && producer_ == 0) fetch_resident<Format>(loop_, s_, shared_);
     if (s_.resident && producer_ != 0) return;
     for (std::int64_t step = loop_.first; step < loop_.last; ++step) {
       const std::int64_t time = Direction::kBackward ? loop_.last - 1 - (step - loop_.first) : step;
@@ -118,7 +118,7 @@ class Producer {
   }
 
  private:
-  static constexpr int kBytes = HopperShared<Terms>::kBytes;
+  static constexpr int kBytes = HopperShared<Format>::kBytes;
 
   __device__ __forceinline__ void fetch_group(std::int64_t time, const WorkItem& p, int first) {
     const std::int64_t masks =
@@ -139,17 +139,17 @@ class Producer {
       fetch_c(time, p, first, {channels, ranked});
     }
     if (s_.resident) return;
-    constexpr int kStep = kDeep<Terms, Direction>;
+    constexpr int kStep = kDeep<Format, Direction>;
     const std::int64_t pitch = std::int64_t{loop_.layout.channels} * kBytes;  // from chunk to chunk
     const std::byte* blocks =
-        blocks_of<Terms>(loop_, s_, p, p.first_chunk) + std::int64_t{first} * kBytes;
+        blocks_of<Format>(loop_, s_, p, p.first_chunk) + std::int64_t{first} * kBytes;
     for (int chunk = p.first_chunk; chunk < p.last_chunk; chunk += kStep) {
       for (std::uint32_t rest = channels; rest != 0; rest &= rest - 1) {
         const int at = (__ffs(static_cast<int>(rest)) - 1) * kBytes;
         std::int64_t second = 0;  // bytes further on; 0: there is none
         if constexpr (kStep > 1) {
           if (chunk + 1 < p.last_chunk) second = pitch;
-        } else if constexpr (kStageBlocks<Terms> > 1) {
+        } else if constexpr (kStageBlocks<Format> > 1) {
           const std::uint32_t after = rest & (rest - 1);
           if (after != 0) {
             second = (__ffs(static_cast<int>(after)) - 1) * kBytes - at;
@@ -190,7 +190,7 @@ class Producer {
     const bool mine = turn_ == producer_;
     turn_ = (turn_ + 1) % kProducers;
     if (mine) {
-      std::byte* to = shared_.weights + stage_.at * (kStageBlocks<Terms> * kBytes);
+      std::byte* to = shared_.weights + stage_.at * (kStageBlocks<Format> * kBytes);
       annulus::cuda::SharedBarrier* full = shared_.stages.full + stage_.at;
       shared_.stages.acquire(stage_);
       full->arrive_expecting(static_cast<unsigned>(second == 0 ? kBytes : 2 * kBytes));
@@ -209,7 +209,7 @@ class Producer {
 
   const Loop& loop_;
   const Sm90Tiling& s_;
-  const HopperShared<Terms>& shared_;
+  const HopperShared<Format>& shared_;
   int producer_;
   int turn_ = 0;
   annulus::cuda::PipelineStage stage_ = annulus::cuda::Pipeline::producer();
@@ -225,9 +225,9 @@ __device__ __forceinline__ WorkItem uniform(WorkItem p) {
 // A warp that, while the others multiply, sees to it that what the epilogue reads has come from memory
 // to L2, and s of the next step, too: nothing of it depends on the step before. It goes by the
 // steps that have begun, and nobody waits for it.
-template <int Terms, class Direction>
+template <class Format, class Direction>
 __device__ void prefetch_epilogue(const Sm90Loop<Direction>& loop,
-                                  const HopperShared<Terms>& shared) {
+                                  const HopperShared<Format>& shared) {
   const Sm90Tiling& s = loop.tiling;
   [[maybe_unused]] const Layout& layout = loop.layout;
   const int lane = static_cast<int>(threadIdx.x) & 31;
@@ -242,7 +242,7 @@ __device__ void prefetch_epilogue(const Sm90Loop<Direction>& loop,
       const std::int64_t first_row = static_cast<std::int64_t>(p.batch_tile) * s.rows;
       if constexpr (Direction::kDots) {
         const int row_tiles = s.rows / kRowTile;
-        for (int i = lane; time > loop.first && i < row_tiles * Terms; i += 32) {
+        for (int i = lane; time > loop.first && i < row_tiles * Format::kStateTerms; i += 32) {
           const std::int64_t plane = layout.T * layout.padded_b * layout.padded_n;
           const std::int64_t row = first_row + i % row_tiles * kRowTile;
           annulus::cuda::prefetch_bulk(loop.states + i / row_tiles * plane +
@@ -261,10 +261,10 @@ __device__ void prefetch_epilogue(const Sm90Loop<Direction>& loop,
 }
 
 // The other side: a consumer warp's view of groups and stages.
-template <int Terms>
+template <class Format>
 class Consumer {
  public:
-  __device__ Consumer(const Sm90Tiling& s, const HopperShared<Terms>& shared)
+  __device__ Consumer(const Sm90Tiling& s, const HopperShared<Format>& shared)
       : s_(s), shared_(shared) {}
 
   __device__ __forceinline__ ChannelGroup enter_group() {
@@ -288,7 +288,7 @@ class Consumer {
   }
   // Block i of the stage that has been waited for ...
   __device__ __forceinline__ std::uint32_t operand(int i) const {
-    return shared_.operand(stage_.at * kStageBlocks<Terms> + i);
+    return shared_.operand(stage_.at * kStageBlocks<Format> + i);
   }
   // ... which is (chunk, channel) and may be resident.
   __device__ __forceinline__ std::uint32_t operand(const WorkItem& p, int i, int chunk,
@@ -313,7 +313,7 @@ class Consumer {
 
  private:
   const Sm90Tiling& s_;
-  const HopperShared<Terms>& shared_;
+  const HopperShared<Format>& shared_;
   annulus::cuda::PipelineStage stage_, group_;
 };
 #endif  // ANNULUS_DEVICE_HOPPER
