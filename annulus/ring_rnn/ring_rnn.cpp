@@ -49,8 +49,8 @@ void check_options(const char* op, const RingRnnOptions& options) {
     invalid(op, "activation", "be relu, gelu, tanh or silu",
             "has value " + std::to_string(static_cast<int>(options.activation)));
   }
-  if (options.precision > Precision::kBf16) {
-    invalid(op, "precision", "be auto, fp32, bf16x6, bf16x3, tf32 or bf16",
+  if (options.precision > Precision::kF16) {
+    invalid(op, "precision", "be auto, fp32, bf16x6, bf16x3, tf32, bf16 or f16",
             "has value " + std::to_string(static_cast<int>(options.precision)));
   }
   if (options.checkpoint < 0) {
@@ -67,9 +67,15 @@ void resolve_precision(Plan& plan, Precision asked) {
     }
     plan.precision = Precision::kF64;
   } else if (asked == Precision::kAuto) {
-    plan.precision = plan.dtype != DType::kF32               ? Precision::kBf16
-                     : plan.device.type == DeviceType::kCUDA ? Precision::kBf16x3
-                                                             : Precision::kFp32;
+    const bool cuda = plan.device.type == DeviceType::kCUDA;
+    plan.precision = plan.dtype == DType::kBF16  ? Precision::kBf16
+                     : !cuda                     ? Precision::kFp32
+                     : plan.dtype == DType::kF16 ? Precision::kF16
+                                                 : Precision::kBf16x3;
+  }
+  if (plan.precision == Precision::kF16 && plan.dtype != DType::kF16) {
+    invalid(plan.op, "precision", "be f16 beside f16 tensors alone",
+            std::string("is f16 beside ") + name_of(plan.dtype) + " tensors");
   }
   // As exact as f32 products, and several times as fast. (Beside 16-bit tensors CUDA multiplies in f32:
   // its tensor cores take the states of a backward from `out`, where they are rounded.)
