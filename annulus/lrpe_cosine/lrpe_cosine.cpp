@@ -413,6 +413,7 @@ void lrpe_rotate_forward(const TensorView& x, const TensorView& theta, const Ten
                          const LrpeRotateOptions& options, Context& context) {
   constexpr const char* op = "lrpe_rotate";
   const Lead lead{"x", x};
+  const std::int64_t pairs = even_columns(op, "x", x);
   Arguments list = lead_list(op, lead, theta, options);
   list.add({.name = "y",
             .view = y,
@@ -421,8 +422,7 @@ void lrpe_rotate_forward(const TensorView& x, const TensorView& theta, const Ten
             .output = true,
             .same_as = x});
   list.check();
-  Plan plan =
-      plan_of(op, lead, even_columns(op, "x", x), nullptr, theta, options, LrpeActivation::kNone);
+  Plan plan = plan_of(op, lead, pairs, nullptr, theta, options, LrpeActivation::kNone);
   plan.rotate = true;
   plan.side[0].x = operand(x, plan.C, layout_of(options));
   plan.side[0].y = operand(y, plan.C, layout_of(options));
@@ -434,14 +434,14 @@ void lrpe_rotate_backward(const TensorView& dy, const TensorView& x, const Tenso
                           const LrpeRotateOptions& options, Context& context) {
   constexpr const char* op = "lrpe_rotate_backward";
   const Backward b{{"dy", dy}, "x", x, "dx", dx};
+  const std::int64_t pairs = even_columns(op, "dy", dy);
   const bool with_x = needs_x(LrpeActivation::kNone, dtheta);
   Arguments list = lead_list(op, b.dy, theta, options);
   add_inputs(list, b, dy.shape[3], with_x);
   add_dtheta(list, theta, dtheta);
   add_outputs(list, b, dy.shape[3], !dtheta.defined());
   list.check();
-  Plan plan =
-      plan_of(op, b.dy, even_columns(op, "dy", dy), nullptr, theta, options, LrpeActivation::kNone);
+  Plan plan = plan_of(op, b.dy, pairs, nullptr, theta, options, LrpeActivation::kNone);
   plan.rotate = true;
   set_dtheta(plan, dtheta);
   set_side(plan, 0, b, with_x, layout_of(options), layout_of(options));

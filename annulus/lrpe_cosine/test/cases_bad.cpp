@@ -50,7 +50,7 @@ using BadCalls = BadCallsOf<Attempt>;
 
 void add_shape_rules(BadCalls& b) {
   b.add("dy has another head count than theta", "theta",
-        [](Attempt& a) { a.dy.shape[1] = 3, a.backward(); });
+        [](Attempt& a) { a.dy.shape[1] = a.x.shape[1] = a.dx.shape[1] = 3, a.backward(); });
   b.add("dy has an odd width", "dy", [](Attempt& a) { a.dy.shape[3] = 15, a.backward(); });
   b.add("theta has a wrong head count", "theta",
         [](Attempt& a) { a.theta.shape[0] = 3, a.forward(); });
