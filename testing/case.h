@@ -8,6 +8,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "annulus/core/context.h"
@@ -62,6 +63,9 @@ struct TensorSpec {
 
 using Views = std::span<const TensorView>;
 
+// The view of the tensor of that name; not defined where there is none.
+TensorView pick(Views views, const std::vector<TensorSpec>& specs, std::string_view name);
+
 // One function of the operator, on this problem.
 struct Call {
   std::string name;  // "forward", "backward", ...
@@ -80,8 +84,8 @@ struct Call {
   std::function<void(Views in, Views out)> baseline;
   // The library's own word on its scratch bytes; the runner asserts that it is exact.
   std::function<std::size_t(Views in, Views out)> workspace;
-  // What its products are made of on a device (testing/limits.h); nullptr: the tensors' own dtype.
-  std::function<Arithmetic(Device)> arithmetic;
+  // How its products are made on a device; nullptr: in the tensors' own dtype.
+  std::function<Precision(Device)> precision;
   // Inputs whose elements are factors of the terms that the outputs are sums of (see limits.h).
   // Empty: for a forward none, for other calls the incoming gradients.
   std::vector<std::string> terms;

@@ -33,37 +33,32 @@ unsigned asked(const RingRnnProblem& p) {
 }
 
 // The precision a call asks for on a device.
-RingRnnPrecision precision_on(const RingRnnProblem& p, Device device) {
-  const bool cpu = device.type == DeviceType::kCPU;
-  return p.precision == RingRnnPrecision::kTf32 && cpu ? RingRnnPrecision::kFp32 : p.precision;
+Precision precision_on(const RingRnnProblem& p, Device device) {
+  const bool cuda_only = p.precision == Precision::kTf32 || p.precision == Precision::kF16;
+  return cuda_only && device.type == DeviceType::kCPU ? Precision::kFp32 : p.precision;
 }
 
 }  // namespace
 
-RingRnnPrecision ring_resolved_precision(const RingRnnProblem& p, Device device) {
-  const RingRnnPrecision asked_for = precision_on(p, device);
-  if (p.dtype == DType::kF64) return RingRnnPrecision::kFp32;
-  if (asked_for != RingRnnPrecision::kAuto) return asked_for;
-  if (p.dtype != DType::kF32) return RingRnnPrecision::kBf16;
-  return device.type == DeviceType::kCPU ? RingRnnPrecision::kFp32 : RingRnnPrecision::kBf16x3;
-}
-
-Arithmetic ring_arithmetic(RingRnnPrecision precision) {
-  switch (precision) {
-    case RingRnnPrecision::kBf16:
-      return Arithmetic::kBf16;
-    case RingRnnPrecision::kTf32:
-      return Arithmetic::kTf32;
-    case RingRnnPrecision::kBf16x3:
-      return Arithmetic::kBf16x3;
-    default:
-      return Arithmetic::kOwn;
-  }
+Precision ring_resolved_precision(const RingRnnProblem& p, Device device) {
+  const Precision asked_for = precision_on(p, device);
+  if (p.dtype == DType::kF64) return Precision::kF64;
+  if (asked_for != Precision::kAuto) return asked_for;
+  if (p.dtype == DType::kBF16) return Precision::kBf16;
+  if (device.type == DeviceType::kCPU) return Precision::kFp32;
+  return p.dtype == DType::kF16 ? Precision::kF16 : Precision::kBf16x3;
 }
 
 namespace {
 
-RingRnnOptions options_of(const RingRnnProblem& p, RingRnnPrecision precision) {
+// What the naive program rounds operands to. f16 tensors have f16's where a device may multiply so;
+// asked for fp32, the CPU's default, they are held to an fp32 baseline.
+Precision baseline_precision(const RingRnnProblem& p) {
+  const bool f16 = ring_resolved_precision(p, cuda_device(0)) == Precision::kF16;
+  return f16 ? Precision::kF16 : ring_resolved_precision(p, kCPU);
+}
+
+RingRnnOptions options_of(const RingRnnProblem& p, Precision precision) {
   RingRnnOptions o;
   o.activation = p.activation;
   o.precision = precision;
@@ -73,7 +68,6 @@ RingRnnOptions options_of(const RingRnnProblem& p, RingRnnPrecision precision) {
 
 std::string describe(const RingRnnProblem& p) {
   static constexpr const char* kActivations[] = {"relu", "gelu", "tanh", "silu"};
-  static constexpr const char* kPrecisions[] = {"auto", "fp32", "bf16x6", "bf16x3", "tf32", "bf16"};
   static constexpr const char* kForms[] = {"", "(tensor)", "(N)"};
   static constexpr const char* kActions[] = {"dense",     "sparse",   "one-hot",
                                              "by-sample", "velocity", "zero"};
@@ -87,8 +81,7 @@ std::string describe(const RingRnnProblem& p) {
                   " dtype=" + name_of(p.dtype);
   if (size_of(p.dtype) == 2) s += p.f32_state ? " r0=f32" : " r0=own";
   s += std::string(" act=") + kActivations[static_cast<int>(p.activation)] +
-       " precision=" + kPrecisions[static_cast<int>(p.precision)] +
-       " checkpoint=" + std::to_string(p.checkpoint);
+       " precision=" + name_of(p.precision) + " checkpoint=" + std::to_string(p.checkpoint);
   s += parameter("J0", p.J0, p.J0_form) + parameter("J1", p.J1, p.J1_form) +
        parameter("alpha", p.alpha, p.alpha_form);
   s += std::string(" actions=") + kActions[static_cast<int>(p.actions)];
@@ -105,13 +98,6 @@ std::string describe(const RingRnnProblem& p) {
     if (asked(p) >> i & 1) s += std::string(s.back() == '=' ? "" : ",") + kGradientNames[i];
   }
   return s + (p.dout ? p.dh_n ? " of dout,dh_n" : " of dout" : p.dh_n ? " of dh_n" : " of nothing");
-}
-
-TensorView pick(Views views, const std::vector<TensorSpec>& specs, std::string_view name) {
-  for (std::size_t i = 0; i < specs.size(); ++i) {
-    if (specs[i].name == name) return views[i];
-  }
-  return {};
 }
 
 std::vector<TensorSpec> input_specs(const RingRnnProblem& p) {
@@ -225,15 +211,13 @@ Call forward_call(const RingRnnProblem& p) {
   };
   call.reference = [=](Views in, Views out) {
     reference::ring_rnn_forward(inputs_of(p, in, in_specs), outputs_of(out, out_specs),
-                                options_of(p, RingRnnPrecision::kAuto));
+                                options_of(p, Precision::kAuto));
   };
   call.baseline = [=](Views in, Views out) {
     ring_rnn_baseline_forward(inputs_of(p, in, in_specs), outputs_of(out, out_specs),
-                              options_of(p, ring_resolved_precision(p, kCPU)));
+                              options_of(p, baseline_precision(p)));
   };
-  call.arithmetic = [=](Device device) {
-    return ring_arithmetic(ring_resolved_precision(p, device));
-  };
+  call.precision = [=](Device device) { return ring_resolved_precision(p, device); };
   call.terms = {"A", "Wa", "Wo", "r0", "drive", "reset_state"};
   call.flops = product_flops(p);
   call.bytes = bytes_of(call.inputs) + bytes_of(call.outputs);
@@ -281,15 +265,13 @@ Call backward_call(const RingRnnProblem& p, const Call& forward) {
   };
   call.reference = [=](Views in, Views out) {
     reference::ring_rnn_backward(inputs_of(p, in, in_specs), get(in, "dout"), get(in, "dh_n"),
-                                 gradients_of(out, out_specs),
-                                 options_of(p, RingRnnPrecision::kAuto));
+                                 gradients_of(out, out_specs), options_of(p, Precision::kAuto));
   };
   call.baseline = [=](Views in, Views out) {
     ring_rnn_baseline_backward(inputs_of(p, in, in_specs), get(in, "dout"), get(in, "dh_n"),
-                               gradients_of(out, out_specs),
-                               options_of(p, ring_resolved_precision(p, kCPU)));
+                               gradients_of(out, out_specs), options_of(p, baseline_precision(p)));
   };
-  call.arithmetic = forward.arithmetic;
+  call.precision = forward.precision;
   call.terms = forward.terms;
   call.terms.insert(call.terms.end(), {"dout", "dh_n"});
   const bool weights = (asked(p) & (kRingDWa | kRingDWo)) != 0;

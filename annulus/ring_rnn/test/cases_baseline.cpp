@@ -30,6 +30,7 @@ struct Naive {
   }
 };
 
+// Ten bits of mantissa; f16 has as many, and its range is kept by scales.
 struct Tf32 : Naive<float> {
   static float operand(float v) {
     if (!std::isfinite(v)) return v;
@@ -63,11 +64,12 @@ void with_naive(const RingRnnInputs& in, const RingRnnOptions& options, F&& f) {
   using ring_rnn::Definition;
   if (in.A.dtype == DType::kF64) return f(Definition<Naive<double>>(in, options));
   switch (options.precision) {
-    case RingRnnPrecision::kTf32:
+    case Precision::kTf32:
+    case Precision::kF16:
       return f(Definition<Tf32>(in, options));
-    case RingRnnPrecision::kBf16:
+    case Precision::kBf16:
       return f(Definition<Bf16>(in, options));
-    case RingRnnPrecision::kBf16x3:
+    case Precision::kBf16x3:
       return f(Definition<Bf16x3>(in, options));
     default:
       return f(Definition<Naive<float>>(in, options));

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "annulus/core/checked.h"
+#include "annulus/core/scratch.h"
 #include "annulus/cuda/check.h"
 #include "annulus/cuda/launch.h"
 #include "annulus/cuda/persistent.cuh"
@@ -18,16 +19,6 @@ using annulus::cuda::GroupBarrier;
 using annulus::cuda::GroupedGrid;
 using annulus::cuda::Stages;
 
-// Takes the place of a Workspace to count what a call would take from one.
-struct Counter {
-  std::size_t bytes = 0;
-  template <class T>
-  T* take(std::int64_t count) {
-    bytes += Workspace::piece(static_cast<std::size_t>(count) * sizeof(T));
-    return nullptr;
-  }
-};
-
 inline constexpr std::int64_t kMostGroups = 1024;
 // Words of the barriers' counters.
 inline std::int64_t counter_words(const Plan& plan) {
@@ -35,7 +26,7 @@ inline std::int64_t counter_words(const Plan& plan) {
 }
 
 // Large tiles where there are enough of them to fill a GPU. Depends on neither T nor K: a sequence
-// may be cut and channels may be added without a change of a bit.
+// may be split and channels may be added without a change of a bit.
 inline bool large_tiles(std::int64_t rows, std::int64_t columns) {
   return ceil_div(rows, 64) * ceil_div(columns, 64) >= 64;
 }
