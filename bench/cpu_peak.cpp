@@ -38,103 +38,45 @@ void plain_loop(std::int64_t rounds) {
   asm volatile("" ::"g"(&sum) : "memory");
 }
 
-// --- aarch64 -------------------------------------------------------------------------------------
+// --- vectors of one instruction set --------------------------------------------------------------
+
+// A loop for one instruction; a template could carry neither the target nor the asm's letter for a
+// vector register. `multiply_add` makes a new sum of s, x and y.
+#define ANNULUS_PEAK_LOOP(name, isa, letter, sums, x_first, y_first, zero, multiply_add) \
+  __attribute__((target(isa))) void name(std::int64_t rounds) {                          \
+    auto x = x_first;                                                                    \
+    auto y = y_first;                                                                    \
+    decltype(zero) sum[sums];                                                            \
+    _Pragma("GCC unroll 24") for (auto& s : sum) {                                       \
+      s = zero;                                                                          \
+      asm volatile("" : "+" letter(s));                                                  \
+    }                                                                                    \
+    for (std::int64_t r = 0; r < rounds; ++r) {                                          \
+      asm volatile("" : "+" letter(x), "+" letter(y));                                   \
+      _Pragma("GCC unroll 24") for (auto& s : sum) s = multiply_add;                     \
+    }                                                                                    \
+    _Pragma("GCC unroll 24") for (auto& s : sum) asm volatile("" ::letter(s));           \
+  }
 
 #if defined(__aarch64__)
 constexpr int kNeonSums = 24;  // of 32 registers
-
-void neon_loop(std::int64_t rounds) {
-  float32x4_t sum[kNeonSums] = {};
-#pragma GCC unroll 24
-  for (int i = 0; i < kNeonSums; ++i) asm volatile("" : "+w"(sum[i]));
-  float32x4_t x = vdupq_n_f32(1e-3f), y = vdupq_n_f32(0.5f);
-  for (std::int64_t r = 0; r < rounds; ++r) {
-    asm volatile("" : "+w"(x), "+w"(y));
-#pragma GCC unroll 24
-    for (int i = 0; i < kNeonSums; ++i) sum[i] = vfmaq_f32(sum[i], x, y);
-  }
-#pragma GCC unroll 24
-  for (int i = 0; i < kNeonSums; ++i) asm volatile("" ::"w"(sum[i]));
-}
-
-#pragma GCC push_options
-#pragma GCC target("arch=armv8.2-a+bf16")
+ANNULUS_PEAK_LOOP(neon_loop, "arch=armv8-a", "w", kNeonSums, vdupq_n_f32(1e-3f), vdupq_n_f32(0.5f),
+                  vdupq_n_f32(0), vfmaq_f32(s, x, y))
 // bfmmla: (2 x 4) times (4 x 2), 32 flops.
-void bfmmla_loop(std::int64_t rounds) {
-  float32x4_t sum[kNeonSums] = {};
-#pragma GCC unroll 24
-  for (int i = 0; i < kNeonSums; ++i) asm volatile("" : "+w"(sum[i]));
-  bfloat16x8_t x = vreinterpretq_bf16_u16(vdupq_n_u16(0x3a81));
-  bfloat16x8_t y = vreinterpretq_bf16_u16(vdupq_n_u16(0x3f12));
-  for (std::int64_t r = 0; r < rounds; ++r) {
-    asm volatile("" : "+w"(x), "+w"(y));
-#pragma GCC unroll 24
-    for (int i = 0; i < kNeonSums; ++i) sum[i] = vbfmmlaq_f32(sum[i], x, y);
-  }
-#pragma GCC unroll 24
-  for (int i = 0; i < kNeonSums; ++i) asm volatile("" ::"w"(sum[i]));
-}
-#pragma GCC pop_options
-#endif
-
-// --- x86_64 --------------------------------------------------------------------------------------
-
-#if defined(__x86_64__)
-#pragma GCC push_options
-#pragma GCC target("avx2,fma")
-constexpr int kAvx2Sums = 12;  // of 16 registers
-void avx2_loop(std::int64_t rounds) {
-  __m256 sum[kAvx2Sums] = {};
-#pragma GCC unroll 12
-  for (int i = 0; i < kAvx2Sums; ++i) asm volatile("" : "+x"(sum[i]));
-  __m256 x = _mm256_set1_ps(1e-3f), y = _mm256_set1_ps(0.5f);
-  for (std::int64_t r = 0; r < rounds; ++r) {
-    asm volatile("" : "+x"(x), "+x"(y));
-#pragma GCC unroll 12
-    for (int i = 0; i < kAvx2Sums; ++i) sum[i] = _mm256_fmadd_ps(x, y, sum[i]);
-  }
-#pragma GCC unroll 12
-  for (int i = 0; i < kAvx2Sums; ++i) asm volatile("" ::"x"(sum[i]));
-}
-#pragma GCC pop_options
-
-constexpr int kAvx512Sums = 24;  // of 32 registers
-#pragma GCC push_options
-#pragma GCC target("avx512f")
-void avx512_loop(std::int64_t rounds) {
-  __m512 sum[kAvx512Sums] = {};
-#pragma GCC unroll 24
-  for (int i = 0; i < kAvx512Sums; ++i) asm volatile("" : "+v"(sum[i]));
-  __m512 x = _mm512_set1_ps(1e-3f), y = _mm512_set1_ps(0.5f);
-  for (std::int64_t r = 0; r < rounds; ++r) {
-    asm volatile("" : "+v"(x), "+v"(y));
-#pragma GCC unroll 24
-    for (int i = 0; i < kAvx512Sums; ++i) sum[i] = _mm512_fmadd_ps(x, y, sum[i]);
-  }
-#pragma GCC unroll 24
-  for (int i = 0; i < kAvx512Sums; ++i) asm volatile("" ::"v"(sum[i]));
-}
-#pragma GCC pop_options
-
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bf16")
+ANNULUS_PEAK_LOOP(bfmmla_loop, "arch=armv8.2-a+bf16", "w", kNeonSums,
+                  vreinterpretq_bf16_u16(vdupq_n_u16(0x3a81)),
+                  vreinterpretq_bf16_u16(vdupq_n_u16(0x3f12)), vdupq_n_f32(0),
+                  vbfmmlaq_f32(s, x, y))
+#elif defined(__x86_64__)
+constexpr int kAvx2Sums = 12, kAvx512Sums = 24;  // of 16 and 32 registers
+ANNULUS_PEAK_LOOP(avx2_loop, "avx2,fma", "x", kAvx2Sums, _mm256_set1_ps(1e-3f),
+                  _mm256_set1_ps(0.5f), _mm256_setzero_ps(), _mm256_fmadd_ps(x, y, s))
+ANNULUS_PEAK_LOOP(avx512_loop, "avx512f", "v", kAvx512Sums, _mm512_set1_ps(1e-3f),
+                  _mm512_set1_ps(0.5f), _mm512_setzero_ps(), _mm512_fmadd_ps(x, y, s))
 // dpbf16ps: two products for each of 16 sums, 64 flops.
-void dpbf16_loop(std::int64_t rounds) {
-  __m512 sum[kAvx512Sums] = {};
-#pragma GCC unroll 24
-  for (int i = 0; i < kAvx512Sums; ++i) asm volatile("" : "+v"(sum[i]));
-  __m512i x = _mm512_set1_epi16(0x3a80), y = _mm512_set1_epi16(0x3f00);
-  for (std::int64_t r = 0; r < rounds; ++r) {
-    asm volatile("" : "+v"(x), "+v"(y));
-#pragma GCC unroll 24
-    for (int i = 0; i < kAvx512Sums; ++i) {
-      sum[i] = _mm512_dpbf16_ps(sum[i], (__m512bh)x, (__m512bh)y);
-    }
-  }
-#pragma GCC unroll 24
-  for (int i = 0; i < kAvx512Sums; ++i) asm volatile("" ::"v"(sum[i]));
-}
-#pragma GCC pop_options
+ANNULUS_PEAK_LOOP(dpbf16_loop, "avx512f,avx512bf16", "v", kAvx512Sums, _mm512_set1_epi16(0x3a80),
+                  _mm512_set1_epi16(0x3f00), _mm512_setzero_ps(),
+                  _mm512_dpbf16_ps(s, (__m512bh)x, (__m512bh)y))
 
 #pragma GCC push_options
 #pragma GCC target("amx-tile,amx-bf16")
