@@ -1,7 +1,9 @@
 # What the build found, as
-#   ANNULUS_HAVE_{CUDA,HWY,BLAS,OPENMP,MPI,NCCL,TORCH}   variables (ON/OFF) and definitions (=1/0)
+#   ANNULUS_HAVE_{CUDA,HWY,BLAS,OPENMP,MPI,NCCL,TORCH}   variables (ON/OFF)
 #   annulus_dependencies                                 what the library compiles and links with
 #   annulus_torch                                        headers of the PyTorch found (for python/)
+# A definition of the same name (=1/0) has only what reads it, by annulus_reads(): the objects of a build with
+# CUDA and one without are then the same files to a compiler cache. -Wundef finds a reader that has it not.
 # An option that is ON must be found or the configure step stops; AUTO uses what is there, and
 # annulus_print_summary() says what follows. Nothing is ever downloaded.
 include_guard(GLOBAL)
@@ -28,8 +30,12 @@ function(annulus_found name found install_hint)
     set(value OFF)
   endif()
   set(ANNULUS_HAVE_${name} ${value} PARENT_SCOPE)
-  target_compile_definitions(annulus_dependencies INTERFACE
-    ANNULUS_HAVE_${name}=$<BOOL:${value}>)
+endfunction()
+
+# annulus_reads(NAME TARGET target | SOURCE file...): these are compiled with ANNULUS_HAVE_NAME.
+function(annulus_reads name kind)
+  set_property(${kind} ${ARGN} APPEND PROPERTY COMPILE_DEFINITIONS
+    ANNULUS_HAVE_${name}=$<BOOL:${ANNULUS_HAVE_${name}}>)
 endfunction()
 
 # An option that is OFF is not even looked for.
@@ -78,7 +84,8 @@ if(wanted)
       set(CMAKE_CUDA_EXTENSIONS OFF)
       set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
       set(CMAKE_CUDA_SEPARABLE_COMPILATION OFF)
-      target_link_libraries(annulus_dependencies INTERFACE CUDA::cudart_static)
+      # For the link alone: nvcc knows its headers, and two C++ files of ours have their path.
+      target_link_libraries(annulus_dependencies INTERFACE $<LINK_ONLY:CUDA::cudart_static>)
       string(REGEX MATCH "^[0-9]+\\.[0-9]+" cuda_version ${CMAKE_CUDA_COMPILER_VERSION})
       set(archs "")
       foreach(arch ${CMAKE_CUDA_ARCHITECTURES})
@@ -141,7 +148,8 @@ else()
   annulus_note(SIMD "no Highway (libhwy-dev): scalar CPU kernels, several times slower")
 endif()
 annulus_found(HWY "${Highway_FOUND}" "install libhwy-dev")
-target_compile_definitions(annulus_dependencies INTERFACE ANNULUS_HWY_DISPATCH=${dispatch})
+target_compile_definitions(annulus_dependencies INTERFACE
+  ANNULUS_HAVE_HWY=$<BOOL:${Highway_FOUND}> ANNULUS_HWY_DISPATCH=${dispatch})
 
 # --- OpenMP: threads on the CPU ------------------------------------------------------------------
 set(ANNULUS_OPENMP_STRING "none")

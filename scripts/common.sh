@@ -10,5 +10,13 @@ if [ -x .venv/bin/python ]; then
 else
   python=$(command -v python3 || true)
 fi
+# A compiler cache where there is one. CI builds the library five times and most of three of them alike: paths of
+# this folder are hashed from its root, and the folder a compiler runs in is not, so that build/cpu, build/cuda
+# and build/wheel share objects. What a user has set stays.
+if command -v ccache >/dev/null; then
+  export CMAKE_CXX_COMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER-ccache}
+  export CMAKE_CUDA_COMPILER_LAUNCHER=${CMAKE_CUDA_COMPILER_LAUNCHER-ccache}
+  export CCACHE_BASEDIR=${CCACHE_BASEDIR-$root} CCACHE_NOHASHDIR=${CCACHE_NOHASHDIR-1}
+fi
 have_nvcc() { command -v nvcc >/dev/null || [ -x "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" ]; }
 say() { printf '== %s\n' "$*"; }

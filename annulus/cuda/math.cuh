@@ -1,8 +1,9 @@
-// Elementary functions of kernels, for float and double alike, and arithmetic whose rounding is fixed.
+// Elementary functions of kernels, for float and double alike, and arithmetic whose rounding is
+// fixed.
 //
-// nvcc turns a product and a sum into one fma where it likes, and it may like it in one kernel and not in
-// another. Where bits must not depend on the kernel that a function was inlined into, products and sums
-// are written as fma_of, mul_of and add_of.
+// nvcc turns a product and a sum into one fma where it likes, and it may like it in one kernel and
+// not in another. Where bits must not depend on the kernel that a function was inlined into,
+// products and sums are written as fma_of, mul_of and add_of.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,4 +1,5 @@
-// Errors of the elementary functions in units in the last place, and arithmetic that is fused or is not.
+// Errors of the elementary functions in units in the last place, and arithmetic that is fused or is
+// not.
 #include "annulus/cuda/math.cuh"
 
 #include <cmath>

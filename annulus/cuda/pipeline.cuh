@@ -1,11 +1,12 @@
-// A ring of stages in shared memory between threads that fill them and threads that use them (compute
-// capability 9.0).
+// A ring of stages in shared memory between threads that fill them and threads that use them
+// (compute capability 9.0).
 //
-// Every stage has two barriers. `full`: its data has come, which the hardware counts itself, in bytes,
-// where a bulk copy brings it (tma.cuh): no thread waits for a copy. `empty`: all consumers are done with
-// it. A producer runs ahead of the consumers by as many stages as there are; nobody waits but for the one
-// stage it comes to. Barriers tell odd from even rounds only, so a thread must not be two rounds ahead of
-// another on its side: producers that take turns are at most as many as there are stages.
+// Every stage has two barriers. `full`: its data has come, which the hardware counts itself, in
+// bytes, where a bulk copy brings it (tma.cuh): no thread waits for a copy. `empty`: all consumers
+// are done with it. A producer runs ahead of the consumers by as many stages as there are; nobody
+// waits but for the one stage it comes to. Barriers tell odd from even rounds only, so a thread
+// must not be two rounds ahead of another on its side: producers that take turns are at most as
+// many as there are stages.
 //
 //   producer   PipelineStage s = Pipeline::producer();   consumer   PipelineStage s;
 //     ring.acquire(s);                                     ring.wait(s);
@@ -19,9 +20,10 @@
 
 namespace annulus::cuda {
 
-// A barrier of `arrivals` a phase, and of the bytes that were announced for it: those of bulk copies, and
-// those that other blocks of a cluster store. Phases are told apart by parity: 0, 1, 0, ...
-// (As asm: <cuda/ptx> makes the same instructions and takes 2 s a file to compile, a tenth of the kernels'.)
+// A barrier of `arrivals` a phase, and of the bytes that were announced for it: those of bulk
+// copies, and those that other blocks of a cluster store. Phases are told apart by parity: 0, 1, 0,
+// ... (As asm: <cuda/ptx> makes the same instructions and takes 2 s a file to compile, a tenth of
+// the kernels'.)
 struct SharedBarrier {
   std::uint64_t word;
 
@@ -83,8 +85,8 @@ struct Pipeline {
       : full(static_cast<SharedBarrier*>(memory)), empty(full + stages) {}
   __device__ __forceinline__ void* end(int stages) const { return empty + stages; }
 
-  // By one thread, then fence_barriers(), then a barrier of the block. `producers` and `consumers` are
-  // arrivals at a stage.
+  // By one thread, then fence_barriers(), then a barrier of the block. `producers` and `consumers`
+  // are arrivals at a stage.
   __device__ __forceinline__ void init(int stages, unsigned producers, unsigned consumers) const {
     for (int i = 0; i < stages; ++i) {
       full[i].init(producers);
@@ -116,12 +118,14 @@ struct Pipeline {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-// What threads wrote to shared memory, copy_async_16 included, before wgmma or the copy engine uses it.
+// What threads wrote to shared memory, copy_async_16 included, before wgmma or the copy engine uses
+// it.
 __device__ __forceinline__ void fence_shared_writes() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Makes freshly made barriers known to the copy engine and, after the cluster's barrier, to its blocks.
+// Makes freshly made barriers known to the copy engine and, after the cluster's barrier, to its
+// blocks.
 __device__ __forceinline__ void fence_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   fence_shared_writes();

@@ -14,8 +14,8 @@ constexpr int kWords = 64;  // of a stage
 
 enum class Fill { kBulk, kStores };
 
-// Warps 0 .. consumers - 1 consume, the last one produces. Every consumer counts the words that are not
-// those of its round, and adds up what it read.
+// Warps 0 .. consumers - 1 consume, the last one produces. Every consumer counts the words that are
+// not those of its round, and adds up what it read.
 __global__ void ring_kernel(const unsigned* from, int rounds, int stages, int consumers, Fill fill,
                             bool by_warp, unsigned* wrong, unsigned long long* sums) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

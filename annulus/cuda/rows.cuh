@@ -1,6 +1,6 @@
-// Rows of a tensor of any floating type: vectors of N elements in registers, loaded and stored in one access
-// of up to 16 bytes, or number by number where a row is strided, not aligned or too short for that; single
-// numbers whose type is known at run time; prefetches.
+// Rows of a tensor of any floating type: vectors of N elements in registers, loaded and stored in
+// one access of up to 16 bytes, or number by number where a row is strided, not aligned or too
+// short for that; single numbers whose type is known at run time; prefetches.
 #pragma once
 
 #include <cstdint>
@@ -114,8 +114,8 @@ __device__ __forceinline__ void store_row(T* to, std::int64_t stride, int count,
   }
 }
 
-// The same where the layout is known when compiling, kWhole as above, and kept as it lies in memory until
-// it is used. What is beyond is `filler`.
+// The same where the layout is known when compiling, kWhole as above, and kept as it lies in memory
+// until it is used. What is beyond is `filler`.
 template <int N, bool kWhole, class T, class Real>
 __device__ __forceinline__ Vec<T, N> fetch_row(const T* from, std::int64_t stride, int count,
                                                Real filler) {

@@ -1,5 +1,6 @@
-// The matrix product on the ordinary cores, in f32 or f64: one tile of the output by one block of 256
-// threads, from operands of any type and layout, which functions of the caller load four numbers at a time.
+// The matrix product on the ordinary cores, in f32 or f64: one tile of the output by one block of
+// 256 threads, from operands of any type and layout, which functions of the caller load four
+// numbers at a time.
 //
 // A tile is Rows x Columns numbers, 8 x 8 to 4 x 4 of them a thread: the more, the fewer loads from
 // shared memory a multiplication. Slices of the block share the depth of the product, and their
@@ -86,8 +87,8 @@ struct Place {
   }
 };
 
-// How a panel of Lines x Depth numbers goes from memory to shared memory: four neighbours at a time,
-// along the depth (kAlongDepth: they are then turned) or along the lines.
+// How a panel of Lines x Depth numbers goes from memory to shared memory: four neighbours at a
+// time, along the depth (kAlongDepth: they are then turned) or along the lines.
 template <class TileT, int Lines, bool kAlongDepth>
 struct PanelMap {
   using Real = typename TileT::Real;
@@ -273,7 +274,8 @@ __device__ __forceinline__ Four<Real> load_four_shared(const Real* p) {
   }
   return f;
 }
-// `left` neighbours are there; beyond them zeros. `whole`: rows are multiples of 4 long and aligned.
+// `left` neighbours are there; beyond them zeros. `whole`: rows are multiples of 4 long and
+// aligned.
 template <class Real>
 __device__ __forceinline__ Four<Real> load_four_shared(const Real* p, std::int64_t left,
                                                        bool whole) {

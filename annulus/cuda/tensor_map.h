@@ -1,5 +1,6 @@
-// How the copy engine finds boxes of a tensor (tma.cuh): a descriptor that the driver makes on the host. Dimensions
-// count from the innermost one on, whose elements are neighbours in memory. Only for files compiled with CUDA.
+// How the copy engine finds boxes of a tensor (tma.cuh): a descriptor that the driver makes on the
+// host. Dimensions count from the innermost one on, whose elements are neighbours in memory. Only
+// for files compiled with CUDA.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +26,8 @@ struct TensorBox {
   int swizzle = 0;  // bytes: 0 (dense), 32, 64 or 128: as wide as the box's rows at most
 };
 
-// Throws InvalidArgument, which names the rule of the hardware that the tensor or the box breaks, NotSupported where the
-// driver has no tensor maps, DeviceError where it refuses.
+// Throws InvalidArgument, which names the rule of the hardware that the tensor or the box breaks,
+// NotSupported where the driver has no tensor maps, DeviceError where it refuses.
 ANNULUS_API TensorMap make_tensor_map(const char* op, const TensorBox& tensor);
 
 }  // namespace annulus::cuda

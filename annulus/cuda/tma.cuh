@@ -1,8 +1,8 @@
-// Copies by the copy engine (compute capability 9.0): one thread asks for them, no thread waits, no register
-// is needed, and the bytes arrive at a barrier (pipeline.cuh). Bulk copies move neighbouring bytes. Tensor
-// copies move a box of a tensor of 1 to 5 dimensions, any strides, into shared memory that is dense or
-// swizzled as wgmma wants it (wgmma.cuh) and back; what lies outside of the tensor is read as zeros and
-// not written.
+// Copies by the copy engine (compute capability 9.0): one thread asks for them, no thread waits, no
+// register is needed, and the bytes arrive at a barrier (pipeline.cuh). Bulk copies move
+// neighbouring bytes. Tensor copies move a box of a tensor of 1 to 5 dimensions, any strides, into
+// shared memory that is dense or swizzled as wgmma wants it (wgmma.cuh) and back; what lies outside
+// of the tensor is read as zeros and not written.
 //
 // A tensor is described by a TensorMap (tensor_map.h), which the kernel takes by value as a
 // `const __grid_constant__ TensorMap` parameter.
@@ -56,10 +56,10 @@ __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// load_box(shared, map, {i0, i1, ...}, barrier): the box whose first element is (i0, i1, ...), which may be negative. All
-// of its bytes count as arriving, those outside of the tensor, too.
-// load_box(shared, map, {...}, barrier, blocks): to the same place in each block of the cluster that has a bit in `blocks`;
-// the bytes arrive at the barrier of each at the same place.
+// load_box(shared, map, {i0, i1, ...}, barrier): the box whose first element is (i0, i1, ...),
+// which may be negative. All of its bytes count as arriving, those outside of the tensor, too.
+// load_box(shared, map, {...}, barrier, blocks): to the same place in each block of the cluster
+// that has a bit in `blocks`; the bytes arrive at the barrier of each at the same place.
 // store_box(map, {...}, shared): see commit_stores(). prefetch_box(map, {...}): to L2.
 //
 // One text for each number of dimensions; operands that an instruction does not have are constants.

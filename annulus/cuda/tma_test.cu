@@ -1,4 +1,5 @@
-// Boxes of tensors by the copy engine against the same elements one by one, and what a tensor map refuses.
+// Boxes of tensors by the copy engine against the same elements one by one, and what a tensor map
+// refuses.
 #include "annulus/cuda/tma.cuh"
 
 #include <algorithm>

@@ -1,21 +1,22 @@
-// Products of a warpgroup, four neighbouring warps (compute capability 9.0): d = or += a b with d of 64 x N
-// in f32, a of 64 x 16 and b of 16 x N in bf16 or f16, for every N the hardware has: 8, 16, ..., 256.
+// Products of a warpgroup, four neighbouring warps (compute capability 9.0): d = or += a b with d
+// of 64 x N in f32, a of 64 x 16 and b of 16 x N in bf16 or f16, for every N the hardware has: 8,
+// 16, ..., 256.
 //
-// They run beside the warps that ask for them: wgmma_fence() before the first that reads registers written
-// otherwise, wgmma_commit() after the last of a group, and nothing of their operands, registers included,
-// is touched before wgmma_wait() says that the group is done.
+// They run beside the warps that ask for them: wgmma_fence() before the first that reads registers
+// written otherwise, wgmma_commit() after the last of a group, and nothing of their operands,
+// registers included, is touched before wgmma_wait() says that the group is done.
 //
 // a is in registers or in shared memory, b in shared memory, each K-major or MN-major there:
 //   K-major    rows of W bytes are W / 2 neighbouring k of one m (or n); eight rows are 8 W bytes on
 //   MN-major   rows of W bytes are W / 2 neighbouring m (or n) of one k; eight k are 8 W bytes on, and the
 //              next W / 2 of m (or n) are a block stride of the caller's choice on
-// in either case swizzled: pieces of 16 bytes are swapped within W bytes by swizzled_byte(), so that
-// neither the tensor cores nor whoever writes meets bank conflicts, and as the copy engine leaves them (tma.cuh).
-// W is 128, 64 or 32; operands begin at multiples of 8 W bytes.
+// in either case swizzled: pieces of 16 bytes are swapped within W bytes by swizzled_byte(), so
+// that neither the tensor cores nor whoever writes meets bank conflicts, and as the copy engine
+// leaves them (tma.cuh). W is 128, 64 or 32; operands begin at multiples of 8 W bytes.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
-#include <type_traits>
 
 #include "annulus/core/dtype.h"
 #include "annulus/cuda/mma.cuh"
@@ -40,8 +41,9 @@ __host__ __device__ constexpr std::uint32_t swizzled_byte(std::uint32_t byte) {
 
 #if ANNULUS_DEVICE_HOPPER
 
-// wgmma finds an operand by a descriptor of 64 bits. Its low word, which is all that differs between
-// operands of one layout, is made once and kept in a uniform register; the high word is a constant.
+// wgmma finds an operand by a descriptor of 64 bits. Its low word, which is all that differs
+// between operands of one layout, is made once and kept in a uniform register; the high word is a
+// constant.
 namespace detail {
 template <int W>
 __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t low) {
@@ -92,13 +94,13 @@ __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
 }
 
-// wgmma<T, Major of b>(d, a, b, add): d += a b, or d = a b, with a in registers. T is bfloat16 or float16,
-// and N is twice the number of accumulators of a thread. A warp of the four holds 16 rows: a as mma.cuh
-// says, d[4 n + i] as mma.cuh says of d_i, in columns 8 n ...
-// wgmma<T, Major of b, Major of a>(d, a, b, add): the same with a descriptor of a.
+// wgmma<T, Major of b>(d, a, b, add): d += a b, or d = a b, with a in registers. T is bfloat16 or
+// float16, and N is twice the number of accumulators of a thread. A warp of the four holds 16 rows:
+// a as mma.cuh says, d[4 n + i] as mma.cuh says of d_i, in columns 8 n ... wgmma<T, Major of b,
+// Major of a>(d, a, b, add): the same with a descriptor of a.
 //
-// The instruction names every accumulator, so there is one function for each N. The preprocessor writes
-// the lists, four accumulators at a time: F of each four with S() in between.
+// The instruction names every accumulator, so there is one function for each N. The preprocessor
+// writes the lists, four accumulators at a time: F of each four with S() in between.
 #define ANNULUS_QUADS_4(F, S) F(0, 1, 2, 3)
 #define ANNULUS_QUADS_8(F, S) ANNULUS_QUADS_4(F, S) S() F(4, 5, 6, 7)
 #define ANNULUS_QUADS_12(F, S) ANNULUS_QUADS_8(F, S) S() F(8, 9, 10, 11)
@@ -137,45 +139,30 @@ __device__ __forceinline__ void take_registers() {
 #define ANNULUS_ACCUMULATORS_COMMA() ,
 #define ANNULUS_WGMMA_TEXT(type, N, R, add, operands)                            \
   "{.reg .pred p; setp.ne.b32 p, %" #add                                         \
-  ", 0;"                                                                         \
+  ", 0; "                                                                        \
   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type                \
   " {" ANNULUS_QUADS_##R(ANNULUS_NAMES, ANNULUS_NAMES_COMMA) "}, " operands ";}" \
       : ANNULUS_QUADS_##R(ANNULUS_ACCUMULATORS, ANNULUS_ACCUMULATORS_COMMA)
-// N, the number R = N / 2 of accumulators, and the six numbers from R on.
-#define ANNULUS_WGMMA(N, R, r1, r2, r3, r4, r5, r6)                                                \
-  template <class T, Major kB = Major::kK>                                                         \
+#define ANNULUS_WGMMA_OF(Type, type, N, R, r1, r2, r3, r4, r5, r6)                                 \
+  template <std::same_as<Type> T, Major kB = Major::kK>                                            \
   __device__ __forceinline__ void wgmma(float(&d)[R], const uint4& a, std::uint64_t b, bool add) { \
-    if constexpr (std::is_same_v<T, bfloat16>) {                                                   \
-      asm volatile(                                                                                \
-          ANNULUS_WGMMA_TEXT("bf16", N, R, r5,                                                     \
-                             "{%" #R ",%" #r1 ",%" #r2 ",%" #r3 "}, %" #r4 ", p, 1, 1, %" #r6)     \
-          : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(static_cast<int>(add)),            \
-            "n"(static_cast<int>(kB)));                                                            \
-    } else {                                                                                       \
-      static_assert(std::is_same_v<T, float16>);                                                   \
-      asm volatile(                                                                                \
-          ANNULUS_WGMMA_TEXT("f16", N, R, r5,                                                      \
-                             "{%" #R ",%" #r1 ",%" #r2 ",%" #r3 "}, %" #r4 ", p, 1, 1, %" #r6)     \
-          : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(static_cast<int>(add)),            \
-            "n"(static_cast<int>(kB)));                                                            \
-    }                                                                                              \
+    asm volatile(                                                                                  \
+        ANNULUS_WGMMA_TEXT(type, N, R, r5,                                                         \
+                           "{%" #R ",%" #r1 ",%" #r2 ",%" #r3 "}, %" #r4 ", p, 1, 1, %" #r6)       \
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(static_cast<int>(add)),              \
+          "n"(static_cast<int>(kB)));                                                              \
   }                                                                                                \
-  template <class T, Major kB = Major::kK, Major kA = Major::kK>                                   \
+  template <std::same_as<Type> T, Major kB = Major::kK, Major kA = Major::kK>                      \
   __device__ __forceinline__ void wgmma(float(&d)[R], std::uint64_t a, std::uint64_t b,            \
                                         bool add) {                                                \
-    if constexpr (std::is_same_v<T, bfloat16>) {                                                   \
-      asm volatile(                                                                                \
-          ANNULUS_WGMMA_TEXT("bf16", N, R, r2, "%" #R ", %" #r1 ", p, 1, 1, %" #r3 ", %" #r4)      \
-          : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(static_cast<int>(kA)),                 \
-            "n"(static_cast<int>(kB)));                                                            \
-    } else {                                                                                       \
-      static_assert(std::is_same_v<T, float16>);                                                   \
-      asm volatile(                                                                                \
-          ANNULUS_WGMMA_TEXT("f16", N, R, r2, "%" #R ", %" #r1 ", p, 1, 1, %" #r3 ", %" #r4)       \
-          : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(static_cast<int>(kA)),                 \
-            "n"(static_cast<int>(kB)));                                                            \
-    }                                                                                              \
+    asm volatile(ANNULUS_WGMMA_TEXT(type, N, R, r2, "%" #R ", %" #r1 ", p, 1, 1, %" #r3 ", %" #r4) \
+                 : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(static_cast<int>(kA)),          \
+                   "n"(static_cast<int>(kB)));                                                     \
   }
+// N, and seven numbers from R = N / 2, the number of accumulators, on.
+#define ANNULUS_WGMMA(...)                        \
+  ANNULUS_WGMMA_OF(bfloat16, "bf16", __VA_ARGS__) \
+  ANNULUS_WGMMA_OF(float16, "f16", __VA_ARGS__)
 ANNULUS_WGMMA(8, 4, 5, 6, 7, 8, 9, 10)
 ANNULUS_WGMMA(16, 8, 9, 10, 11, 12, 13, 14)
 ANNULUS_WGMMA(24, 12, 13, 14, 15, 16, 17, 18)
@@ -208,6 +195,9 @@ ANNULUS_WGMMA(232, 116, 117, 118, 119, 120, 121, 122)
 ANNULUS_WGMMA(240, 120, 121, 122, 123, 124, 125, 126)
 ANNULUS_WGMMA(248, 124, 125, 126, 127, 128, 129, 130)
 ANNULUS_WGMMA(256, 128, 129, 130, 131, 132, 133, 134)
+#undef ANNULUS_WGMMA
+#undef ANNULUS_WGMMA_OF
+#undef ANNULUS_WGMMA_TEXT
 
 #endif  // ANNULUS_DEVICE_HOPPER
 

@@ -50,7 +50,7 @@ def typed(error):
         if misfit is None:
             return error
         op, wanted, name, found, value = misfit.groups()
-        return InvalidArgument(f"[{op}] {name} must be {wanted} but is {found}" + (f" {value}" if value else ""))
+        return InvalidArgument(f"[{op.rstrip('_')}] {name} must be {wanted} but is {found}" + (f" {value}" if value else ""))
     message = text[mark.end():].split("\nException raised from", 1)[0]  # torch may append a C++ trace
     if mark[1] != "RankLost":
         return _PLAIN[mark[1]](message)

@@ -10,11 +10,10 @@ transposed (B, L, H, D) view goes through without a copy in either direction.
 
 import torch
 
-from ._autograd import (
-    are_transforms_active, below_autograd, call, call_backward, call_transformed, differentiable, needs_autograd,
-    plain_op, refuse_double_backward, refuse_tangents,
-)
 from ._library import ops
+from ._operator import (
+    Operator, are_transforms_active, below_autograd, call_backward, fake, needs_autograd, plain_op, refuse_tangents,
+)
 from .errors import InvalidArgument, typed
 
 
@@ -32,11 +31,7 @@ def lrpe_cosine(x, theta, shape=None, *, prefix=0, activation="none", softmax_di
     """
     offset, offsets = _split_offset(offset)
     shape, position_ids = _grid("lrpe_cosine", shape, position_ids), _ids("lrpe_cosine", position_ids)
-    arguments = (x, theta, shape, prefix, activation, softmax_dim, offset, offsets, position_ids)
-    try:
-        return call(ops.lrpe_cosine.default, _Cosine, (x, theta), arguments)
-    except RuntimeError as e:
-        raise _error(e) from None
+    return _lrpe_cosine(x, theta, shape, prefix, activation, softmax_dim, offset, offsets, position_ids)
 
 
 def lrpe_cosine_qk(
@@ -48,11 +43,7 @@ def lrpe_cosine_qk(
     """
     offset, offsets = _split_offset(offset)
     shape, position_ids = _grid("lrpe_cosine_qk", shape, position_ids), _ids("lrpe_cosine_qk", position_ids)
-    arguments = (q, k, theta, shape, prefix, activation, softmax_dim, offset, offsets, position_ids)
-    try:
-        return call(ops.lrpe_cosine_qk.default, _CosineQk, (q, k, theta), arguments)
-    except RuntimeError as e:
-        raise _error(e) from None
+    return _lrpe_cosine_qk(q, k, theta, shape, prefix, activation, softmax_dim, offset, offsets, position_ids)
 
 
 def lrpe_rotate(x, theta, shape=None, *, prefix=0, interleaved=False, offset=0, position_ids=None):
@@ -62,11 +53,7 @@ def lrpe_rotate(x, theta, shape=None, *, prefix=0, interleaved=False, offset=0, 
     """
     offset, offsets = _split_offset(offset)
     shape, position_ids = _grid("lrpe_rotate", shape, position_ids), _ids("lrpe_rotate", position_ids)
-    arguments = (x, theta, shape, prefix, interleaved, offset, offsets, position_ids)
-    try:
-        return call(ops.lrpe_rotate.default, _Rotate, (x, theta), arguments)
-    except RuntimeError as e:
-        raise _error(e) from None
+    return _lrpe_rotate(x, theta, shape, prefix, interleaved, offset, offsets, position_ids)
 
 
 def lrpe_rotate_(x, theta, shape=None, *, prefix=0, interleaved=False, offset=0, position_ids=None):
@@ -75,35 +62,28 @@ def lrpe_rotate_(x, theta, shape=None, *, prefix=0, interleaved=False, offset=0,
     shape, position_ids = _grid("lrpe_rotate", shape, position_ids), _ids("lrpe_rotate", position_ids)
     arguments = (x, theta, shape, prefix, interleaved, offset, offsets, position_ids)
     try:
-        refuse_tangents(ops.lrpe_rotate.default, x, theta)
         if torch.compiler.is_compiling():
             if not needs_autograd(x, theta):
                 ops.lrpe_rotate_.default(*arguments)  # the compiler sees the mutation in the schema
                 return x
             # The mutating op has no gradient: functional form plus copy. theta's gradient needs the x of before.
             source = x.clone() if theta.requires_grad else x
-            return x.copy_(ops.lrpe_rotate.default(source, *arguments[1:]))
+            return x.copy_(_lrpe_rotate(source, *arguments[1:]))
+        refuse_tangents("lrpe_rotate", x, theta)
         if are_transforms_active():
-            return x.copy_(call_transformed(ops.lrpe_rotate.default, x.clone(), *arguments[1:]))
-        if needs_autograd(x, theta):
+            return x.copy_(_lrpe_rotate(x.clone(), *arguments[1:]))
+        if needs_autograd(x, theta) and isinstance(x, torch.Tensor):
             if x.requires_grad and x.is_leaf:
                 raise InvalidArgument(
                     "[lrpe_rotate] x must not be a leaf that requires grad, since its values are overwritten; "
                     "use lrpe_rotate, or x.detach()"
                 )
-            return _RotateInPlace.apply(*arguments)
+            return _RotateInPlace.apply(x, theta, arguments[2:])
         below_autograd(ops.lrpe_rotate_.default, *arguments)
         torch.autograd.graph.increment_version(x)  # so that a graph that saved the old values notices
         return x
-    except RuntimeError as e:
-        raise _error(e) from None
-
-
-def _error(e):
-    """The typed exception of a call of ours, in which the op's `offsets` is the tensor given as `offset`."""
-    e = typed(e)
-    e.args = tuple(a.replace("] offsets must", "] offset must") if isinstance(a, str) else a for a in e.args)
-    return e
+    except (RuntimeError, InvalidArgument) as e:
+        raise _lrpe_rotate.typed(e) from None
 
 
 def _split_offset(offset):
@@ -159,185 +139,86 @@ def _token_major(x):
     return x.stride(1) < x.stride(2)
 
 
-def _empty(like, H, width, token_major):
-    B, L = like.shape[0], like.shape[2]
-    if token_major:
-        return like.new_empty((B, L, H, width)).transpose(1, 2)
-    return like.new_empty((B, H, L, width))
+def _empty(like, columns, token_major):
+    B, H, L = like.shape[:3]
+    return like.new_empty((B, L, H, columns)).transpose(1, 2) if token_major else like.new_empty((B, H, L, columns))
 
 
-def _check(op, name, x, **others):
-    """The rules a fake kernel cannot go on without; all others are C++'s."""
-    if x.dim() != 4:
-        raise InvalidArgument(f"[{op}] {name} must have 4 dimensions but has shape {tuple(x.shape)}")
-    for other, t in others.items():  # a meta tensor among real ones leads here, too
-        if t is not None and t.device != x.device:
-            raise InvalidArgument(f"[{op}] {other} must be on the device of {name}, {x.device}, but is on {t.device}")
+def _encoded(x, factor):
+    return _empty(x, factor * x.shape[3], _token_major(x))
 
 
-def _encoded(op, name, x, factor, **others):
-    _check(op, name, x, **others)
-    return _empty(x, x.shape[1], factor * x.shape[3], _token_major(x))
+@fake("lrpe_cosine", x=4)
+def _(a):
+    return _encoded(a.x, 2)
 
 
-def _gradient(like, needed, token_major, columns):
-    return _empty(like, like.shape[1], columns, token_major) if needed else like.new_empty((0,))
+@fake("lrpe_cosine_qk", q=4, k=4)
+def _(a):
+    return _encoded(a.q, 2), _encoded(a.k, 2)
 
 
-def _theta_gradient(theta, needed):
-    return theta.new_empty(theta.shape) if needed else theta.new_empty((0,))
+@fake("lrpe_rotate", x=4)
+def _(a):
+    return _encoded(a.x, 1)
 
 
-@torch.library.register_fake("annulus::lrpe_cosine")
-def _(x, theta, shape, prefix, activation, softmax_dim, offset, offsets, position_ids):
-    return _encoded("lrpe_cosine", "x", x, 2, theta=theta, offset=offsets, position_ids=position_ids)
+@fake("lrpe_rotate_", x=4)
+def _(a):
+    pass
 
 
-@torch.library.register_fake("annulus::lrpe_cosine_backward")
-def _(dy, x, theta, shape, prefix, activation, softmax_dim, offset, offsets, position_ids, token_major, need_dx,
-      need_dtheta):
-    return _gradient(dy, need_dx, token_major, dy.shape[3] // 2), _theta_gradient(theta, need_dtheta)
+@fake("_lrpe_dx")
+def _(a):
+    form, token_major = a.call[:2]
+    return _empty(a.dy, a.dy.shape[3] // 2 if form == _COSINE else a.dy.shape[3], token_major)
 
 
-@torch.library.register_fake("annulus::lrpe_cosine_qk")
-def _(q, k, theta, shape, prefix, activation, softmax_dim, offset, offsets, position_ids):
-    op = "lrpe_cosine_qk"
-    return (
-        _encoded(op, "q", q, 2, k=k, theta=theta, offset=offsets, position_ids=position_ids),
-        _encoded(op, "k", k, 2),
-    )
-
-
-@torch.library.register_fake("annulus::lrpe_cosine_qk_backward")
-def _(dyq, dyk, q, k, theta, shape, prefix, activation, softmax_dim, offset, offsets, position_ids, q_token_major,
-      k_token_major, need_dq, need_dk, need_dtheta):
-    return (
-        _gradient(dyq, need_dq, q_token_major, dyq.shape[3] // 2),
-        _gradient(dyk, need_dk, k_token_major, dyk.shape[3] // 2),
-        _theta_gradient(theta, need_dtheta),
-    )
-
-
-@torch.library.register_fake("annulus::lrpe_rotate")
-def _(x, theta, shape, prefix, interleaved, offset, offsets, position_ids):
-    return _encoded("lrpe_rotate", "x", x, 1, theta=theta, offset=offsets, position_ids=position_ids)
-
-
-@torch.library.register_fake("annulus::lrpe_rotate_")
-def _(x, theta, shape, prefix, interleaved, offset, offsets, position_ids):
-    _check("lrpe_rotate", "x", x, theta=theta, offset=offsets, position_ids=position_ids)
-
-
-@torch.library.register_fake("annulus::lrpe_rotate_backward")
-def _(dy, x, theta, shape, prefix, interleaved, offset, offsets, position_ids, token_major, need_dx, need_dtheta):
-    return _gradient(dy, need_dx, token_major, dy.shape[3]), _theta_gradient(theta, need_dtheta)
-
-
-@torch.library.register_fake("annulus::_lrpe_dx")
-def _(dy, theta, call):
-    form, token_major = call[:2]
-    return _gradient(dy, True, token_major, dy.shape[3] // 2 if form == _COSINE else dy.shape[3])
+def _empty_gradient(b, name):
+    """x need not be there: its gradient is shaped as dy."""
+    if name == "theta":
+        return b.theta.new_empty(b.theta.shape)
+    which = "" if name == "x" else name
+    dy = getattr(b, "dy" + which)
+    rotates = hasattr(b, "interleaved")
+    return _empty(dy, dy.shape[3] if rotates else dy.shape[3] // 2, getattr(b, (which and which + "_") + "token_major"))
 
 
 # Autograd
 
 _COSINE, _ROTATE, _INTERLEAVED = range(3)  # forms of _lrpe_dx
-_lrpe_dx = plain_op(ops._lrpe_dx.default)
+_lrpe_dx = plain_op("_lrpe_dx")
 
 
-def _cosine_setup(ctx, inputs, output):
-    x, theta, shape, prefix, activation, softmax_dim, offset, offsets, position_ids = inputs
-    ctx.set_materialize_grads(False)
-    needs_x = activation != "none" or ctx.needs_input_grad[1]
-    ctx.save_for_backward(x if needs_x else None, theta, offsets, position_ids)
-    ctx.options = (shape, prefix, activation, softmax_dim, offset)
-    ctx.token_major = _token_major(x)
-    plain = offsets is None and position_ids is None and not needs_x
-    ctx.plain = (_COSINE, ctx.token_major, prefix, offset, *shape) if plain else None
+def _keep(ctx, a, outputs):
+    """x where theta's gradient or an activation needs it; and the call of _lrpe_dx, where dx needs nothing but theta.
+
+    A short kernel is over before a node of autograd is: at 1024 tokens the time of a backward is the time its node takes
+    on the host. What costs there is the number of arguments of an op (0.5 us each) and the context manager that skips
+    its autograd kernel (1.5 us), so the plainest backward is an op of few arguments that autograd does not see at all.
+    """
+    rotates = hasattr(a, "interleaved")
+    needs_x = ctx.needs_input_grad[1] or not (rotates or a.activation == "none")
+    token_major = _token_major(a.x)
+    ctx.plain = None
+    if a.offsets is None and a.position_ids is None and not needs_x:
+        form = _COSINE if not rotates else _INTERLEAVED if a.interleaved else _ROTATE
+        ctx.plain = (form, token_major, a.prefix, a.offset, *a.shape)
+    return (a.x if needs_x else None), token_major
 
 
-def _cosine_backward(ctx, dy):
-    need_dx, need_dtheta = ctx.needs_input_grad[:2]
-    if dy is None:
-        return (None,) * 9
-    x, theta, *positions = ctx.saved_tensors
+def _quick(ctx, dy):
+    if ctx.plain is None or dy is None or torch.is_grad_enabled():
+        return None
     try:
-        dx, dtheta = call_backward(
-            ops.lrpe_cosine_backward.default, dy, x, theta, *ctx.options, *positions, ctx.token_major, need_dx,
-            need_dtheta,
-        )
+        return _lrpe_dx(dy, ctx.saved_tensors[1], ctx.plain), None, None
     except RuntimeError as e:
         raise typed(e) from None
-    return (dx if need_dx else None, dtheta if need_dtheta else None) + (None,) * 7
 
 
-def _qk_setup(ctx, inputs, output):
-    q, k, theta, shape, prefix, activation, softmax_dim, offset, offsets, position_ids = inputs
-    ctx.set_materialize_grads(False)
-    needs_inputs = activation != "none" or ctx.needs_input_grad[2]
-    ctx.save_for_backward(q if needs_inputs else None, k if needs_inputs else None, theta, offsets, position_ids)
-    ctx.options = (shape, prefix, activation, softmax_dim, offset)
-    ctx.token_major = (_token_major(q), _token_major(k))
-    ctx.shapes = (output[0].shape, output[1].shape)
-
-
-def _qk_backward(ctx, dyq, dyk):
-    if dyq is None and dyk is None:
-        return (None,) * 10
-    # An output nobody used has gradient 0: one element, expanded, instead of a tensor of zeros.
-    dyq = dyk.new_zeros(()).expand(ctx.shapes[0]) if dyq is None else dyq
-    dyk = dyq.new_zeros(()).expand(ctx.shapes[1]) if dyk is None else dyk
-    needed = ctx.needs_input_grad[:3]
-    q, k, theta, *positions = ctx.saved_tensors
-    try:
-        gradients = call_backward(
-            ops.lrpe_cosine_qk_backward.default, dyq, dyk, q, k, theta, *ctx.options, *positions, *ctx.token_major,
-            *needed,
-        )
-    except RuntimeError as e:
-        raise typed(e) from None
-    return tuple(g if n else None for g, n in zip(gradients, needed)) + (None,) * 7
-
-
-def _rotate_setup(ctx, inputs, output):
-    x, theta, shape, prefix, interleaved, offset, offsets, position_ids = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, theta, offsets, position_ids)
-    ctx.options = (shape, prefix, interleaved, offset)
-    ctx.token_major = _token_major(x)
-    plain = offsets is None and position_ids is None and not ctx.needs_input_grad[1]
-    form = _INTERLEAVED if interleaved else _ROTATE
-    ctx.plain = (form, ctx.token_major, prefix, offset, *shape) if plain else None
-
-
-def _rotate_backward(ctx, dy):
-    need_dx, need_dtheta = ctx.needs_input_grad[:2]
-    if dy is None:
-        return (None,) * 8
-    x, theta, *positions = ctx.saved_tensors
-    try:
-        dx, dtheta = call_backward(
-            ops.lrpe_rotate_backward.default, dy, x, theta, *ctx.options, *positions, ctx.token_major, need_dx,
-            need_dtheta,
-        )
-    except RuntimeError as e:
-        raise typed(e) from None
-    return (dx if need_dx else None, dtheta if need_dtheta else None) + (None,) * 6
-
-
-def _plain_first(backward, inputs):
-    """`backward`, with a short cut where only x has a gradient and nothing but theta is needed for it."""
-    none = (None,) * (inputs - 1)
-
-    def eager_backward(ctx, dy):
-        if ctx.plain is None or dy is None or torch.is_grad_enabled():
-            return backward(ctx, dy)
-        try:
-            return _lrpe_dx(dy, ctx.saved_tensors[1], ctx.plain), *none
-        except RuntimeError as e:
-            raise typed(e) from None
-
-    return eager_backward
+def _keep_qk(ctx, a, outputs):
+    needs_inputs = ctx.needs_input_grad[2] or a.activation != "none"
+    return *((a.q, a.k) if needs_inputs else (None, None)), _token_major(a.q), _token_major(a.k)
 
 
 class _RotateInPlace(torch.autograd.Function):
@@ -347,39 +228,36 @@ class _RotateInPlace(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, theta, shape, prefix, interleaved, offset, offsets, position_ids):
+    def forward(ctx, x, theta, rest):
         ctx.keeps_x = ctx.needs_input_grad[1] and x.element_size() == 2
         kept = x.clone() if ctx.keeps_x else x
-        below_autograd(ops.lrpe_rotate_.default, x, theta, shape, prefix, interleaved, offset, offsets, position_ids)
+        below_autograd(ops.lrpe_rotate_.default, x, theta, *rest)
         ctx.mark_dirty(x)
         ctx.set_materialize_grads(False)
+        *ctx.options, offsets, position_ids = rest
         ctx.save_for_backward(kept if ctx.needs_input_grad[1] else None, theta, offsets, position_ids)
-        ctx.options = (shape, prefix, interleaved, offset)
         ctx.token_major = _token_major(x)
         return x
 
     @staticmethod
     def backward(ctx, dy):
-        need_dx, need_dtheta = ctx.needs_input_grad[:2]
-        if dy is None:
-            return (None,) * 8
-        kept, theta, *positions = ctx.saved_tensors
-        options = (*ctx.options, *positions, ctx.token_major)
-        backward = ops.lrpe_rotate_backward.default
+        need_dx, need_dtheta, _ = ctx.needs_input_grad
         dx = dtheta = None
-        try:
-            if need_dx:
-                dx = call_backward(backward, dy, None, theta, *options, True, False)[0]
-            if need_dtheta:  # of y, if that is what was kept: with theta = 0 the backward's x is its y
-                turned = theta if ctx.keeps_x else torch.zeros_like(theta)
-                dtheta = call_backward(backward, dy, kept, turned, *options, False, True)[1]
-        except RuntimeError as e:
-            raise typed(e) from None
-        return (dx, dtheta) + (None,) * 6
+        if dy is None:
+            return None, None, None
+        kept, theta, *positions = ctx.saved_tensors
+        rest = (*ctx.options, *positions, ctx.token_major)
+        if need_dx:
+            (dx,) = call_backward("lrpe_rotate_backward", dy, None, theta, *rest, 0b01)
+        if need_dtheta:  # of y, if that is what was kept: with theta = 0 the backward's x is its y
+            turned = theta if ctx.keeps_x else torch.zeros_like(theta)
+            (dtheta,) = call_backward("lrpe_rotate_backward", dy, kept, turned, *rest, 0b10)
+        return dx, dtheta, None
 
 
-_Cosine = differentiable(ops.lrpe_cosine.default, _cosine_setup, _cosine_backward, _plain_first(_cosine_backward, 9))
-_CosineQk = differentiable(ops.lrpe_cosine_qk.default, _qk_setup, _qk_backward)
-_Rotate = differentiable(ops.lrpe_rotate.default, _rotate_setup, _rotate_backward, _plain_first(_rotate_backward, 8))
-for _op in (ops.lrpe_cosine_backward, ops.lrpe_cosine_qk_backward, ops.lrpe_rotate_backward):
-    refuse_double_backward(_op.default)
+_shared = dict(empty=_empty_gradient, spoken={"offsets": "offset"})
+_lrpe_cosine = Operator("lrpe_cosine", keep=_keep, kept=("x", "token_major"), quick=_quick, **_shared)
+_lrpe_rotate = Operator("lrpe_rotate", keep=_keep, kept=("x", "token_major"), quick=_quick, **_shared)
+_lrpe_cosine_qk = Operator(
+    "lrpe_cosine_qk", keep=_keep_qk, kept=("q", "k", "q_token_major", "k_token_major"), **_shared
+)

@@ -9,8 +9,10 @@ Progress goes to stderr. Exit codes: 0 done, 1 a row of annulus failed, 2 bad us
 import argparse
 import datetime
 import errno
+import importlib
 import json
 import os
+import pkgutil
 import re
 import shutil
 import sys
@@ -18,12 +20,16 @@ import sys
 import torch
 import torch._functorch.config
 
-from . import _peers_lrpe_cosine, _peers_ring_rnn
 from ._info import info as build_info
 from ._peer import Skip
 from ._timing import Clock, summary
 
-SUITES = {"lrpe-cosine": _peers_lrpe_cosine, "ring-rnn": _peers_ring_rnn}
+# Suite -> module: _peers_<operator>.py beside this file is the suite <operator>, with dashes.
+SUITES = {
+    m.name.removeprefix("_peers_").replace("_", "-"): importlib.import_module("." + m.name, __package__)
+    for m in pkgutil.iter_modules([os.path.dirname(os.path.abspath(__file__))])
+    if m.name.startswith("_peers_")
+}
 SCHEMA = 1
 ERROR_METRIC = "max|err|/max|ref|"  # reference: double precision
 OURS = "annulus-torch"

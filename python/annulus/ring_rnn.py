@@ -8,11 +8,8 @@ strides; Python only routes.
 
 import torch
 
-from ._autograd import (
-    are_transforms_active, below_autograd, call, call_backward, call_transformed, differentiable, needs_autograd,
-    refuse_double_backward, refuse_tangents, register_formulas,
-)
 from ._library import ops
+from ._operator import Operator, call_backward, fake, needs_autograd
 from .errors import InvalidArgument, typed
 
 
@@ -64,22 +61,11 @@ def ring_rnn(
         raise InvalidArgument(
             "[ring_rnn] packed must be left out where Wa or Wo requires grad, since their values will change; but is given"
         )
-    options = (reset, mask, J0, J1, alpha, activation, precision, checkpoint, packed, save, return_readout)
-    refuse_tangents(ops.ring_rnn.default, *tensors)
-    try:
-        if torch.compiler.is_compiling():
-            out, h_n, _, *read = ops.ring_rnn.default(*tensors, *options)
-        elif are_transforms_active():
-            out, h_n, _, *read = call_transformed(ops.ring_rnn.default, *tensors, *options)
-        elif save:
-            out, h_n, *read = _RingRnn.apply(*tensors, options)
-        else:
-            out, h_n, _, *read = below_autograd(ops.ring_rnn.default, *tensors, *options)
-    except RuntimeError as e:
-        raise typed(e) from None
-    if return_readout:
-        return (out, h_n, *read) if return_state else (out, *read)
-    return (out, h_n) if return_state else out
+    out, h_n, *read = _ring_rnn(
+        *tensors, J0, J1, alpha, reset, mask, activation, precision, checkpoint, packed, save, return_readout
+    )
+    states = (out, h_n) if return_state else (out,)
+    return (*states, *read) if return_state or return_readout else out
 
 
 def ring_rnn_pack(Wa, Wo, precision="auto"):
@@ -100,10 +86,7 @@ def ring_readout(states):
 
     Preferred angles are 2 pi i / N. Differentiable; where the amplitude is 0 the angle is 0 and so are both gradients.
     """
-    try:
-        return call(ops.ring_readout.default, _Readout, (states,), (states,))
-    except RuntimeError as e:
-        raise typed(e) from None
+    return _ring_readout(states)
 
 
 def _split(parameter):
@@ -114,124 +97,47 @@ def _split(parameter):
 # Fake kernels: shapes and dtypes without data, for torch.compile and torch.export
 
 
-def _check(op, name, tensor, rank, first):
-    """The rules a fake kernel cannot go on without; all others are C++'s."""
-    if tensor.dim() != rank:
-        raise InvalidArgument(f"[{op}] {name} must have {rank} dimensions but has shape {tuple(tensor.shape)}")
-    if tensor.device != first.device:  # a meta tensor among real ones leads here, too
-        raise InvalidArgument(f"[{op}] {name} must be on the device of A, {first.device}, but is on {tensor.device}")
-
-
 def _state_dtype(tensor):
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
-@torch.library.register_fake("annulus::ring_rnn")
-def _(A, Wa, Wo, r0, J0_tensor, J1_tensor, alpha_tensor, drive, reset_state, reset, mask, J0, J1, alpha, activation,
-      precision, checkpoint, packed, save, readout):
-    for name, tensor, rank in (("A", A, 3), ("Wa", Wa, 3), ("Wo", Wo, 2), ("r0", r0, 2)):
-        _check("ring_rnn", name, tensor, rank, A)
-    B, T, N = A.shape[0], A.shape[1], r0.shape[1]
-    empty = lambda *size: A.new_empty(size, dtype=_state_dtype(A))  # noqa: E731
-    saved = empty(0)
-    if save:
-        saved = empty(T if checkpoint == 0 else (T + checkpoint - 1) // checkpoint, B, N)
-    angle, amplitude = (empty(B, T), empty(B, T)) if readout else (empty(0), empty(0))
-    return A.new_empty((B, T, N)), empty(B, N), saved, angle, amplitude
+@fake("ring_rnn", A=3, Wa=3, Wo=2, r0=2)
+def _(a):
+    B, T, N = a.A.shape[0], a.A.shape[1], a.r0.shape[1]
+    empty = lambda *size: a.A.new_empty(size, dtype=_state_dtype(a.A))  # noqa: E731
+    angle, amplitude = (empty(B, T), empty(B, T)) if a.readout else (empty(0), empty(0))
+    steps = T if a.checkpoint == 0 else (T + a.checkpoint - 1) // a.checkpoint
+    return a.A.new_empty((B, T, N)), empty(B, N), angle, amplitude, empty(steps, B, N) if a.save else empty(0)
 
 
-@torch.library.register_fake("annulus::ring_rnn_backward")
-def _(dout, dh_n, out, saved, A, Wa, Wo, r0, J0_tensor, J1_tensor, alpha_tensor, drive, reset_state, reset, mask, J0, J1,
-      alpha, activation, precision, checkpoint, needed):
-    inputs = (A, Wa, Wo, r0, J0_tensor, J1_tensor, alpha_tensor, drive, reset_state)
-    return [x.new_empty(x.shape) for i, x in enumerate(inputs) if needed >> i & 1]
-
-
-@torch.library.register_fake("annulus::ring_readout")
-def _(states):
-    _check("ring_readout", "states", states, 3, states)
-    return tuple(states.new_empty(states.shape[:2], dtype=_state_dtype(states)) for _ in range(2))
-
-
-@torch.library.register_fake("annulus::ring_readout_backward")
-def _(dangle, damplitude, states):
-    return states.new_empty(states.shape)
+@fake("ring_readout", states=3)
+def _(a):
+    return tuple(a.states.new_empty(a.states.shape[:2], dtype=_state_dtype(a.states)) for _ in range(2))
 
 
 # Autograd
 
-_DIFFERENTIABLE = 9  # the first so many inputs
-_INPUTS = 20
+
+def _complete(b, gradients, also):
+    """The readout's gradient is one of out; what the forward did not save, it makes now."""
+    dangle, damplitude = gradients["dangle"], gradients["damplitude"]
+    if dangle is not None or damplitude is not None:
+        (dstates,) = call_backward("ring_readout_backward", dangle, damplitude, b.out, 1)
+        b = b._replace(dout=dstates if b.dout is None else b.dout + dstates)
+    if not also["save"]:
+        forward = b._asdict() | also | {"save": True, "readout": False}
+        saved = call_backward("ring_rnn", *(forward[name] for name in _ring_rnn.arguments._fields))[-1]
+        b = b._replace(saved=saved)
+    return b
 
 
-def _setup(ctx, inputs, output):
-    out, _, saved, angle, amplitude = output
-    *_, packed, save, readout = inputs
-    ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(*((saved,) if readout else (saved, angle, amplitude)))
-    ctx.save_for_backward(*inputs[:11], out, saved if save else None, packed)
-    ctx.options = inputs[11:17]
-
-
-def _backward(ctx, dout, dh_n, dsaved, dangle, damplitude):
-    return _gradients(ctx, dout, dh_n, dangle, damplitude) + (None,) * (_INPUTS - _DIFFERENTIABLE)
-
-
-def _gradients(ctx, dout, dh_n, dangle, damplitude):
-    """Of the differentiable inputs, None for those that need none."""
-    if dout is None and dh_n is None and dangle is None and damplitude is None:
-        return (None,) * _DIFFERENTIABLE
-    *inputs, out, saved, packed = ctx.saved_tensors
-    needs = ctx.needs_input_grad[:_DIFFERENTIABLE]
-    needed = sum(1 << i for i, need in enumerate(needs) if need)
-    try:
-        if dangle is not None or damplitude is not None:
-            dstates = call_backward(ops.ring_readout_backward.default, dangle, damplitude, out)
-            dout = dstates if dout is None else dout + dstates
-        if saved is None:
-            saved = call_backward(ops.ring_rnn.default, *inputs, *ctx.options, packed, True, False)[2]
-        gradients = iter(
-            call_backward(ops.ring_rnn_backward.default, dout, dh_n, out, saved, *inputs, *ctx.options, needed)
-        )
-    except RuntimeError as e:
-        raise typed(e) from None
-    return tuple(next(gradients) if need else None for need in needs)
-
-
-class _RingRnn(torch.autograd.Function):
-    """The same formulas in eager mode, where every argument and output of a node costs time: the options are one
-    argument, and what nobody sees is no output."""
-
-    @staticmethod
-    def forward(ctx, *inputs):
-        *tensors, options = inputs
-        out, h_n, saved, angle, amplitude = below_autograd(ops.ring_rnn.default, *tensors, *options)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, *options[:2], out, saved, options[8])
-        ctx.options = options[2:8]
-        return (out, h_n, angle, amplitude) if options[10] else (out, h_n)
-
-    @staticmethod
-    def backward(ctx, dout, dh_n, dangle=None, damplitude=None):
-        return _gradients(ctx, dout, dh_n, dangle, damplitude) + (None,)
-
-
-def _readout_setup(ctx, inputs, output):
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(inputs[0])
-
-
-def _readout_backward(ctx, dangle, damplitude):
-    if dangle is None and damplitude is None:
-        return None
-    (states,) = ctx.saved_tensors
-    try:
-        return call_backward(ops.ring_readout_backward.default, dangle, damplitude, states)
-    except RuntimeError as e:
-        raise typed(e) from None
-
-
-register_formulas(ops.ring_rnn.default, _setup, _backward)
-_Readout = differentiable(ops.ring_readout.default, _readout_setup, _readout_backward)
-for _op in (ops.ring_rnn_backward, ops.ring_readout_backward):
-    refuse_double_backward(_op.default)
+_ring_rnn = Operator(
+    "ring_rnn",
+    keep=lambda ctx, a, outputs: (outputs[-1] if a.save else None,),
+    kept=("saved",),
+    visible=lambda a: 4 if a.readout else 2,
+    complete=_complete,
+    also=("packed", "save"),
+    spoken={name + "_tensor": name for name in ("J0", "J1", "alpha")},
+)
+_ring_readout = Operator("ring_readout")

@@ -1,4 +1,4 @@
-// What every <op>_torch.cpp shares: torch tensor -> TensorView, output and scratch allocation by
+// What every operator's torch.cpp shares: torch tensor -> TensorView, output and scratch allocation by
 // torch, the current stream and device, and errors that Python can turn into typed exceptions.
 //
 // Only the stable part of libtorch is used (torch/csrc/stable, the C shim), so one binary built
@@ -21,6 +21,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "annulus/core/checked.h"
 #include "annulus/core/context.h"
@@ -302,10 +303,37 @@ class Call {
   Scratch workspace_;
 };
 
-}  // namespace annulus::torch_glue
+// The gradients that a backward is asked for: bit i of `needed` is the forward's tensor i. They are
+// added in that order, described as they will be, and allocated once the call is known to be good.
+class Gradients {
+ public:
+  Gradients(const char* op, std::int64_t needed) : op_(op), needed_(needed) {}
+  bool needs(std::size_t i) const { return (needed_ >> i & 1) != 0; }
 
-// One function serves both keys: the library picks the backend by the tensors' device.
-// `kernels(m)` makes the m.impl calls of an operator.
-#define ANNULUS_TORCH_KERNELS(kernels)                       \
-  STABLE_TORCH_LIBRARY_IMPL(annulus, CPU, m) { kernels(m); } \
-  STABLE_TORCH_LIBRARY_IMPL(annulus, CUDA, m) { kernels(m); }
+  // `place` becomes the description where this gradient is asked for, and stays undefined elsewhere.
+  void add(const char* name, TensorView& place, const TensorView& description) {
+    if (needs(count_++)) {
+      if (!description.defined()) {
+        throw InvalidArgument(argument(op_, name) +
+                              " must not be asked for where its input is left out, but is");
+      }
+      place = description;
+      wanted_.push_back({name, &place});
+    }
+  }
+  std::vector<Tensor> allocate() const {
+    std::vector<Tensor> result;
+    for (const auto& [name, place] : wanted_) {
+      result.push_back(torch_glue::allocate(op_, name, *place));
+    }
+    return result;
+  }
+
+ private:
+  const char* op_;
+  std::int64_t needed_;
+  std::size_t count_ = 0;
+  std::vector<std::pair<const char*, TensorView*>> wanted_;
+};
+
+}  // namespace annulus::torch_glue

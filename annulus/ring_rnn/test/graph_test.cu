@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "annulus/cuda/persistent.cuh"
 #include "annulus/ring_rnn/cuda/simt/backward.cuh"
 #include "annulus/ring_rnn/test/calls.h"
 #include "testing/cuda_graph.h"
@@ -160,22 +159,6 @@ TEST(RingGeneral, OperationsOfABackwardAreInOrder) {
         }
       }
       for (const int n : backward) EXPECT_EQ(n, 1);
-    }
-  }
-}
-
-TEST(RingGeneral, GroupedGridsFitAndCover) {
-  for (const std::int64_t resident : {1, 2, 7, 132, 264}) {
-    for (const std::int64_t rows : {1, 2, 5, 40, 5000}) {
-      for (const std::int64_t columns : {1, 3, 32, 133, 1000}) {
-        const auto grid = annulus::cuda::grouped_grid(rows, columns, resident, 1024);
-        EXPECT_GE(grid.groups, 1u);
-        EXPECT_GE(grid.members, 1u);
-        EXPECT_LE(grid.blocks(), resident);
-        EXPECT_LE(grid.groups, rows);
-        EXPECT_LE(grid.members, columns);
-        EXPECT_LE(grid.groups, 1024u);
-      }
     }
   }
 }

@@ -362,9 +362,9 @@ __device__ void backward_stage(const Args& a, const BackwardScratch<compute_t<T>
 // Operations first..last of the list of cuda/simt/backward.cuh.
 template <class T, class TileT>
 __global__ void __launch_bounds__(kTileThreads, 1)
-    backward_kernel(const __grid_constant__ Args a,
-                    const __grid_constant__ BackwardScratch<compute_t<T>> w, unsigned* counters,
-                    GroupedGrid grid, std::int64_t first, std::int64_t last) {
+    backward_kernel(const Stages stages, const __grid_constant__ Args a,
+                    const __grid_constant__ BackwardScratch<compute_t<T>> w, unsigned* counters) {
+  const GroupedGrid& grid = stages.grid;
   __shared__ StageShared<TileT> shared;
   const unsigned group = blockIdx.x / grid.members;
   const unsigned member = blockIdx.x % grid.members;
@@ -374,7 +374,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
   GroupBarrier barrier(counters + group * GroupBarrier::kStride, grid.members);
   for (std::int64_t row = group; row < row_tiles; row += grid.groups) {
     Prepared prepared;
-    for (std::int64_t index = first; index <= last; ++index) {
+    for (std::int64_t index = stages.first; index <= stages.last; ++index) {
       const Operation op = operation(index, a.T, a.checkpoint);
       for (std::int64_t column = member; column < column_tiles; column += grid.members) {
         switch (op.kind) {
@@ -393,7 +393,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
             break;
         }
       }
-      if (index == last) break;
+      if (index == stages.last) break;
       const Operation next = operation(index + 1, a.T, a.checkpoint);
       if (prepares && (next.kind == Operation::kForward || next.kind == Operation::kBackward)) {
         const bool back = next.kind == Operation::kBackward;
@@ -541,10 +541,11 @@ void run(const Plan& plan, Context& context) {
     w.loop.step.whole_weights = whole_weights<T>(a);
     prepare<T>(plan, a, w, stream);
     visit_tile<Real>(large_tiles(plan.B, plan.N), [&]<class TileT>() {
-      launch_stages<BackwardScratch<Real>>(plan, "backward_kernel", backward_kernel<T, TileT>,
-                                           ceil_div(plan.B, TileT::kRows),
-                                           ceil_div(plan.N, TileT::kColumns), a, w.loop, w.counters,
-                                           0, operation_count(plan.T, plan.checkpoint) - 1, stream);
+      annulus::cuda::launch_stages(plan.op, "backward_kernel", backward_kernel<T, TileT>,
+                                   kTileThreads, ceil_div(plan.B, TileT::kRows),
+                                   ceil_div(plan.N, TileT::kColumns), kMostGroups, 0,
+                                   operation_count(plan.T, plan.checkpoint) - 1, plan.stepwise,
+                                   stream, a, w.loop, w.counters);
     });
   }
   if (plan.needs_dweights()) launch_dweights<T>(plan, a, w.loop.g, w.loop.step.kept, stream);

@@ -39,9 +39,9 @@ __device__ void readout_stage(const Args& a, const StepScratch<compute_t<T>>& w,
 // Stages first..last of -1 (the state before step 0), 0..T-1 (the steps) and T (the last readout).
 template <class T, class TileT>
 __global__ void __launch_bounds__(kTileThreads, 1)
-    forward_kernel(const __grid_constant__ Args a,
-                   const __grid_constant__ StepScratch<compute_t<T>> w, unsigned* counters,
-                   GroupedGrid grid, std::int64_t first, std::int64_t last) {
+    forward_kernel(const Stages stages, const __grid_constant__ Args a,
+                   const __grid_constant__ StepScratch<compute_t<T>> w, unsigned* counters) {
+  const GroupedGrid& grid = stages.grid;
   __shared__ StageShared<TileT> shared;
   const unsigned group = blockIdx.x / grid.members;
   const unsigned member = blockIdx.x % grid.members;
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
   GroupBarrier barrier(counters + group * GroupBarrier::kStride, grid.members);
   for (std::int64_t row = group; row < row_tiles; row += grid.groups) {
     Prepared prepared;
-    for (std::int64_t t = first; t <= last; ++t) {
+    for (std::int64_t t = stages.first; t <= stages.last; ++t) {
       if (w.vectors != nullptr && t > 0 && member == 0) readout_stage<T, TileT>(a, w, row, t - 1);
       for (std::int64_t column = member; column < column_tiles && t < a.T; column += grid.members) {
         if (t < 0) {
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
           forward_stage<T, TileT, false>(a, w, shared, prepared, row, column, t, nullptr);
         }
       }
-      if (t == last) break;
+      if (t == stages.last) break;
       if (prepares && t + 1 < a.T) {
         prepared.active = load_channels<T>(a, shared, row * TileT::kRows, t + 1, 0, false, false);
       }
@@ -146,9 +146,10 @@ void run(const Plan& plan, Context& context) {
   launch_prepare(plan.op, w.counters, counter_words(plan), w.table, plan.N, stream);
   const std::int64_t last = w.table != nullptr ? plan.T : plan.T - 1;
   visit_tile<Real>(large_tiles(plan.B, plan.N), [&]<class TileT>() {
-    launch_stages<StepScratch<Real>>(
-        plan, "forward_kernel", forward_kernel<T, TileT>, ceil_div(plan.B, TileT::kRows),
-        ceil_div(plan.N, TileT::kColumns), a, w.step, w.counters, -1, last, stream);
+    annulus::cuda::launch_stages(plan.op, "forward_kernel", forward_kernel<T, TileT>, kTileThreads,
+                                 ceil_div(plan.B, TileT::kRows), ceil_div(plan.N, TileT::kColumns),
+                                 kMostGroups, -1, last, plan.stepwise, stream, a, w.step,
+                                 w.counters);
   });
 }
 

@@ -16,6 +16,7 @@ namespace annulus::ring_rnn::cuda::general {
 
 using annulus::cuda::GroupBarrier;
 using annulus::cuda::GroupedGrid;
+using annulus::cuda::Stages;
 
 // Takes the place of a Workspace to count what a call would take from one.
 struct Counter {
@@ -61,30 +62,5 @@ bool whole_weights(const Args& a) {
 template <class Real>
 void launch_prepare(const char* op, unsigned* counters, std::int64_t words, Real* table,
                     std::int64_t N, cudaStream_t stream);
-
-template <class Scratch>
-using StageKernel = void (*)(Args, Scratch, unsigned*, GroupedGrid, std::int64_t, std::int64_t);
-
-// Stages first..last over a grid of rows x columns tiles: one cooperative launch, or a launch a
-// stage where the device refuses that or the plan asks for it.
-template <class Scratch>
-void launch_stages(const Plan& plan, const char* name, StageKernel<Scratch> kernel,
-                   std::int64_t rows, std::int64_t columns, const Args& a, const Scratch& w,
-                   unsigned* counters, std::int64_t first, std::int64_t last, cudaStream_t stream) {
-  const int resident =
-      plan.stepwise ? 0 : annulus::cuda::co_resident_blocks(kernel, kTileThreads, 0);
-  if (resident > 0) {
-    const GroupedGrid grid = annulus::cuda::grouped_grid(rows, columns, resident, kMostGroups);
-    if (annulus::cuda::launch_together(plan.op, name, kernel, grid.blocks(), kTileThreads, 0,
-                                       stream, a, w, counters, grid, first, last)) {
-      return;
-    }
-  }
-  const GroupedGrid grid = annulus::cuda::grouped_grid(rows, columns, 1 << 20, kMostGroups);
-  for (std::int64_t stage = first; stage <= last; ++stage) {
-    kernel<<<grid.blocks(), kTileThreads, 0, stream>>>(a, w, counters, grid, stage, stage);
-    annulus::cuda::check_launch(plan.op, name);
-  }
-}
 
 }  // namespace annulus::ring_rnn::cuda::general

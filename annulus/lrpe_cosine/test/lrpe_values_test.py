@@ -4,12 +4,11 @@ import itertools
 
 import pytest
 import torch
-from formula import ACTIVATIONS, EXPONENTIAL, GRADIENT, OUTPUT, assert_close, cosine, cosine_qk, rotate
+from samples_lrpe_cosine import ACTIVATIONS, DTYPES, GRADIENT, assert_close, compare, cosine, cosine_qk, rotate
 
 import annulus
 
 GRIDS = [((7,), 0, 6), ((9,), 3, 5), ((4, 5), 2, 8), ((2, 3, 4), 1, 7), ((2, 3, 2, 2), 0, 10)]  # shape, prefix, D
-DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 B, H = 2, 3
 
 
@@ -21,22 +20,6 @@ def tensors(grid, dtype, device, columns=None, theta_dtype=torch.float32, heads=
     E = -(-D // len(shape))
     theta = torch.randn(heads, E, device=device).to(theta_dtype).requires_grad_()
     return x, theta
-
-
-def compare(function, definition, inputs, **options):
-    """Forward and all gradients, with one random output gradient of the output's dtype."""
-    out = function(*inputs, **options)
-    want = definition(*inputs, **options)
-    outs, wants = (out, want) if isinstance(out, tuple) else ((out,), (want,))
-    limits = OUTPUT if options.get("activation", "none") in ("none", "relu") else EXPONENTIAL
-    for o, w in zip(outs, wants):
-        assert_close(o, w, limits)
-    leaves = [t for t in inputs if isinstance(t, torch.Tensor)]
-    grads = [torch.randn_like(o) for o in outs]
-    got = torch.autograd.grad(outs, leaves, grads)
-    exact = torch.autograd.grad(wants, leaves, [g.double() for g in grads])
-    for g, e in zip(got, exact):
-        assert_close(g, e, GRADIENT)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

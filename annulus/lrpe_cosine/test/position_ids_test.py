@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from formula import cosine, cosine_qk, rotate
-from test_values import DTYPES, compare
+from samples_lrpe_cosine import DTYPES, compare, cosine, cosine_qk, rotate
 
 import annulus
 

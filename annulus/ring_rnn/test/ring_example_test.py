@@ -7,7 +7,7 @@ import pathlib
 import pytest
 import torch
 
-PATH = pathlib.Path(__file__).resolve().parents[2] / "examples" / "ring_attractor.py"
+PATH = pathlib.Path(__file__).resolve().parents[3] / "examples" / "ring_attractor.py"
 
 
 @pytest.fixture(scope="module")

@@ -4,20 +4,14 @@ import pytest
 import torch
 
 import annulus
-
-
-def _why_not(device):
-    if device == "cpu":
-        return None
-    support = annulus.info()["devices"]["cuda"]
-    return None if support["available"] else support["reason"]
+import contract  # noqa: F401  (lets tests import samples_<operator>)
 
 
 @pytest.fixture(params=["cpu", "cuda"])
 def device(request):
-    reason = _why_not(request.param)
-    if reason:
-        pytest.skip(f"device {request.param}: {reason}")
+    support = annulus.info()["devices"][request.param]
+    if not support["available"]:
+        pytest.skip(f"device {request.param}: {support['reason']}")
     return request.param
 
 

@@ -1,0 +1,292 @@
+"""What every operator shares: its ops' arguments by name, its gradient derived from their schemas, the quickest call.
+
+The schemas that the C++ files register are the only argument lists. Of an operator `f` with a gradient they read
+
+    f(T1..Tn, the rest) -> outputs                        T1..Tn: the leading tensors, those that have a gradient
+    f_backward(gradients and saved values, int needed) -> Tensor[]
+
+and an argument of f_backward is, by its name, the gradient of an output ("d" + name), an output, an argument of f, or
+something that f's own file keeps. Bit i of `needed` asks for the gradient of the i-th tensor; only those come back.
+
+torch.library's registration serves torch.compile, torch.export and direct calls of torch.ops; in eager mode it costs
+50 us a call (10 without gradients). There the same formulas run in a plain autograd.Function (15 us), where every
+argument and output of a node costs time: what has no gradient is one argument, and what nobody sees is no output.
+"""
+
+import collections
+import contextlib
+import functools
+from operator import itemgetter
+
+import torch
+from torch.autograd import forward_ad
+
+from ._library import ops
+from .errors import InvalidArgument, NotSupported, typed
+
+# Skips the op's own autograd kernel where autograd is already dealt with. Without it results are the same, later.
+_BelowAutograd = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
+
+# Whether a transform of torch.func is running.
+are_transforms_active = torch._C._are_functorch_transforms_active
+
+_below = torch.library.Library("annulus", "IMPL")  # lives as long as what it registers
+
+
+@functools.cache
+def op_of(name):
+    return getattr(ops, name).default
+
+
+def arguments_of(name):
+    """The named tuple of an op's arguments."""
+    return collections.namedtuple(name.strip("_"), [a.name for a in op_of(name)._schema.arguments])
+
+
+def fake(name, **ranks):
+    """Registers a function of the op's arguments, by name, as its fake kernel: shapes, dtypes and strides without data.
+
+    It is called once all tensors are on the first one's device (a meta tensor among real ones leads here, too) and
+    those of `ranks` have that many dimensions; all other rules are C++'s.
+    """
+
+    def register(function):
+        named = arguments_of(name)
+        spoken = name.removesuffix("_backward").removesuffix("_")
+
+        def run(*values, **others):
+            a = named(*values, **others)
+            tensors = {k: v for k, v in a._asdict().items() if isinstance(v, torch.Tensor)}
+            for argument, rank in ranks.items():
+                if tensors[argument].dim() != rank:
+                    came = tuple(tensors[argument].shape)
+                    raise InvalidArgument(f"[{spoken}] {argument} must have {rank} dimensions but has shape {came}")
+            (first_name, first), *rest = tensors.items()
+            for argument, t in rest:
+                if t.device != first.device:
+                    raise InvalidArgument(
+                        f"[{spoken}] {argument} must be on the device of {first_name}, {first.device}, but is on {t.device}"
+                    )
+            return function(a)
+
+        torch.library.register_fake(f"annulus::{name}")(run)
+
+    return register
+
+
+def plain_op(name):
+    """The quickest way to call an op that autograd passes by: for use where no gradient is wanted of it."""
+    op = op_of(name)
+    _below.impl(op._schema.name, torch.library.fallthrough_kernel, "Autograd")
+    return getattr(op, "_op", op)  # the function that OpOverload.__call__ calls
+
+
+def needs_autograd(*tensors):
+    if torch.is_grad_enabled():
+        for t in tensors:
+            if getattr(t, "requires_grad", False):  # what is no tensor is refused by the op
+                return True
+    return False
+
+
+def below_autograd(op, *arguments):
+    with _BelowAutograd():
+        return op(*arguments)
+
+
+def call_backward(name, *arguments):
+    """Calls a backward op; with create_graph=True through autograd, where _refuse_double_backward waits."""
+    op = op_of(name)
+    try:
+        if not torch.is_grad_enabled():
+            return below_autograd(op, *arguments)
+        if are_transforms_active() and not torch.compiler.is_compiling():
+            return _transformed[op].apply(*arguments)
+        return op(*arguments)
+    except RuntimeError as e:
+        raise typed(e) from None
+
+
+_transformed = {}  # op -> its formulas in the form that torch.func asks for
+
+
+def _register_formulas(op, setup_context, backward):
+    """With the op, and for torch.func, which takes no op's own."""
+    torch.library.register_autograd(op, backward, setup_context=setup_context)
+
+    def forward(*inputs):
+        output = below_autograd(op, *inputs)
+        return tuple(output) if isinstance(output, list) else output  # a list's tensors would have no gradient
+
+    def vmap(info, dims, *inputs):
+        """One call after the other: a list's tensors, too, which torch's own way does not know."""
+        calls = [
+            op(*[x.select(d, i) if isinstance(d, int) else x for x, d in zip(inputs, dims)])
+            for i in range(info.batch_size)
+        ]
+        if isinstance(calls[0], torch.Tensor):
+            return torch.stack(calls), 0
+        stacked = [torch.stack(outputs) for outputs in zip(*calls)]
+        return (stacked, [0] * len(stacked)) if isinstance(calls[0], list) else (tuple(stacked), (0,) * len(stacked))
+
+    torch.library.register_vmap(op, vmap)
+    _transformed[op] = _function(
+        op, forward=forward, setup_context=setup_context, backward=backward, generate_vmap_rule=True
+    )
+
+
+def _function(op, **members):
+    name = op._schema.name.split("::")[1]
+    members = {k: staticmethod(v) if callable(v) else v for k, v in members.items()}
+    return type(name, (torch.autograd.Function,), members)
+
+
+class Operator:
+    """An op with its gradient, to be called with the op's arguments; raises typed errors.
+
+    keep(ctx, arguments, outputs): values for the backward that are neither arguments nor outputs, or take their place, in the
+        order of `kept`, their names.
+    visible(arguments): how many of the outputs, from the first on, the caller sees; all by default.
+    complete(arguments of the backward, dict of the gradients it has no argument for, dict of `also`) -> arguments: a
+        last hand on them.  also: arguments of the forward that it wants to see beside those of the backward.
+    empty(arguments of the backward, name of a tensor): its gradient's fake; by default dense, of the tensor's shape.
+    quick(ctx, *gradients): a backward for eager mode's plainest case, or None where it is another.
+    spoken: the op's name of an argument -> the user's.
+    """
+
+    def __init__(self, name, *, keep=None, kept=(), visible=None, complete=None, also=(), empty=None, quick=None,
+                 spoken=None):
+        self.name, self.op, self.arguments = name, op_of(name), arguments_of(name)
+        self._backward_name, self._backward_arguments = name + "_backward", arguments_of(name + "_backward")
+        self._keep, self._visible, self._complete, self._quick = keep, visible, complete, quick
+        self._spoken = spoken or {}
+        schema, backward_schema = self.op._schema, op_of(self._backward_name)._schema
+        is_tensor = lambda argument: "Tensor" in str(argument.type)  # noqa: E731
+        self.tensors = next((i for i, a in enumerate(schema.arguments) if not is_tensor(a)), len(schema.arguments))
+        self._outputs = [r.name for r in schema.returns]
+        self._nothing = (None,) * len(schema.arguments)
+        gradients = ["d" + name for name in self._outputs]
+
+        # Where the saved values come from, among (*inputs, *outputs, *kept); later names shadow earlier ones.
+        source = {name: i for i, name in enumerate((*self.arguments._fields, *self._outputs, *kept))}
+        saved = [a for a in backward_schema.arguments if a.name not in (*gradients, "needed")]
+        saved += [a for a in schema.arguments if a.name in also]
+        tensors, values = [a.name for a in saved if is_tensor(a)], [a.name for a in saved if not is_tensor(a)]
+        self._saved_tensors = [source[name] for name in tensors]
+        self._saved_values = [source[name] for name in values]
+        # And where the arguments of the backward come from, among (*gradients, *tensors, *values, needed).
+        place = {name: i for i, name in enumerate((*gradients, *tensors, *values, "needed"))}
+        self._order = itemgetter(*(place[name] for name in self._backward_arguments._fields))
+        self._also = {name: place[name] for name in also}
+        self._spare = {name: place[name] for name in gradients if name not in self._backward_arguments._fields}
+        # Gradients that must be there: zeros where an output was not used.
+        self._required = [gradients.index(a.name) for a in backward_schema.arguments
+                          if a.name in gradients and str(a.type) == "Tensor"]
+
+        empty = empty or (lambda b, name: getattr(b, name).new_empty(getattr(b, name).shape))
+        names = self.arguments._fields[: self.tensors]
+        fake(self._backward_name)(lambda b: [empty(b, name) for i, name in enumerate(names) if b.needed >> i & 1])
+        _register_formulas(self.op, self._setup, self._gradients)
+        _refuse_double_backward(name)
+        self._eager = _function(self.op, forward=self._eager_forward, backward=self._eager_backward)
+
+    def __call__(self, *arguments):
+        tensors = arguments[: self.tensors]
+        try:
+            if torch.compiler.is_compiling():
+                return self._seen(arguments, self.op(*arguments))
+            refuse_tangents(self.name, *tensors)
+            if are_transforms_active():
+                return self._seen(arguments, _transformed[self.op].apply(*arguments))
+            if needs_autograd(*tensors):
+                return self._eager.apply(*tensors, arguments[self.tensors :])
+            return self._seen(arguments, below_autograd(self.op, *arguments))
+        except (RuntimeError, InvalidArgument) as e:
+            raise self.typed(e) from None
+
+    def typed(self, e):
+        """The typed exception, in the user's words."""
+        e = typed(e)
+        for name, spoken in self._spoken.items():
+            e.args = tuple(a.replace(f"] {name} must", f"] {spoken} must") if isinstance(a, str) else a for a in e.args)
+        return e
+
+    def _seen(self, arguments, output):
+        return output if self._visible is None else output[: self._visible(self.arguments(*arguments))]
+
+    def _save(self, ctx, inputs, outputs):
+        ctx.set_materialize_grads(False)
+        pool = (*inputs, *outputs)
+        if self._keep is not None:
+            pool += self._keep(ctx, self.arguments(*inputs), outputs)
+        ctx.save_for_backward(*[pool[i] for i in self._saved_tensors])
+        ctx.values = [pool[i] for i in self._saved_values]
+        if len(self._required) > 1:
+            ctx.shapes = [y.shape for y in outputs]
+
+    def _setup(self, ctx, inputs, output):
+        outputs = (output,) if isinstance(output, torch.Tensor) else output
+        if self._visible is not None:
+            ctx.mark_non_differentiable(*outputs[self._visible(self.arguments(*inputs)) :])
+        self._save(ctx, inputs, outputs)
+
+    # Not the form for torch.func, which takes 64 us a call where this takes 26.
+    def _eager_forward(self, ctx, *inputs):
+        arguments = (*inputs[:-1], *inputs[-1])
+        output = below_autograd(self.op, *arguments)
+        self._save(ctx, arguments, (output,) if isinstance(output, torch.Tensor) else output)
+        return self._seen(arguments, output)
+
+    def _eager_backward(self, ctx, *gradients):
+        if self._quick is not None:
+            quick = self._quick(ctx, *gradients)
+            if quick is not None:
+                return quick
+        return *self._gradients(ctx, *gradients)[: self.tensors], None
+
+    def _gradients(self, ctx, *gradients):
+        """Of all inputs, None where there is none."""
+        if all([g is None for g in gradients]):
+            return self._nothing
+        if len(gradients) < len(self._outputs):  # eager mode does not show all
+            gradients += (None,) * (len(self._outputs) - len(gradients))
+        if len(self._required) > 1:
+            gradients = self._with_zeros(ctx, gradients)
+        needed, bit = 0, 1
+        needs = ctx.needs_input_grad[: self.tensors]
+        for need in needs:
+            needed += bit if need else 0
+            bit += bit
+        pool = (*gradients, *ctx.saved_tensors, *ctx.values, needed)
+        arguments = self._order(pool)
+        if self._complete is not None:
+            part = lambda places: {name: pool[i] for name, i in places.items()}  # noqa: E731
+            arguments = self._complete(self._backward_arguments(*arguments), part(self._spare), part(self._also))
+        results = iter(call_backward(self._backward_name, *arguments))
+        return *[next(results) if need else None for need in needs], *self._nothing[self.tensors :]
+
+    def _with_zeros(self, ctx, gradients):
+        """One element, expanded, instead of a tensor of zeros."""
+        one = next(g for g in gradients if g is not None)
+        return tuple(one.new_zeros(()).expand(s) if g is None else g for g, s in zip(gradients, ctx.shapes))
+
+
+def _refuse_double_backward(name):
+    """A second derivative raises instead of being silently zero."""
+
+    def setup_context(ctx, inputs, output):
+        pass
+
+    def backward(ctx, *gradients):
+        raise NotSupported(f"[{name}] has no second derivative: backward through its backward is not available")
+
+    _register_formulas(op_of(name + "_backward"), setup_context, backward)
+
+
+def refuse_tangents(name, *tensors):
+    """A forward-mode derivative raises instead of being silently zero."""
+    if forward_ad._current_level < 0:
+        return
+    for t in tensors:
+        if isinstance(t, torch.Tensor) and forward_ad.unpack_dual(t).tangent is not None:
+            raise NotSupported(f"[{name}] has no forward-mode derivative: use torch.func.vjp, grad or jacrev")
