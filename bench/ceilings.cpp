@@ -59,10 +59,10 @@ double sgemm_gflops() {
 
 Ceilings measure_ceilings(DeviceType device) {
   Ceilings c;
-  const auto rate = [&](Products p) -> double& { return c.gemm[static_cast<std::size_t>(p)]; };
+  const auto rate = [&](Precision p) -> double& { return c.gemm[static_cast<std::size_t>(p)]; };
   if (device == DeviceType::kCUDA) {
     c.copy_gbs = gpu::copy_gbs();
-    for (const Products p : kAllProducts) rate(p) = gpu::gemm_gflops(p);
+    for (const Precision p : kAllProducts) rate(p) = gpu::gemm_gflops(p);
     c.launch_ms = gpu::launch_ms();
     c.barrier_ms = gpu::grid_barrier_ms();
     c.small_barrier_ms = gpu::cluster_barrier_ms();
@@ -70,8 +70,8 @@ Ceilings measure_ceilings(DeviceType device) {
     c.on_chip_bytes = gpu::on_chip_bytes();
   } else {
     c.copy_gbs = cpu_copy_gbs();
-    for (const Products p : kAllProducts) rate(p) = cpu_peak_gflops(p);
-    rate(Products::kFp32) = std::max(rate(Products::kFp32), sgemm_gflops());
+    for (const Precision p : kAllProducts) rate(p) = cpu_peak_gflops(p);
+    rate(Precision::kFp32) = std::max(rate(Precision::kFp32), sgemm_gflops());
     c.on_chip_bytes = static_cast<double>(last_level_cache_bytes());
   }
   return c;

@@ -11,18 +11,18 @@
 
 namespace annulus::bench {
 
-inline constexpr std::array kAllProducts = {Products::kFp32, Products::kTf32, Products::kBf16};
+inline constexpr std::array kAllProducts = {Precision::kFp32, Precision::kTf32, Precision::kBf16};
 
 struct Ceilings {
   double copy_gbs = 0;
-  std::array<double, kAllProducts.size()> gemm{};  // GFLOP/s, by Products; 0: not measured
-  double launch_ms = 0;                            // an empty launch; 0 on the CPU
+  std::array<double, kPrecisions.size()> gemm{};  // GFLOP/s, by Precision; 0: not measured
+  double launch_ms = 0;                           // an empty launch; 0 on the CPU
   double barrier_ms = 0;        // every block of a full grid waits for every other; 0 on the CPU
   double small_barrier_ms = 0;  // the blocks of one cluster; 0: there are no clusters
   double small_bytes = 0;       // weights up to this size fit a cluster's shared memory
   double on_chip_bytes = 0;     // what may stay in caches, shared memory and registers
 
-  double gemm_gflops(Products p) const { return gemm[static_cast<std::size_t>(p)]; }
+  double gemm_gflops(Precision p) const { return gemm[static_cast<std::size_t>(p)]; }
   // What passes between two steps that read `step_bytes` of weights each.
   double step_ms(double step_bytes) const {
     return small_barrier_ms > 0 && step_bytes <= small_bytes ? small_barrier_ms : barrier_ms;
@@ -38,7 +38,7 @@ std::string to_string(const Ceilings& ceilings);
 
 // How an operator's flops are made, beyond their number.
 struct Work {
-  Products products = Products::kFp32;
+  Precision products = Precision::kFp32;
   double passes = 1;       // products made for each one that is needed: three in bf16x3
   std::int64_t steps = 0;  // that each need all of the one before; 0: not a recurrence
   double step_bytes = 0;   // what every step reads again: the weights

@@ -6,7 +6,7 @@ namespace annulus::bench {
 
 std::string to_string(const Ceilings& c) {
   std::string rates;
-  for (const Products p : kAllProducts) {
+  for (const Precision p : kAllProducts) {
     if (!(c.gemm_gflops(p) > 0)) continue;
     rates += fmt::format("{}{} {:.0f}", rates.empty() ? "" : ", ", name_of(p), c.gemm_gflops(p));
   }

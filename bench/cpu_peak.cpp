@@ -108,12 +108,12 @@ void amx_loop(std::int64_t rounds) {
 
 #endif
 
-Loop loop_for(Products products) {
+Loop loop_for(Precision products) {
 #if defined(__aarch64__)
-  if (products == Products::kBf16 && cpu::has_arm_bf16()) return {bfmmla_loop, kNeonSums * 32.0};
+  if (products == Precision::kBf16 && cpu::has_arm_bf16()) return {bfmmla_loop, kNeonSums * 32.0};
   return {neon_loop, kNeonSums * 8.0};
 #elif defined(__x86_64__)
-  if (products == Products::kBf16) {
+  if (products == Precision::kBf16) {
     if (cpu::has_amx_bf16()) return {amx_loop, 4 * 16384.0};
     if (__builtin_cpu_supports("avx512bf16")) return {dpbf16_loop, kAvx512Sums * 64.0};
   }
@@ -125,8 +125,8 @@ Loop loop_for(Products products) {
 
 }  // namespace
 
-double cpu_peak_gflops(Products products) {
-  if (products == Products::kTf32) return 0;
+double cpu_peak_gflops(Precision products) {
+  if (products == Precision::kTf32) return 0;
   const Loop loop = loop_for(products);
   const int threads = cpu::resolve_threads(0);
   // All threads at once, each with its own clock: on a busy machine waking one takes longer than a

@@ -120,12 +120,12 @@ double on_chip_bytes() {
 }
 
 #if ANNULUS_BENCH_CUBLAS
-double gemm_gflops(Products products) {
-  const bool half = products == Products::kBf16;
+double gemm_gflops(Precision products) {
+  const bool half = products == Precision::kBf16;
   const std::size_t width = half ? 2 : 4;
   // 8192^3 fills any GPU; fp32 is slow enough to be done with less, and a small GPU gets less so
   // that three matrices fit easily.
-  int n = products == Products::kFp32 ? 4096 : 8192;
+  int n = products == Precision::kFp32 ? 4096 : 8192;
   const auto matrix = [&] { return static_cast<std::size_t>(n) * static_cast<std::size_t>(n); };
   while (n > 1024 && matrix() * 3 * width > cuda::free_bytes(0) / 4) n /= 2;
   const std::size_t bytes = matrix() * width;
@@ -139,9 +139,9 @@ double gemm_gflops(Products products) {
   }
   const float one = 1, zero = 0;
   const cudaDataType_t type = half ? CUDA_R_16BF : CUDA_R_32F;
-  const cublasComputeType_t compute = half                          ? CUBLAS_COMPUTE_32F
-                                      : products == Products::kTf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
-                                                                    : CUBLAS_COMPUTE_32F_PEDANTIC;
+  const cublasComputeType_t compute = half                           ? CUBLAS_COMPUTE_32F
+                                      : products == Precision::kTf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                                                     : CUBLAS_COMPUTE_32F_PEDANTIC;
   bool ok = true;
   const double ms = median_ms(
       [&] {
@@ -156,7 +156,7 @@ double gemm_gflops(Products products) {
   return 2e-6 * size * size * size / ms;
 }
 #else
-double gemm_gflops(Products) { return 0; }
+double gemm_gflops(Precision) { return 0; }
 #endif
 
 }  // namespace annulus::bench::gpu

@@ -38,7 +38,7 @@ void move(const std::vector<const void*>& in, const std::vector<void*>& out, std
 
 double copy_gbs();  // one stream in, one out, 1 GiB each (less on a small device)
 // fp32 sums, 8192^3 (4096^3 in fp32); 0 in a build without cuBLAS.
-double gemm_gflops(Products products);
+double gemm_gflops(Precision products);
 double launch_ms();  // an empty kernel between two events
 // One barrier among blocks of 256 threads: across a grid with a block on every multiprocessor (an
 // atomic counter), and across a cluster of eight blocks (0 before compute capability 9). The steps

@@ -20,7 +20,7 @@ void move(const std::vector<const void*>&, const std::vector<void*>&, std::size_
   unavailable();
 }
 double copy_gbs() { unavailable(); }
-double gemm_gflops(Products) { unavailable(); }
+double gemm_gflops(Precision) { unavailable(); }
 double launch_ms() { unavailable(); }
 double grid_barrier_ms() { unavailable(); }
 double cluster_barrier_ms() { unavailable(); }

@@ -161,7 +161,7 @@ class GoogleJson final : public Output {
                             {"compiler", c.compiler},
                             {"device", c.device},
                             {"copy_gbs", c.ceilings.copy_gbs}};
-    for (const Products p : kAllProducts) {
+    for (const Precision p : kAllProducts) {
       document_["context"]["gemm_gflops"][name_of(p)] = c.ceilings.gemm_gflops(p);
     }
     document_["benchmarks"] = nlohmann::ordered_json::array();

@@ -234,8 +234,7 @@ Accuracy measure_accuracy(const Case& problem, const std::vector<std::string>& c
     if (call.prepare) call.prepare(in_views, context);
     call.run(in_views, out_views, context);
     synchronize(device);
-    const testing::Arithmetic arithmetic =
-        call.arithmetic ? call.arithmetic(device) : testing::Arithmetic::kOwn;
+    const Precision precision = call.precision ? call.precision(device) : Precision::kAuto;
     for (std::size_t i = 0; i < out.size(); ++i) {
       std::vector<std::uint64_t> bits;
       if (const std::string fault = out[i].collect(&bits); !fault.empty()) {
@@ -256,7 +255,7 @@ Accuracy measure_accuracy(const Case& problem, const std::vector<std::string>& c
         a.worst_output = name + " " + call.outputs[i].name;
       }
       const bool forward = name == problem.calls.front().name;
-      const double guard = testing::guard_of(call.outputs[i].dtype, arithmetic) *
+      const double guard = testing::guard_of(call.outputs[i].dtype, precision) *
                            (forward ? 1 : testing::kPolicy.guard_backward_factor);
       const double ratio = relative_rms(ours, reference[i]) / guard;
       if (!(ratio <= a.guard_ratio)) a.guard_ratio = ratio;

@@ -155,7 +155,7 @@ Record from_json(const Json& j) {
                         {},
                         c.maybe_real("step_us").value_or(0)};
     if (c.has("gemm")) {
-      r.ceiling->gemm = one_of(c, "gemm", {Products::kFp32, Products::kTf32, Products::kBf16});
+      r.ceiling->gemm = one_of(c, "gemm", {Precision::kFp32, Precision::kTf32, Precision::kBf16});
     }
   }
   if (o.has("seed")) {
@@ -184,9 +184,6 @@ std::string name_of(FloorKind k) {
   return k == FloorKind::kBandwidth ? "bandwidth"
          : k == FloorKind::kCompute ? "compute"
                                     : "latency";
-}
-std::string name_of(Products p) {
-  return p == Products::kFp32 ? "fp32" : p == Products::kTf32 ? "tf32" : "bf16";
 }
 std::string name_of(Measures m) { return m == Measures::kTime ? "time" : "memory"; }
 

@@ -14,6 +14,8 @@
 #include <variant>
 #include <vector>
 
+#include "annulus/core/precision.h"
+
 namespace annulus::bench {
 
 inline constexpr int kSchemaVersion = 1;
@@ -36,13 +38,10 @@ struct SeedFigure {
   std::vector<std::pair<std::string, double>> columns;  // every column of the seed's table
 };
 
-// How the operands of a matrix product are held: which multiply units a row can use at best.
-enum class Products { kFp32, kTf32, kBf16 };
-
 struct Ceiling {
-  double copy_gbs = 0;           // bytes read plus bytes written, a second
-  double gemm_gflops = 0;        // 0: not measured
-  std::optional<Products> gemm;  // of which products; not in old files
+  double copy_gbs = 0;            // bytes read plus bytes written, a second
+  double gemm_gflops = 0;         // 0: not measured
+  std::optional<Precision> gemm;  // the multiply units a row can use at best; not in old files
   double step_us = 0;  // one step of a recurrence at least, however little it computes; 0: no steps
 };
 
@@ -73,7 +72,6 @@ struct Record {
 std::string name_of(Status s);
 std::string name_of(FloorKind k);
 std::string name_of(Measures m);
-std::string name_of(Products p);
 std::string to_string(const ParamValue& v);
 
 // One line, without its newline.

@@ -37,7 +37,7 @@ Record full_record() {
   r.peak_bytes = 1 << 20;
   r.floor_ms = 0.75;
   r.floor_kind = FloorKind::kBandwidth;
-  r.ceiling = Ceiling{20.5, 100, Products::kBf16, 0.95};
+  r.ceiling = Ceiling{20.5, 100, Precision::kBf16, 0.95};
   r.seed = SeedFigure{0.163, "ms", "A800", {{"Torch", 0.4}, {"Triton", 0.163}}};
   r.hardware = "a CPU";
   r.commit = "abc123";

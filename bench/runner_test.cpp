@@ -86,7 +86,7 @@ TEST_F(RunnerTest, OptionsWorkAndWhatWasSeenAreInTheRecord) {
   Row row = row_of(2, 1 << 10);
   row.with_move = false;
   row.impl = "annulus-split";
-  row.work = {Products::kBf16, 3, 4, 0};
+  row.work = {Precision::kBf16, 3, 4, 0};
   row.observe = [](const Problem& problem) {
     return Params{{"first", problem.values("y", 1)[0] / problem.values("x", 1)[0]}};
   };
@@ -97,8 +97,8 @@ TEST_F(RunnerTest, OptionsWorkAndWhatWasSeenAreInTheRecord) {
   EXPECT_EQ(r.impl, "annulus-split");
   EXPECT_EQ(std::get<double>(r.params.at("first")), 2);
   EXPECT_EQ(*r.flops_executed, 3 * 1024);
-  EXPECT_EQ(r.ceiling->gemm, Products::kBf16);
-  EXPECT_EQ(r.ceiling->gemm_gflops, runner_->ceilings().gemm_gflops(Products::kBf16));
+  EXPECT_EQ(r.ceiling->gemm, Precision::kBf16);
+  EXPECT_EQ(r.ceiling->gemm_gflops, runner_->ceilings().gemm_gflops(Precision::kBf16));
 }
 
 TEST_F(RunnerTest, RowsThatSaySoShareOneReference) {

@@ -37,7 +37,8 @@ TEST(Statistics, RelativeErrorIsAgainstTheLargestReference) {
 Ceilings ceilings() {
   Ceilings c;
   c.copy_gbs = 100;
-  c.gemm = {1000, 0, 8000};
+  c.gemm[static_cast<std::size_t>(Precision::kFp32)] = 1000;
+  c.gemm[static_cast<std::size_t>(Precision::kBf16)] = 8000;
   c.launch_ms = 0.002;
   c.barrier_ms = 0.001;
   c.small_barrier_ms = 0.00025;
@@ -55,25 +56,25 @@ TEST(Floor, IsTheLargestOfThree) {
   EXPECT_DOUBLE_EQ(floor_of(1, 1, {}, c).ms, 0.002);
   EXPECT_EQ(floor_of(1, 1, {}, c).kind, FloorKind::kLatency);
   // What was not measured is no ceiling, and none is made up.
-  EXPECT_DOUBLE_EQ(floor_of(1e8, 1e15, {Products::kTf32}, c).ms, 1.0);
+  EXPECT_DOUBLE_EQ(floor_of(1e8, 1e15, {Precision::kTf32}, c).ms, 1.0);
 }
 
 TEST(Floor, CountsTheProductsOfTheMode) {
   const Ceilings c = ceilings();
-  EXPECT_DOUBLE_EQ(floor_of(1, 8e9, {Products::kBf16, 1}, c).ms, 1.0);
-  EXPECT_DOUBLE_EQ(floor_of(1, 8e9, {Products::kBf16, 3}, c).ms, 3.0);
-  EXPECT_EQ(floor_of(1, 8e9, {Products::kBf16, 3}, c).kind, FloorKind::kCompute);
+  EXPECT_DOUBLE_EQ(floor_of(1, 8e9, {Precision::kBf16, 1}, c).ms, 1.0);
+  EXPECT_DOUBLE_EQ(floor_of(1, 8e9, {Precision::kBf16, 3}, c).ms, 3.0);
+  EXPECT_EQ(floor_of(1, 8e9, {Precision::kBf16, 3}, c).kind, FloorKind::kCompute);
 }
 
 TEST(Floor, StepsCannotOverlap) {
   const Ceilings c = ceilings();
   // Twenty barriers come on top of what is computed between them.
-  EXPECT_DOUBLE_EQ(floor_of(1, 8e9, {Products::kBf16, 1, 20, 10e6}, c).ms, 1.02);
+  EXPECT_DOUBLE_EQ(floor_of(1, 8e9, {Precision::kBf16, 1, 20, 10e6}, c).ms, 1.02);
   // Weights that a cluster holds need only the cluster's barrier.
-  EXPECT_DOUBLE_EQ(floor_of(1, 8e9, {Products::kBf16, 1, 20, 1e6}, c).ms, 1.005);
-  EXPECT_EQ(floor_of(1, 8e6, {Products::kBf16, 1, 20, 1e6}, c).kind, FloorKind::kLatency);
+  EXPECT_DOUBLE_EQ(floor_of(1, 8e9, {Precision::kBf16, 1, 20, 1e6}, c).ms, 1.005);
+  EXPECT_EQ(floor_of(1, 8e6, {Precision::kBf16, 1, 20, 1e6}, c).kind, FloorKind::kLatency);
   // Weights that the chip cannot hold: what is too much is read again in every step but the first.
-  const Floor streamed = floor_of(60e6, 8e6, {Products::kBf16, 1, 20, 60e6}, c);
+  const Floor streamed = floor_of(60e6, 8e6, {Precision::kBf16, 1, 20, 60e6}, c);
   EXPECT_NEAR(streamed.ms, 0.6 + 19 * 0.1 + 0.02, 1e-12);
   EXPECT_EQ(streamed.kind, FloorKind::kBandwidth);
 }

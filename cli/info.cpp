@@ -36,8 +36,8 @@ std::vector<std::string> dtype_names(const OperatorInfo& op) {
 ordered_json ceilings_json(DeviceType device) {
   const bench::Ceilings c = bench::measure_ceilings(device);
   ordered_json j{{"copy_gbs", c.copy_gbs}, {"gemm_gflops", ordered_json::object()}};
-  for (const bench::Products p : bench::kAllProducts) {
-    if (c.gemm_gflops(p) > 0) j["gemm_gflops"][bench::name_of(p)] = c.gemm_gflops(p);
+  for (const Precision p : bench::kAllProducts) {
+    if (c.gemm_gflops(p) > 0) j["gemm_gflops"][name_of(p)] = c.gemm_gflops(p);
   }
   if (c.launch_ms > 0) j["launch_ms"] = c.launch_ms;
   if (c.barrier_ms > 0) j["barrier_ms"] = c.barrier_ms;

@@ -80,8 +80,8 @@ struct Call {
   std::function<void(Views in, Views out)> baseline;
   // The library's own word on its scratch bytes; the runner asserts that it is exact.
   std::function<std::size_t(Views in, Views out)> workspace;
-  // What its products are made of on a device (testing/limits.h); nullptr: the tensors' own dtype.
-  std::function<Arithmetic(Device)> arithmetic;
+  // How its products are made on a device; nullptr: in the tensors' own dtype.
+  std::function<Precision(Device)> precision;
   // Inputs whose elements are factors of the terms that the outputs are sums of (see limits.h).
   // Empty: for a forward none, for other calls the incoming gradients.
   std::vector<std::string> terms;

@@ -130,11 +130,11 @@ Comparison compare(const CompareInput& in) {
   const double rms = e.norm.rms(n);
   const double c = in.forward ? kPolicy.ratio_forward : kPolicy.ratio_backward;
   const double g =
-      guard_of(in.dtype, in.arithmetic) * (in.forward ? 1 : kPolicy.guard_backward_factor);
+      guard_of(in.dtype, in.precision) * (in.forward ? 1 : kPolicy.guard_backward_factor);
   double scale_max = e.max_reference;
   double scale_rms = e.norm_reference.rms(n);
   const auto ratio_limit = [&] {
-    return c * e.max_baseline + kPolicy.slack_ulps * ulp_at(scale_max, in.dtype, in.arithmetic);
+    return c * e.max_baseline + kPolicy.slack_ulps * ulp_at(scale_max, in.dtype, in.precision);
   };
   // Values among the subnormals carry no relative precision: half their spacing is the best there
   // is.

@@ -25,7 +25,7 @@ struct CompareInput {
   std::span<const double> baseline;
   std::span<const double> ours;
   CaseLimits limits;
-  Arithmetic arithmetic = Arithmetic::kOwn;
+  Precision precision = Precision::kAuto;
   bool circular = false;
   // The baseline's largest error at neighbouring problems (see limits.h), asked for only when rule 1
   // fails without it; may be empty.

@@ -28,12 +28,12 @@ double ulp_at(double v, DType t) {
   return std::ldexp(1.0, exponent - f.mantissa_bits);
 }
 
-double ulp_at(double v, DType t, Arithmetic a) {
+double ulp_at(double v, DType t, Precision p) {
   const double own = ulp_at(v, t);
-  if (a == Arithmetic::kOwn || v == 0 || !std::isfinite(v)) return own;
+  if (guard_of(p) == 0 || v == 0 || !std::isfinite(v)) return own;
   // The exponents of f32, which all of these have; an f16 output has a floor of its own.
   const int exponent = std::max(format_of(DType::kF32).min_exponent, std::ilogb(v));
-  return std::max(own, std::ldexp(1.0, exponent - limits_of(a).mantissa_bits));
+  return std::max(own, std::ldexp(1.0, exponent - facts_of(p).mantissa_bits));
 }
 
 }  // namespace annulus::testing

@@ -22,10 +22,10 @@
 //      relative_f32, relative_f64   max|ours - ref| <= r * max|ref|.
 //      These too stand in this file, an entry for every kind of output that has any.
 //
-// Arithmetic: a call may be asked to multiply in a narrower form than its tensors have (operands
+// Precision: a call may be asked to multiply in a narrower form than its tensors have (operands
 // rounded to bf16 or tf32, or split in two bf16). Its outputs are then judged as that form is: the
-// ulp of rule 1 and the guard of rule 2 are the larger ones of the dtype and of the arithmetic, and
-// the baseline rounds the operands of its products in the same way. limits_of(Arithmetic) is the whole table.
+// ulp of rule 1 and the guard of rule 2 are the larger ones of the dtype and of the precision, and
+// the baseline rounds the operands of its products in the same way. core/precision.h has their table.
 //
 // Sums may cancel: a single dtheta of 1e-9 that is the difference of two terms of size 1 is right
 // to 1e-7 at best. Gradients are linear in the incoming gradient dy, so the size of the terms can
@@ -41,6 +41,7 @@
 #include <cstdint>
 
 #include "annulus/core/dtype.h"
+#include "annulus/core/precision.h"
 
 namespace annulus::testing {
 
@@ -64,36 +65,6 @@ struct NumericPolicy {
 
 inline constexpr NumericPolicy kPolicy{};
 
-// What the products of a call are made of; sums have at least f32 in all of them.
-enum class Arithmetic : std::uint8_t {
-  kOwn,     // the tensors' own dtype (16-bit tensors: f32 products of what they hold)
-  kBf16,    // operands rounded to bf16
-  kTf32,    // operands rounded to 10 bits of mantissa
-  kBf16x3,  // operands split in two bf16, the product of the two small parts left out
-};
-
-struct ArithmeticLimits {
-  int mantissa_bits;  // explicit bits of what an operand is rounded to: the ulp of rule 1
-  double guard;       // relative rms, forward
-};
-
-// bf16x3 keeps 8 + 8 significant bits of an operand; one product is right to about 5e-6 (rms), and
-// a guard of twice that leaves room for a recurrence of gain 1, not for a lost part, which costs
-// 1e-3. tf32 has the mantissa of f16, so it has f16's guard.
-constexpr ArithmeticLimits limits_of(Arithmetic a) {
-  switch (a) {
-    case Arithmetic::kBf16:
-      return {7, kPolicy.guard_bf16};
-    case Arithmetic::kTf32:
-      return {10, kPolicy.guard_f16};
-    case Arithmetic::kBf16x3:
-      return {15, 1e-5};
-    case Arithmetic::kOwn:
-      break;
-  }
-  return {0, 0};
-}
-
 constexpr double guard_of(DType t) {
   switch (t) {
     case DType::kF64:
@@ -109,10 +80,27 @@ constexpr double guard_of(DType t) {
   }
 }
 
-// The guard of an output of type t whose products were made in arithmetic a.
-constexpr double guard_of(DType t, Arithmetic a) {
-  const double own = guard_of(t);
-  const double other = limits_of(a).guard;
+// Of a precision that keeps less than f32 has; 0: the dtype's guard alone counts. bf16x3 keeps 8 + 8
+// significant bits of an operand; one product is right to about 5e-6 (rms), and a guard of twice that
+// leaves room for a recurrence of gain 1, not for a lost part, which costs 1e-3. tf32 has the mantissa
+// of f16, so it has f16's guard.
+constexpr double guard_of(Precision p) {
+  switch (p) {
+    case Precision::kBf16:
+      return kPolicy.guard_bf16;
+    case Precision::kTf32:
+    case Precision::kF16:
+      return kPolicy.guard_f16;
+    case Precision::kBf16x3:
+      return 1e-5;
+    default:
+      return 0;
+  }
+}
+
+// The guard of an output of type t whose products were made in precision p.
+constexpr double guard_of(DType t, Precision p) {
+  const double own = guard_of(t), other = guard_of(p);
   return own > other ? own : other;
 }
 
@@ -145,7 +133,7 @@ FloatFormat format_of(DType t);
 
 // The distance between neighbours of type t around v, never below that of the subnormals.
 double ulp_at(double v, DType t);
-// The larger of that and of the spacing of what an operand of arithmetic a is rounded to.
-double ulp_at(double v, DType t, Arithmetic a);
+// The larger of that and of the spacing of what an operand of precision p is rounded to.
+double ulp_at(double v, DType t, Precision p);
 
 }  // namespace annulus::testing

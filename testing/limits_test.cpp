@@ -20,13 +20,16 @@ static_assert(guard_of(DType::kF16) == 2e-3 && guard_of(DType::kBF16) == 1e-2);
 static_assert(kPolicy.guard_backward_factor == 2);
 static_assert(kPolicy.mistrusted_share == 0.9 && kPolicy.mistrusted_cases == 0.01);
 static_assert(kPolicy.finite_difference == 1e-6);
-static_assert(guard_of(DType::kF32, Arithmetic::kOwn) == 1e-6);
-static_assert(guard_of(DType::kF32, Arithmetic::kBf16) == 1e-2);
-static_assert(guard_of(DType::kF16, Arithmetic::kBf16) == 1e-2);
-static_assert(guard_of(DType::kBF16, Arithmetic::kBf16) == 1e-2);
-static_assert(guard_of(DType::kF32, Arithmetic::kTf32) == 2e-3);
-static_assert(guard_of(DType::kF32, Arithmetic::kBf16x3) == 1e-5);
-static_assert(guard_of(DType::kF16, Arithmetic::kBf16x3) == 2e-3);
+static_assert(guard_of(DType::kF32, Precision::kAuto) == 1e-6);
+static_assert(guard_of(DType::kF32, Precision::kFp32) == 1e-6);
+static_assert(guard_of(DType::kF32, Precision::kBf16x6) == 1e-6);
+static_assert(guard_of(DType::kF32, Precision::kF16) == 2e-3);
+static_assert(guard_of(DType::kF32, Precision::kBf16) == 1e-2);
+static_assert(guard_of(DType::kF16, Precision::kBf16) == 1e-2);
+static_assert(guard_of(DType::kBF16, Precision::kBf16) == 1e-2);
+static_assert(guard_of(DType::kF32, Precision::kTf32) == 2e-3);
+static_assert(guard_of(DType::kF32, Precision::kBf16x3) == 1e-5);
+static_assert(guard_of(DType::kF16, Precision::kBf16x3) == 2e-3);
 
 // The limits that operators have beyond the common policy.
 constexpr bool equals(const CaseLimits& a, const CaseLimits& b) {
@@ -86,12 +89,12 @@ TEST(Limits, Ulps) {
   EXPECT_EQ(ulp_at(0.0, DType::kF16), 0x1p-24);  // the floor: spacing of the subnormals
   EXPECT_EQ(ulp_at(1e-9, DType::kF16), 0x1p-24);
   EXPECT_EQ(ulp_at(65504.0, DType::kF16), 32.0);
-  EXPECT_EQ(ulp_at(1.5, DType::kF32, Arithmetic::kOwn), 0x1p-23);
-  EXPECT_EQ(ulp_at(1.5, DType::kF32, Arithmetic::kBf16), 0x1p-7);
-  EXPECT_EQ(ulp_at(1.5, DType::kBF16, Arithmetic::kBf16x3), 0x1p-7);
-  EXPECT_EQ(ulp_at(1.5, DType::kF32, Arithmetic::kBf16x3), 0x1p-15);
-  EXPECT_EQ(ulp_at(1.5, DType::kF32, Arithmetic::kTf32), 0x1p-10);
-  EXPECT_EQ(ulp_at(0.0, DType::kF32, Arithmetic::kBf16), 0x1p-149);
+  EXPECT_EQ(ulp_at(1.5, DType::kF32, Precision::kFp32), 0x1p-23);
+  EXPECT_EQ(ulp_at(1.5, DType::kF32, Precision::kBf16), 0x1p-7);
+  EXPECT_EQ(ulp_at(1.5, DType::kBF16, Precision::kBf16x3), 0x1p-7);
+  EXPECT_EQ(ulp_at(1.5, DType::kF32, Precision::kBf16x3), 0x1p-15);
+  EXPECT_EQ(ulp_at(1.5, DType::kF32, Precision::kTf32), 0x1p-10);
+  EXPECT_EQ(ulp_at(0.0, DType::kF32, Precision::kBf16), 0x1p-149);
 }
 
 }  // namespace

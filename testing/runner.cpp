@@ -185,7 +185,7 @@ class CaseRun {
     report(call.name, wrongly_zero(call, reference));
     const Values baseline = run_baseline(call, inputs);
     const bool forward = &call == &case_.calls[0];
-    const Arithmetic arithmetic = call.arithmetic ? call.arithmetic(device_) : Arithmetic::kOwn;
+    const Precision precision = call.precision ? call.precision(device_) : Precision::kAuto;
     std::vector<double> nearby;  // both made when they are first asked for
     Values sizes;
     for (std::size_t o = 0; o < reference.size(); ++o) {
@@ -200,12 +200,12 @@ class CaseRun {
                       .baseline = baseline[o],
                       .ours = ours,
                       .limits = case_.limits,
-                      .arithmetic = arithmetic,
+                      .precision = precision,
                       .circular = call.outputs[o].circular,
                       .baseline_error = {},
                       .term_size = {}};
       in.baseline_error = [&] {
-        if (nearby.empty()) nearby = baseline_errors_nearby(call, inputs, arithmetic);
+        if (nearby.empty()) nearby = baseline_errors_nearby(call, inputs, precision);
         return nearby[o];
       };
       if (!forward || !call.terms.empty()) {
@@ -222,7 +222,7 @@ class CaseRun {
 
   // See limits.h: the largest error of the baseline in every output, over neighbouring problems.
   std::vector<double> baseline_errors_nearby(const Call& call, const Values& inputs,
-                                             Arithmetic arithmetic) {
+                                             Precision precision) {
     std::vector<double> largest(call.outputs.size(), 0);
     Rng rng(case_.seed ^ 0x9ea2);
     for (int draw = 0; draw < kPolicy.baseline_draws; ++draw) {
@@ -232,7 +232,7 @@ class CaseRun {
         if (!is_floating(t) || call.inputs[i].derived) continue;
         for (double& v : moved[i]) {
           if (!std::isfinite(v)) continue;
-          const double spacing = ulp_at(v, t, arithmetic);
+          const double spacing = ulp_at(v, t, precision);
           v += v == 0 ? 0 : (2 * rng.uniform() - 1) * 2 * spacing;
         }
         round_to(t, moved[i]);

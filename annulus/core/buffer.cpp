@@ -4,16 +4,17 @@
 #include <cstring>
 #include <string>
 
-#include "annulus/core/context.h"
 #include "annulus/core/errors.h"
+#include "annulus/core/scratch.h"
 #include "annulus/cuda/memory.h"
 
 namespace annulus {
 
 Buffer::Buffer(Device device, std::size_t bytes) : device_(device), bytes_(bytes) {
   if (bytes == 0) return;
-  data_ = device.type == DeviceType::kCUDA ? cuda::allocate(bytes, device.index)
-                                           : std::aligned_alloc(256, Workspace::piece(bytes));
+  data_ = device.type == DeviceType::kCUDA
+              ? cuda::allocate(bytes, device.index)
+              : std::aligned_alloc(ScratchLayout::kAlignment, ScratchLayout::padded(bytes));
   if (data_ == nullptr) {
     throw DeviceError("[buffer] could not allocate " + std::to_string(bytes) + " bytes on " +
                       to_string(device));

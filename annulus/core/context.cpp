@@ -5,6 +5,7 @@
 #include <string>
 
 #include "annulus/core/errors.h"
+#include "annulus/core/scratch.h"
 #include "annulus/cuda/memory.h"
 
 namespace annulus {
@@ -15,7 +16,7 @@ class DefaultAllocator final : public Allocator {
  public:
   void* allocate(std::size_t bytes, Device device, void* stream) override {
     if (device.type == DeviceType::kCUDA) return cuda::allocate_async(bytes, device.index, stream);
-    return std::aligned_alloc(256, Workspace::piece(bytes));
+    return std::aligned_alloc(ScratchLayout::kAlignment, ScratchLayout::padded(bytes));
   }
   void deallocate(void* p, std::size_t, Device device, void* stream) noexcept override {
     if (device.type == DeviceType::kCUDA) {

@@ -50,35 +50,4 @@ struct ANNULUS_API Context {
   std::size_t workspace_peak = 0;
 };
 
-// One block of scratch for the length of a call. Throws DeviceError, naming the operator and the
-// size, when the allocator has none. Zero bytes ask the allocator for nothing.
-class ANNULUS_API Workspace {
- public:
-  Workspace(Context& context, const char* op, Device device, std::size_t bytes);
-  ~Workspace();
-  Workspace(const Workspace&) = delete;
-  Workspace& operator=(const Workspace&) = delete;
-
-  std::byte* data() const { return static_cast<std::byte*>(data_); }
-  std::size_t bytes() const { return bytes_; }
-
-  // Carves the block up, front to back; every piece starts on a 256-byte boundary, as
-  // piece() counts it.
-  template <class T>
-  T* take(std::int64_t count) {
-    T* p = reinterpret_cast<T*>(data() + used_);
-    used_ += piece(static_cast<std::size_t>(count) * sizeof(T));
-    return p;
-  }
-  // The bytes a piece takes up within a block.
-  static constexpr std::size_t piece(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
-
- private:
-  Context& context_;
-  Device device_;
-  std::size_t bytes_;
-  std::size_t used_ = 0;
-  void* data_ = nullptr;
-};
-
 }  // namespace annulus

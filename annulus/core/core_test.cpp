@@ -17,6 +17,7 @@
 #include "annulus/core/context.h"
 #include "annulus/core/dispatch.h"
 #include "annulus/core/dlpack.h"
+#include "annulus/core/scratch.h"
 #include "annulus/core/tensor.h"
 #include "testing/test_allocator.h"
 
@@ -132,10 +133,17 @@ TEST(Workspace, CountsAndCarves) {
   Context context;
   context.allocator = &allocator;
   {
-    Workspace w(context, "op", kCPU, 2 * Workspace::piece(100));
+    float* a = nullptr;
+    double* b = nullptr;
+    const auto lay_out = [&](ScratchLayout& scratch) {
+      scratch(a, 25);
+      b = scratch.take<double>(3);
+    };
+    EXPECT_EQ(scratch_bytes(lay_out), 512u);
+    EXPECT_EQ(a, nullptr);  // counted alone
+    Workspace w(context, "op", kCPU, lay_out);
     EXPECT_EQ(context.workspace_bytes, 512u);
-    auto* a = w.take<float>(25);
-    auto* b = w.take<double>(3);
+    EXPECT_EQ(reinterpret_cast<std::byte*>(a), w.data());
     EXPECT_EQ(reinterpret_cast<std::byte*>(b) - reinterpret_cast<std::byte*>(a), 256);
     Workspace inner(context, "op", kCPU, 100);
     EXPECT_EQ(context.workspace_peak, 612u);

@@ -75,9 +75,9 @@ std::string simd_description() {
   std::string s = "scalar (built without Highway)";
 #endif
   if (has_arm_bf16()) s += ", bf16 in hardware (bfcvtn, bfmmla)";
-  if (detail::bf16_tiles_amx(Arithmetic::kBf16) != nullptr) {
+  if (detail::bf16_tiles_amx(Precision::kBf16) != nullptr) {
     s += ", bf16 in hardware (AMX, vdpbf16ps)";
-  } else if (detail::bf16_tiles_x86(Arithmetic::kBf16) != nullptr) {
+  } else if (detail::bf16_tiles_x86(Precision::kBf16) != nullptr) {
     s += ", bf16 in hardware (vdpbf16ps)";
   }
   return s;

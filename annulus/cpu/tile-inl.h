@@ -51,7 +51,7 @@ HWY_NOINLINE void multiply_rows(const T* a, const Factor<T>* factors, int count,
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
   constexpr int kCols = kTileCols<T>;
-  constexpr const detail::Products& products = detail::kProducts[Terms];
+  constexpr const TermProducts& products = kTermProducts[Terms];
   for (int f = 0; f < count; ++f, add = true) {
     V sum[M][kTileVectors];
     ANNULUS_UNROLL
@@ -139,7 +139,7 @@ template <class T, int Terms>
 void multiply(const void* a, const Factor<T>* factors, int count, std::int64_t depth, int rows,
               T* y, std::int64_t ldy, bool add, const Dots<T>* dots) {
   constexpr int kCols = kTileCols<T>;
-  constexpr const detail::Products& products = detail::kProducts[Terms];
+  constexpr const TermProducts& products = kTermProducts[Terms];
   for (int f = 0; f < count; ++f, add = true) {
     T sum[kTileRows][kCols] = {};
     for (int p = 0; p < products.count; ++p) {
@@ -271,13 +271,13 @@ const Tiles<T>* make_tiles(const char* name) {
   return &tiles;
 }
 
-const Tiles<float>* float_tiles(Arithmetic arithmetic) {
-  switch (arithmetic) {
-    case Arithmetic::kBf16:
+const Tiles<float>* float_tiles(Precision precision) {
+  switch (precision) {
+    case Precision::kBf16:
       return make_tiles<float, true, 1>("bf16 in f32");
-    case Arithmetic::kBf16x3:
+    case Precision::kBf16x3:
       return make_tiles<float, true, 2>("bf16x3 in f32");
-    case Arithmetic::kBf16x6:
+    case Precision::kBf16x6:
       return make_tiles<float, true, 3>("bf16x6 in f32");
     default:
       return make_tiles<float, false, 1>("f32");

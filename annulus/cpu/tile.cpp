@@ -14,22 +14,22 @@ namespace annulus::cpu {
 ANNULUS_CPU_EXPORT(float_tiles);
 ANNULUS_CPU_EXPORT(double_tiles);
 
-const Tiles<float>* detail::float_tiles_highway(Arithmetic arithmetic) {
-  return ANNULUS_CPU_CALL(float_tiles)(arithmetic);
+const Tiles<float>* detail::float_tiles_highway(Precision precision) {
+  return ANNULUS_CPU_CALL(float_tiles)(precision);
 }
 
 template <>
-const Tiles<float>& tiles<float>(Arithmetic arithmetic) {
-  if (arithmetic != Arithmetic::kPlain) {
-    if (const Tiles<float>* t = detail::bf16_tiles_arm(arithmetic)) return *t;
-    if (const Tiles<float>* t = detail::bf16_tiles_amx(arithmetic)) return *t;
-    if (const Tiles<float>* t = detail::bf16_tiles_x86(arithmetic)) return *t;
+const Tiles<float>& tiles<float>(Precision precision) {
+  if (precision != Precision::kFp32) {
+    if (const Tiles<float>* t = detail::bf16_tiles_arm(precision)) return *t;
+    if (const Tiles<float>* t = detail::bf16_tiles_amx(precision)) return *t;
+    if (const Tiles<float>* t = detail::bf16_tiles_x86(precision)) return *t;
   }
-  return *detail::float_tiles_highway(arithmetic);
+  return *detail::float_tiles_highway(precision);
 }
 
 template <>
-const Tiles<double>& tiles<double>(Arithmetic) {
+const Tiles<double>& tiles<double>(Precision) {
   return *ANNULUS_CPU_CALL(double_tiles)();
 }
 

@@ -15,15 +15,9 @@
 #include <cstdint>
 
 #include "annulus/core/macros.h"
+#include "annulus/core/precision.h"
 
 namespace annulus::cpu {
-
-enum class Arithmetic : std::uint8_t {
-  kPlain,   // the type's own products
-  kBf16,    // operands rounded to bfloat16 (to nearest, ties to even), sums in f32
-  kBf16x3,  // operands split in two, three products
-  kBf16x6,  // operands split in three, six products
-};
 
 enum class Side : std::uint8_t { kLeft, kRight };
 
@@ -79,50 +73,31 @@ struct Tiles {
                    int rows, Real* y, std::int64_t ldy, bool add, const Dots<Real>* dots);
 };
 
-// The tiles for this machine; the same object for the life of the process.
+// The tiles for this machine, of kFp32 or a precision whose terms are bf16 (f64: kF64 alone); the same
+// object for the life of the process.
 template <class Real>
-ANNULUS_API const Tiles<Real>& tiles(Arithmetic arithmetic);
+ANNULUS_API const Tiles<Real>& tiles(Precision precision);
 
 template <>
-ANNULUS_API const Tiles<float>& tiles<float>(Arithmetic arithmetic);
+ANNULUS_API const Tiles<float>& tiles<float>(Precision precision);
 template <>
-ANNULUS_API const Tiles<double>& tiles<double>(Arithmetic arithmetic);  // kPlain alone
+ANNULUS_API const Tiles<double>& tiles<double>(Precision precision);
 
 namespace detail {
 // By machine: nullptr where the instructions are not there. tiles() takes the first there is; tests
 // try them all.
-ANNULUS_API const Tiles<float>* bf16_tiles_arm(Arithmetic arithmetic);
-ANNULUS_API const Tiles<float>* bf16_tiles_amx(Arithmetic arithmetic);
-ANNULUS_API const Tiles<float>* bf16_tiles_x86(Arithmetic arithmetic);
-ANNULUS_API const Tiles<float>* float_tiles_highway(Arithmetic arithmetic);  // everywhere
+ANNULUS_API const Tiles<float>* bf16_tiles_arm(Precision precision);
+ANNULUS_API const Tiles<float>* bf16_tiles_amx(Precision precision);
+ANNULUS_API const Tiles<float>* bf16_tiles_x86(Precision precision);
+ANNULUS_API const Tiles<float>* float_tiles_highway(Precision precision);  // everywhere
 
-// Of tiles for one, two and three terms those that an arithmetic of bf16 takes.
-inline const Tiles<float>* of_terms(Arithmetic arithmetic, const Tiles<float>* one,
+// Of tiles for one, two and three terms of bf16 those that a precision takes.
+inline const Tiles<float>* of_terms(Precision precision, const Tiles<float>* one,
                                     const Tiles<float>* two, const Tiles<float>* three) {
-  switch (arithmetic) {
-    case Arithmetic::kBf16:
-      return one;
-    case Arithmetic::kBf16x3:
-      return two;
-    case Arithmetic::kBf16x6:
-      return three;
-    default:
-      return nullptr;
-  }
+  const PrecisionFacts& facts = facts_of(precision);
+  if (facts.element != DType::kBF16) return nullptr;
+  return facts.terms == 1 ? one : facts.terms == 2 ? two : three;
 }
-
-// The products of operands split into `terms`, least first: the p-th multiplies term left[p] of the
-// one by term right[p] of the other.
-struct Products {
-  int count;
-  int left[6], right[6];
-};
-inline constexpr Products kProducts[] = {
-    {0, {}, {}},
-    {1, {0}, {0}},
-    {3, {1, 0, 0}, {0, 1, 0}},
-    {6, {2, 1, 0, 1, 0, 0}, {0, 1, 2, 0, 1, 0}},
-};
 }  // namespace detail
 
 }  // namespace annulus::cpu

@@ -67,7 +67,7 @@ static_assert(sizeof(Config) == 64);
 // in the same order either way.
 template <int Terms, int Halves>
 inline void sum_products(const Element* a, const Element* b, std::int64_t units, float* sum) {
-  constexpr const detail::Products& products = detail::kProducts[Terms];
+  constexpr const TermProducts& products = kTermProducts[Terms];
   _tile_zero(0);
   _tile_zero(1);
   if constexpr (Halves == 2) {
@@ -265,10 +265,10 @@ const Tiles<float>* make_tiles(const char* name) {
 
 namespace annulus::cpu {
 
-const Tiles<float>* detail::bf16_tiles_amx(Arithmetic arithmetic) {
+const Tiles<float>* detail::bf16_tiles_amx(Precision precision) {
   // In this order: tiles that could not be packed are not asked for.
   if (!has_avx512_bf16() || !has_amx_bf16()) return nullptr;
-  return of_terms(arithmetic, make_tiles<1>("amx"), make_tiles<2>("amx x3"),
+  return of_terms(precision, make_tiles<1>("amx"), make_tiles<2>("amx x3"),
                   make_tiles<3>("amx x6"));
 }
 
@@ -277,7 +277,7 @@ const Tiles<float>* detail::bf16_tiles_amx(Arithmetic arithmetic) {
 #else
 
 namespace annulus::cpu {
-const Tiles<float>* detail::bf16_tiles_amx(Arithmetic) { return nullptr; }
+const Tiles<float>* detail::bf16_tiles_amx(Precision) { return nullptr; }
 }  // namespace annulus::cpu
 
 #endif

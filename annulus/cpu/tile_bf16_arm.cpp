@@ -34,7 +34,7 @@ template <int Terms, int M>
 __attribute__((noinline)) void multiply_pairs(const bfloat16_t* a, const Factor<float>* factors,
                                               int count, std::int64_t units, float* y,
                                               std::int64_t ldy, bool add, const Dots<float>* dots) {
-  constexpr const detail::Products& products = detail::kProducts[Terms];
+  constexpr const TermProducts& products = kTermProducts[Terms];
   for (int f = 0; f < count; ++f, add = true) {
     float32x4_t sum[M][4];
     ANNULUS_UNROLL
@@ -222,9 +222,9 @@ const Tiles<float>* make_tiles(const char* name) {
 
 }  // namespace
 
-const Tiles<float>* detail::bf16_tiles_arm(Arithmetic arithmetic) {
+const Tiles<float>* detail::bf16_tiles_arm(Precision precision) {
   if (!has_arm_bf16()) return nullptr;
-  return of_terms(arithmetic, make_tiles<1>("bfmmla"), make_tiles<2>("bfmmla x3"),
+  return of_terms(precision, make_tiles<1>("bfmmla"), make_tiles<2>("bfmmla x3"),
                   make_tiles<3>("bfmmla x6"));
 }
 
@@ -237,7 +237,7 @@ const Tiles<float>* detail::bf16_tiles_arm(Arithmetic arithmetic) {
 #else
 
 namespace annulus::cpu {
-const Tiles<float>* detail::bf16_tiles_arm(Arithmetic) { return nullptr; }
+const Tiles<float>* detail::bf16_tiles_arm(Precision) { return nullptr; }
 }  // namespace annulus::cpu
 
 #endif

@@ -40,7 +40,7 @@ template <int Terms, int M>
 __attribute__((noinline)) void multiply_rows(const Pair* a, const Factor<float>* factors, int count,
                                              std::int64_t units, float* y, std::int64_t ldy,
                                              bool add, const Dots<float>* dots) {
-  constexpr const detail::Products& products = detail::kProducts[Terms];
+  constexpr const TermProducts& products = kTermProducts[Terms];
   for (int f = 0; f < count; ++f, add = true) {
     __m512 sum[M][kVectors];
     ANNULUS_UNROLL
@@ -156,9 +156,9 @@ const Tiles<float>* make_tiles(const char* name) {
 
 namespace annulus::cpu {
 
-const Tiles<float>* detail::bf16_tiles_x86(Arithmetic arithmetic) {
+const Tiles<float>* detail::bf16_tiles_x86(Precision precision) {
   if (!has_avx512_bf16()) return nullptr;
-  return of_terms(arithmetic, make_tiles<1>("vdpbf16ps"), make_tiles<2>("vdpbf16ps x3"),
+  return of_terms(precision, make_tiles<1>("vdpbf16ps"), make_tiles<2>("vdpbf16ps x3"),
                   make_tiles<3>("vdpbf16ps x6"));
 }
 
@@ -167,7 +167,7 @@ const Tiles<float>* detail::bf16_tiles_x86(Arithmetic arithmetic) {
 #else
 
 namespace annulus::cpu {
-const Tiles<float>* detail::bf16_tiles_x86(Arithmetic) { return nullptr; }
+const Tiles<float>* detail::bf16_tiles_x86(Precision) { return nullptr; }
 }  // namespace annulus::cpu
 
 #endif

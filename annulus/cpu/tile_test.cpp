@@ -158,20 +158,20 @@ void check(const Tiles<Real>& t, double limit) {
 }
 
 // Not only the tiles that operators get here: the others run on other machines of the same kind.
-void check_all(Arithmetic arithmetic, double limit) {
+void check_all(Precision precision, double limit) {
   for (const Tiles<float>* t :
-       {detail::bf16_tiles_arm(arithmetic), detail::bf16_tiles_amx(arithmetic),
-        detail::bf16_tiles_x86(arithmetic), detail::float_tiles_highway(arithmetic)}) {
+       {detail::bf16_tiles_arm(precision), detail::bf16_tiles_amx(precision),
+        detail::bf16_tiles_x86(precision), detail::float_tiles_highway(precision)}) {
     if (t != nullptr) check(*t, limit);
   }
 }
 
 // Limits: of the size of the terms, twice the worst that rounding of operands and sums may do.
-TEST(Tile, F64) { check(tiles<double>(Arithmetic::kPlain), 1e-14); }
-TEST(Tile, F32) { check(tiles<float>(Arithmetic::kPlain), 2e-6); }
-TEST(Tile, Bf16) { check_all(Arithmetic::kBf16, 2e-2); }
-TEST(Tile, Bf16x3) { check_all(Arithmetic::kBf16x3, 6e-5); }
-TEST(Tile, Bf16x6) { check_all(Arithmetic::kBf16x6, 2e-6); }
+TEST(Tile, F64) { check(tiles<double>(Precision::kF64), 1e-14); }
+TEST(Tile, F32) { check(tiles<float>(Precision::kFp32), 2e-6); }
+TEST(Tile, Bf16) { check_all(Precision::kBf16, 2e-2); }
+TEST(Tile, Bf16x3) { check_all(Precision::kBf16x3, 6e-5); }
+TEST(Tile, Bf16x6) { check_all(Precision::kBf16x6, 2e-6); }
 
 }  // namespace
 }  // namespace annulus::cpu

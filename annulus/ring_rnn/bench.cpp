@@ -30,11 +30,6 @@ constexpr const char* kVariantNames[] = {"", "live2", "actions", "dead"};
 // Share of the actions that are not zero in relu(v linspace(-1, 1, K)), v = 0 in 56 of 100 steps.
 constexpr double kVelocityDensity = 0.22;
 
-const char* name_of(RingRnnPrecision p) {
-  constexpr const char* kNames[] = {"auto", "fp32", "bf16x6", "bf16x3", "tf32", "bf16"};
-  return kNames[static_cast<std::size_t>(p)];
-}
-
 struct Sizes {
   std::int64_t B, N, K, T = kRingSeedT;
 };
@@ -65,26 +60,9 @@ RingRnnProblem problem_of(Sizes s, DType dtype, bool backward, Variant variant) 
 
 // Which multiply units a precision can use at best, and what a step reads of the weights.
 Work work_of(const RingRnnProblem& p, Device device, bool backward) {
-  Work w;
-  double width = 4;
-  switch (testing::ring_resolved_precision(p, device)) {
-    case RingRnnPrecision::kBf16:
-      w = {Products::kBf16, 1};
-      width = 2;
-      break;
-    case RingRnnPrecision::kBf16x3:
-      w = {Products::kBf16, 3};
-      break;
-    case RingRnnPrecision::kBf16x6:
-      w = {Products::kBf16, 6};
-      width = 6;
-      break;
-    case RingRnnPrecision::kTf32:
-      w.products = Products::kTf32;
-      break;
-    default:
-      break;
-  }
+  const PrecisionFacts& facts = facts_of(testing::ring_resolved_precision(p, device));
+  Work w{.products = facts.unit, .passes = static_cast<double>(facts.products)};
+  const auto width = static_cast<double>(facts.terms * size_of(facts.element));
   const std::int64_t live = p.live < 0 ? p.K : std::min(p.live, p.K);
   w.steps = backward ? 2 * p.T : p.T;
   w.step_bytes = width * static_cast<double>((live + 1) * p.N * p.N);
@@ -143,7 +121,7 @@ Row make_row(const RingRnnProblem& p, Device device, bool backward, Variant vari
   row.name = fmt::format("{}-b{}-n{}-k{}-t{}{}", backward ? "fwdbwd" : "fwd", p.B, p.N, p.K, p.T,
                          extra.empty() ? "" : "-" + extra);
   row.op = "ring_rnn";
-  if (p.precision != RingRnnPrecision::kAuto) row.impl += std::string("-") + name_of(p.precision);
+  if (p.precision != Precision::kAuto) row.impl += std::string("-") + name_of(p.precision);
   row.dtype = p.dtype;
   row.params = {{"B", p.B},
                 {"T", p.T},
@@ -158,7 +136,7 @@ Row make_row(const RingRnnProblem& p, Device device, bool backward, Variant vari
   const RingRnnProblem slice = error_problem(p, backward);
   row.error_problem = [slice] { return testing::ring_rnn_case(slice); };
   RingRnnProblem any = slice;
-  any.precision = RingRnnPrecision::kAuto;
+  any.precision = Precision::kAuto;
   row.same_expected = testing::ring_rnn_case(any).params;
   row.observe = [p](const Problem& problem) {
     return Params{{"active", std::round(1e4 * active_share(problem, p)) / 1e4}};
@@ -199,28 +177,27 @@ std::vector<Row> quick_rows(Device device) {
 std::vector<Row> seed_rows(const RingSeedRow& s, Device device) {
   const Sizes sizes{kRingSeedB, s.N, s.K};
   std::vector<Row> rows;
-  const auto add = [&](DType dtype, bool backward, Variant variant, RingRnnPrecision precision) {
+  const auto add = [&](DType dtype, bool backward, Variant variant, Precision precision) {
     RingRnnProblem p = problem_of(sizes, dtype, backward, variant);
     p.precision = precision;
     Row row = make_row(p, device, backward, variant);
     const bool plain = variant == Variant::kPlain || variant == Variant::kDead;
-    if (plain && !backward && precision == RingRnnPrecision::kAuto) row.seed = seed_figure(s);
+    if (plain && !backward && precision == Precision::kAuto) row.seed = seed_figure(s);
     rows.push_back(std::move(row));
   };
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
-    add(dtype, false, Variant::kPlain, RingRnnPrecision::kAuto);
+    add(dtype, false, Variant::kPlain, Precision::kAuto);
     if (dtype == DType::kF32 && device.type == DeviceType::kCUDA) {
-      for (const RingRnnPrecision p :
-           {RingRnnPrecision::kBf16x6, RingRnnPrecision::kTf32, RingRnnPrecision::kFp32}) {
+      for (const Precision p : {Precision::kBf16x6, Precision::kTf32, Precision::kFp32}) {
         add(dtype, false, Variant::kPlain, p);
       }
     }
-    add(dtype, true, Variant::kPlain, RingRnnPrecision::kAuto);
+    add(dtype, true, Variant::kPlain, Precision::kAuto);
   }
-  if (s.K == 16) add(DType::kBF16, false, Variant::kActions, RingRnnPrecision::kAuto);
+  if (s.K == 16) add(DType::kBF16, false, Variant::kActions, Precision::kAuto);
   if (s.K == 16 && s.N == 1024) {
-    add(DType::kBF16, false, Variant::kLive2, RingRnnPrecision::kAuto);
-    add(DType::kF32, false, Variant::kDead, RingRnnPrecision::kAuto);
+    add(DType::kBF16, false, Variant::kLive2, Precision::kAuto);
+    add(DType::kF32, false, Variant::kDead, Precision::kAuto);
   }
   return rows;
 }

@@ -16,8 +16,8 @@ struct Plan {
   Device device;
   DType dtype = DType::kF32;  // of A, Wa, Wo, drive, out
   RingRnnActivation activation = RingRnnActivation::kRelu;
-  // Never kAuto. Counts only where dtype is not f64.
-  RingRnnPrecision precision = RingRnnPrecision::kFp32;
+  // Never kAuto; kF64 where dtype is f64, and nowhere else.
+  Precision precision = Precision::kFp32;
   std::int64_t checkpoint = 0;
   std::int64_t B = 0, T = 0, K = 0, N = 0;
 
@@ -65,7 +65,7 @@ struct ReadoutPlan {
   void readout_forward(const ReadoutPlan& plan, Context& context);                 \
   void readout_backward(const ReadoutPlan& plan, Context& context);                \
   /* Why this precision cannot be had here; empty when it can. */                  \
-  const char* why_not(RingRnnPrecision precision);
+  const char* why_not(Precision precision);
 
 namespace cpu {
 ANNULUS_RING_BACKEND

@@ -24,24 +24,6 @@ using ring_rnn::ReadoutPlan;
 // The dtype the state, saved tensors and readouts have.
 DType state_dtype(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 
-std::string precision_name(RingRnnPrecision p) {
-  switch (p) {
-    case RingRnnPrecision::kAuto:
-      return "auto";
-    case RingRnnPrecision::kFp32:
-      return "fp32";
-    case RingRnnPrecision::kBf16x6:
-      return "bf16x6";
-    case RingRnnPrecision::kBf16x3:
-      return "bf16x3";
-    case RingRnnPrecision::kTf32:
-      return "tf32";
-    case RingRnnPrecision::kBf16:
-      return "bf16";
-  }
-  return "of value " + std::to_string(static_cast<int>(p));
-}
-
 [[noreturn, maybe_unused]] void no_cuda(const char* op) {
   throw NotSupported("[" + std::string(op) +
                      "] device must be cpu: this build has no CUDA backend");
@@ -73,7 +55,7 @@ void check_options(Plan& plan, const RingRnnOptions& options) {
     invalid(op, "activation", "be relu, gelu, tanh or silu",
             "has value " + std::to_string(static_cast<int>(options.activation)));
   }
-  if (options.precision > RingRnnPrecision::kBf16) {
+  if (options.precision > Precision::kBf16) {
     invalid(op, "precision", "be auto, fp32, bf16x6, bf16x3, tf32 or bf16",
             "has value " + std::to_string(static_cast<int>(options.precision)));
   }
@@ -84,21 +66,21 @@ void check_options(Plan& plan, const RingRnnOptions& options) {
   plan.checkpoint = options.checkpoint;
   plan.precision = options.precision;
   if (plan.dtype == DType::kF64) {
-    if (options.precision != RingRnnPrecision::kAuto) {
+    if (options.precision != Precision::kAuto) {
       invalid(op, "precision", "be auto for f64 tensors",
-              "is " + precision_name(options.precision));
+              std::string("is ") + name_of(options.precision));
     }
-    plan.precision = RingRnnPrecision::kFp32;
+    plan.precision = Precision::kF64;
     return;
   }
-  if (options.precision == RingRnnPrecision::kAuto) {
-    plan.precision = plan.dtype != DType::kF32               ? RingRnnPrecision::kBf16
-                     : plan.device.type == DeviceType::kCUDA ? RingRnnPrecision::kBf16x3
-                                                             : RingRnnPrecision::kFp32;
+  if (options.precision == Precision::kAuto) {
+    plan.precision = plan.dtype != DType::kF32               ? Precision::kBf16
+                     : plan.device.type == DeviceType::kCUDA ? Precision::kBf16x3
+                                                             : Precision::kFp32;
   }
   const char* why = ANNULUS_RING_DISPATCH(plan, why_not)(plan.precision);
   if (why != nullptr && *why != '\0') {
-    throw NotSupported("[" + std::string(op) + "] precision " + precision_name(plan.precision) +
+    throw NotSupported("[" + std::string(op) + "] precision " + name_of(plan.precision) +
                        " is not available on " + to_string(plan.device) + ": " + why);
   }
 }

@@ -44,22 +44,12 @@
 
 #include "annulus/core/context.h"
 #include "annulus/core/macros.h"
+#include "annulus/core/precision.h"
 #include "annulus/core/tensor.h"
 
 namespace annulus {
 
 enum class RingRnnActivation : std::uint8_t { kRelu, kGelu, kTanh, kSilu };
-
-// How the matrix products are made; sums are f32 in all of them. J0 sum(s) is exact f32 in all of
-// them. ring_rnn.md has the measured error of each.
-enum class RingRnnPrecision : std::uint8_t {
-  kAuto,    // f64: f64. 16-bit tensors: bf16. f32: fp32 on the CPU, bf16x3 on CUDA
-  kFp32,    // f32 products
-  kBf16x6,  // operands split in three bf16, six products: as exact as fp32
-  kBf16x3,  // operands split in two bf16, three products: about 5e-6 a product
-  kTf32,    // operands rounded to 10 bits of mantissa (CUDA only)
-  kBf16,    // operands rounded to bf16
-};
 
 // A number, or a tensor on the operator's device, which is read when the kernel runs.
 struct RingRnnParameter {
@@ -97,7 +87,10 @@ struct RingRnnGradients {
 
 struct RingRnnOptions {
   RingRnnActivation activation = RingRnnActivation::kRelu;
-  RingRnnPrecision precision = RingRnnPrecision::kAuto;
+  // How the matrix products are made; J0 sum(s) is exact f32 in every way, and f64 tensors have f64
+  // alone (kAuto). kAuto: bf16 for 16-bit tensors; for f32, fp32 on the CPU and bf16x3 on CUDA. kTf32 is
+  // CUDA's. ring_rnn.md has the measured error of each.
+  Precision precision = Precision::kAuto;
   // 0: the forward saves y of every step. s > 0: it saves the state before every s-th step, and the
   // backward computes each stretch of s steps again, to the same bits.
   std::int64_t checkpoint = 0;

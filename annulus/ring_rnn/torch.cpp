@@ -29,19 +29,19 @@ constexpr std::array<Choice<RingRnnActivation>, 4> kActivations{{
     {"tanh", RingRnnActivation::kTanh},
     {"silu", RingRnnActivation::kSilu},
 }};
-constexpr std::array<Choice<RingRnnPrecision>, 6> kPrecisions{{
-    {"auto", RingRnnPrecision::kAuto},
-    {"fp32", RingRnnPrecision::kFp32},
-    {"bf16x6", RingRnnPrecision::kBf16x6},
-    {"bf16x3", RingRnnPrecision::kBf16x3},
-    {"tf32", RingRnnPrecision::kTf32},
-    {"bf16", RingRnnPrecision::kBf16},
-}};
+// kAuto to kBf16, by the names of their table.
+constexpr auto kChoices = [] {
+  std::array<Choice<Precision>, 6> all{};
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    all[i] = {kPrecisions[i].name, static_cast<Precision>(i)};
+  }
+  return all;
+}();
 
 template <class Op>
 RingRnnOptions options_of(const Arguments<Op>& a) {
   return {.activation = chosen(kRnn, "activation", a.template get<"activation">(), kActivations),
-          .precision = chosen(kRnn, "precision", a.template get<"precision">(), kPrecisions),
+          .precision = chosen(kRnn, "precision", a.template get<"precision">(), kChoices),
           .checkpoint = a.template get<"checkpoint">()};
 }
 
@@ -141,7 +141,7 @@ struct RingRnnPack {
 
   static Tensor run(const Arguments<RingRnnPack>& a) {
     const RingRnnOptions options{.precision =
-                                     chosen(op, "precision", a.get<"precision">(), kPrecisions)};
+                                     chosen(op, "precision", a.get<"precision">(), kChoices)};
     const TensorView Wa = a.view<"Wa">(), Wo = a.view<"Wo">();
     const std::int64_t size = ring_rnn_pack_size(Wa, Wo, options);
     // The library wants an aligned block, and torch aligns less on a CPU: the block is a part of a

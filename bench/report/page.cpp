@@ -136,7 +136,7 @@ std::string where_line(const Place& place) {
     for (const Ceiling& c : place.ceilings) {
       step = std::max(step, c.step_us);
       if (!(c.gemm_gflops > 0)) continue;
-      s += fmt::format(", {}GEMM ", c.gemm ? name_of(*c.gemm) + " " : "");
+      s += fmt::format(", {}GEMM ", c.gemm ? std::string(name_of(*c.gemm)) + " " : "");
       s += c.gemm_gflops >= 1e4 ? fmt::format("{:.4g} TFLOP/s", c.gemm_gflops * 1e-3)
                                 : fmt::format("{:.4g} GFLOP/s", c.gemm_gflops);
     }

@@ -100,7 +100,7 @@ TEST(Model, OfARowMeasuredTwiceTheNewerCountsWhateverTheOrderOfTheFiles) {
 
 TEST(Page, SaysOneRunOnlyWhereItIsOne) {
   std::vector<Record> records = {record("r1", "annulus", 2, 1), record("r2", "annulus", 2, 1)};
-  for (Record& r : records) r.ceiling = Ceiling{100, 400e3, Products::kTf32, 0};
+  for (Record& r : records) r.ceiling = Ceiling{100, 400e3, Precision::kTf32, 0};
   EXPECT_EQ(count(page_of(records), "measured in the same run"), 1u);
   records[1].ceiling->copy_gbs = 101;
   EXPECT_EQ(count(page_of(records), "measured in the same run"), 0u);
@@ -123,8 +123,8 @@ TEST(Model, OptionsOfOursFollowOursAndAreNoPeers) {
   std::vector<Record> records = {
       record("r1", "torch-gemm", 4, 1), record("r1", "annulus-tf32", 3, 1),
       record("r1", "annulus-torch", 2, 1), record("r1", "annulus", 2, 1)};
-  records[1].ceiling = Ceiling{100, 400e3, Products::kTf32, 0.9};
-  records[3].ceiling = Ceiling{100, 800e3, Products::kBf16, 0.9};
+  records[1].ceiling = Ceiling{100, 400e3, Precision::kTf32, 0.9};
+  records[3].ceiling = Ceiling{100, 800e3, Precision::kBf16, 0.9};
   const Model m = build_model(records);
   EXPECT_EQ(m.places[0].impls,
             (std::vector<std::string>{"annulus", "annulus-tf32", "annulus-torch", "torch-gemm"}));

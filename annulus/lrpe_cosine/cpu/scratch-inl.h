@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "annulus/core/context.h"
 #include "annulus/core/dispatch.h"
+#include "annulus/core/scratch.h"
 #include "annulus/cpu/parallel.h"
 #include "annulus/lrpe_cosine/cpu/phases-inl.h"
 #include "annulus/lrpe_cosine/cpu/rows-inl.h"
@@ -109,9 +109,7 @@ struct Scratch {
     theta_width = plan.E;
   }
 
-  // Visits every piece: p(pointer, count). The one list that counting and carving share.
-  template <class P>
-  void pieces(P&& p) {
+  void lay_out(ScratchLayout& p) {
     const std::int64_t step_bytes = std::is_same_v<Real, double> ? 2 : 1;
     p(steps, rows * tables.width * step_bytes);
     p(tables_real, rows * tables.width * (std::is_same_v<Real, double> ? 1 : 2 * fine_count) +
@@ -131,15 +129,11 @@ struct Scratch {
   }
 
   std::size_t bytes() {
-    std::size_t total = 0;
-    pieces([&]<class U>(U*&, std::int64_t n) {
-      total += Workspace::piece(static_cast<std::size_t>(n) * sizeof(U));
-    });
-    return total;
+    return annulus::scratch_bytes([this](ScratchLayout& p) { lay_out(p); });
   }
 
-  void carve(const Plan& plan, Workspace& workspace) {
-    pieces([&]<class U>(U*& p, std::int64_t n) { p = workspace.take<U>(n); });
+  // Once the block is there.
+  void connect_tables(const Plan& plan) {
     if constexpr (std::is_same_v<Real, double>) {
       tables.step = reinterpret_cast<Turn*>(steps);
       tables.poison = tables_real;

@@ -448,8 +448,9 @@ template <class Real>
 void forward_as(const Plan& plan, Context& context) {
   Scratch<Real> scratch(plan, false);
   if (plan.B == 0 || plan.C == 0 || scratch.tasks.count() == 0) return;
-  Workspace workspace(context, plan.op, plan.device, scratch.bytes());
-  scratch.carve(plan, workspace);
+  const Workspace workspace(context, plan.op, plan.device,
+                            [&](ScratchLayout& p) { scratch.lay_out(p); });
+  scratch.connect_tables(plan);
   make_tables(plan, scratch, context.threads);
   if (plan.activation == LrpeActivation::kSoftmaxTokens) {
     column_pass(plan, scratch, context.threads, false);
@@ -504,8 +505,9 @@ void backward_as(const Plan& plan, Context& context) {
     if (plan.need_dtheta) zero_dtheta(plan);
     return;
   }
-  Workspace workspace(context, plan.op, plan.device, scratch.bytes());
-  scratch.carve(plan, workspace);
+  const Workspace workspace(context, plan.op, plan.device,
+                            [&](ScratchLayout& p) { scratch.lay_out(p); });
+  scratch.connect_tables(plan);
   make_tables(plan, scratch, context.threads);
   if (plan.activation == LrpeActivation::kSoftmaxTokens) {
     column_pass(plan, scratch, context.threads, false);

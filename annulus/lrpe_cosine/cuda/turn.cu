@@ -12,6 +12,7 @@
 #include <algorithm>
 
 #include "annulus/core/dispatch.h"
+#include "annulus/core/scratch.h"
 #include "annulus/cuda/check.h"
 #include "annulus/cuda/launch.h"
 #include "annulus/cuda/memory.h"
@@ -296,31 +297,36 @@ bool needs_stats(const Plan& plan) {
 
 bool over_tokens(const Plan& plan) { return plan.activation == LrpeActivation::kSoftmaxTokens; }
 
-// Pieces of the softmax statistics: high, scale, dot; one Real per row or column.
-std::size_t stats_piece(const Plan& plan) {
-  const std::int64_t count = plan.B * plan.heads() * (over_tokens(plan) ? plan.C : plan.L);
-  return Workspace::piece(static_cast<std::size_t>(count * (plan.dtype == DType::kF64 ? 8 : 4)));
+// What a call has in memory between its kernels.
+struct Scratch {
+  std::byte *high = nullptr, *scale = nullptr, *dot = nullptr;  // one Real per row or column
+  std::byte* column_stats = nullptr;
+  double* partial = nullptr;
+};
+Scratch lay_out(const Plan& plan, bool backward, ScratchLayout& layout) {
+  Scratch s;
+  if (needs_stats(plan)) {
+    const std::int64_t count = plan.B * plan.heads() * (over_tokens(plan) ? plan.C : plan.L);
+    const std::int64_t bytes = count * (plan.dtype == DType::kF64 ? 8 : 4);
+    layout(s.high, bytes);
+    layout(s.scale, bytes);
+    if (backward) layout(s.dot, bytes);
+    if (over_tokens(plan)) {
+      layout(s.column_stats, static_cast<std::int64_t>(column_scratch_bytes(plan, backward)));
+    }
+  }
+  if (backward && plan.need_dtheta) layout(s.partial, dtheta_partials(plan));
+  return s;
 }
 
-std::size_t stats_scratch(const Plan& plan, bool with_dot) {
-  return over_tokens(plan) ? column_scratch_bytes(plan, with_dot) : 0;
-}
-
-std::size_t stats_bytes(const Plan& plan, bool with_dot) {
-  if (!needs_stats(plan)) return 0;
-  return (with_dot ? 3 : 2) * stats_piece(plan) + Workspace::piece(stats_scratch(plan, with_dot));
-}
-
-void add_stats(const Plan& plan, Args& a, Workspace& workspace, bool vectors, bool with_dot,
+void add_stats(const Plan& plan, Args& a, const Scratch& s, bool vectors, bool with_dot,
                cudaStream_t stream) {
   if (!needs_stats(plan)) return;
-  const auto piece = static_cast<std::int64_t>(stats_piece(plan));
-  a.stats.high = workspace.take<std::byte>(piece);
-  a.stats.scale = workspace.take<std::byte>(piece);
-  if (with_dot) a.stats.dot = workspace.take<std::byte>(piece);
+  a.stats.high = s.high;
+  a.stats.scale = s.scale;
+  a.stats.dot = s.dot;
   if (over_tokens(plan)) {
-    const auto scratch = static_cast<std::int64_t>(stats_scratch(plan, with_dot));
-    launch_column_stats(plan, a, vectors, with_dot, workspace.take<std::byte>(scratch), stream);
+    launch_column_stats(plan, a, vectors, with_dot, s.column_stats, stream);
   } else if (row_fits_warp(plan)) {
     launch_rows(plan, a, vectors, RowTask::kStatistics, stream);
   } else {
@@ -354,19 +360,15 @@ unsigned number_blocks(const Plan& plan, std::int64_t tiles, std::int64_t groups
   return blocks;
 }
 
-std::size_t forward_workspace(const Plan& plan) {
+namespace {
+std::size_t bytes_of(const Plan& plan, bool backward) {
   if (empty(plan)) return 0;
-  return stats_bytes(plan, false);
+  return scratch_bytes([&](ScratchLayout& layout) { (void)lay_out(plan, backward, layout); });
 }
+}  // namespace
 
-std::size_t backward_workspace(const Plan& plan) {
-  if (empty(plan)) return 0;
-  std::size_t bytes = stats_bytes(plan, true);
-  if (plan.need_dtheta) {
-    bytes += Workspace::piece(static_cast<std::size_t>(dtheta_partials(plan)) * sizeof(double));
-  }
-  return bytes;
-}
+std::size_t forward_workspace(const Plan& plan) { return bytes_of(plan, false); }
+std::size_t backward_workspace(const Plan& plan) { return bytes_of(plan, true); }
 
 void forward(const Plan& plan, Context& context) {
   if (empty(plan)) return;
@@ -374,8 +376,10 @@ void forward(const Plan& plan, Context& context) {
   auto* stream = static_cast<cudaStream_t>(context.stream);
   const bool vectors = use_vectors(plan);
   Args a = make_args(plan, false);
-  Workspace workspace(context, plan.op, plan.device, forward_workspace(plan));
-  add_stats(plan, a, workspace, vectors, false, stream);
+  Scratch scratch;
+  const Workspace workspace(context, plan.op, plan.device,
+                            [&](ScratchLayout& layout) { scratch = lay_out(plan, false, layout); });
+  add_stats(plan, a, scratch, vectors, false, stream);
   turn(plan, a, vectors, stream);
 }
 
@@ -388,11 +392,12 @@ void backward(const Plan& plan, Context& context) {
   }
   const bool vectors = use_vectors(plan);
   Args a = make_args(plan, true);
-  Workspace workspace(context, plan.op, plan.device, backward_workspace(plan));
-  add_stats(plan, a, workspace, vectors, true, stream);
+  Scratch scratch;
+  const Workspace workspace(context, plan.op, plan.device,
+                            [&](ScratchLayout& layout) { scratch = lay_out(plan, true, layout); });
+  add_stats(plan, a, scratch, vectors, true, stream);
   if (plan.need_dtheta) {
-    auto* partial = workspace.take<double>(dtheta_partials(plan));
-    launch_dtheta(plan, a, vectors, partial, stream);
+    launch_dtheta(plan, a, vectors, scratch.partial, stream);
   } else if (plan.side[0].dx.defined() || (plan.sides > 1 && plan.side[1].dx.defined())) {
     turn(plan, a, vectors, stream);
   }

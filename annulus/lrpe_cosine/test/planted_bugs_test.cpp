@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "annulus/core/errors.h"
+#include "annulus/core/scratch.h"
 #include "annulus/lrpe_cosine/test/cases.h"
 #include "testing/planted_bugs.h"
 #include "testing/tensors.h"

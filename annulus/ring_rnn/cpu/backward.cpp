@@ -45,9 +45,8 @@ struct Backward : Network<Real> {
         window(stretch + (p.checkpoint > 0 && dweights.wanted ? dweights.block_steps - 1 : 0)),
         dots(p.grad.dA.defined() || p.grad.dJ1.defined()) {}
 
-  template <class C>
-  void pieces(C& c) {
-    Base::pieces(c);
+  void lay_out(ScratchLayout& c) {
+    Base::lay_out(c);
     const std::int64_t states = padded_B * ld;
     c(forward_panels, plan.checkpoint > 0 ? this->weight_bytes() : 0);
     c(backward_panels, this->weight_bytes());
@@ -63,12 +62,10 @@ struct Backward : Network<Real> {
     c(sum_J0, padded_B);
     c(sum_J1, padded_B);
     c(sum_alpha, plan.grad.dalpha.defined() ? this->batch_tiles * ld : 0);
-    dweights.pieces(c);
+    dweights.lay_out(c);
   }
   std::size_t bytes() {
-    Carver c;
-    pieces(c);
-    return c.bytes();
+    return scratch_bytes([this](ScratchLayout& c) { lay_out(c); });
   }
 
   bool live(std::int64_t b, std::int64_t t) const { return read_flag(plan.in.mask, b, t, true); }
@@ -333,9 +330,7 @@ struct Backward : Network<Real> {
 template <class Real>
 void backward_as(const Plan& plan, Context& context) {
   Backward<Real> b(plan);
-  Workspace workspace(context, plan.op, plan.device, b.bytes());
-  Carver carver(&workspace);
-  b.pieces(carver);
+  const Workspace workspace(context, plan.op, plan.device, [&](ScratchLayout& c) { b.lay_out(c); });
   b.fill_parameters();
   annulus::cpu::run_team(b.team(context.threads), [&](Member& m) { b.run(m); });
   ran_on(plan.op, DeviceType::kCPU, b.tile.name);

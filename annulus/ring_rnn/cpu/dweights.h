@@ -33,8 +33,7 @@ struct WeightGradients {
 
   explicit WeightGradients(const Network<Real>& network);
 
-  template <class C>
-  void pieces(C& c) {
+  void lay_out(ScratchLayout& c) {
     if (!wanted) return;
     c(total, (net.K + 1) * tiles * net.tile.rows * net.ld);
     c(a, batch * tiles * a_bytes);

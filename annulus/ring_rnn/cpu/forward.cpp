@@ -20,9 +20,8 @@ struct Forward : Network<Real> {
 
   using Base::Base;
 
-  template <class C>
-  void pieces(C& c) {
-    Base::pieces(c);
+  void lay_out(ScratchLayout& c) {
+    Base::lay_out(c);
     c(y, this->padded_B * ld);
     c(panels_of_weights, plan.in.packed.defined() ? 0 : this->weight_bytes());
     c(cosine, plan.out.angle.defined() ? N : 0);
@@ -30,9 +29,7 @@ struct Forward : Network<Real> {
   }
   std::size_t bytes() {
     if (B == 0) return 0;
-    Carver c;
-    pieces(c);
-    return c.bytes();
+    return scratch_bytes([this](ScratchLayout& c) { lay_out(c); });
   }
 
   // What is left of step t of one sample once the product is there.
@@ -131,9 +128,7 @@ template <class Real>
 void forward_as(const Plan& plan, Context& context) {
   Forward<Real> f(plan);
   if (plan.B == 0) return;
-  Workspace workspace(context, plan.op, plan.device, f.bytes());
-  Carver carver(&workspace);
-  f.pieces(carver);
+  const Workspace workspace(context, plan.op, plan.device, [&](ScratchLayout& c) { f.lay_out(c); });
   if (plan.in.packed.defined()) {
     f.panels_of_weights = static_cast<std::byte*>(plan.in.packed.data);
   }
@@ -170,8 +165,8 @@ void pack(const Plan& plan, Context& context) {
   plan.dtype == DType::kF64 ? pack_as<double>(plan, context) : pack_as<float>(plan, context);
 }
 
-const char* why_not(RingRnnPrecision precision) {
-  return precision == RingRnnPrecision::kTf32 ? "the CPU has no tf32" : "";
+const char* why_not(Precision precision) {
+  return precision == Precision::kTf32 ? "the CPU has no tf32" : "";
 }
 
 }  // namespace annulus::ring_rnn::cpu

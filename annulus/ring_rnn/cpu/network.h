@@ -12,7 +12,7 @@
 #include <cstdint>
 
 #include "annulus/core/checked.h"
-#include "annulus/core/context.h"
+#include "annulus/core/scratch.h"
 #include "annulus/cpu/parallel.h"
 #include "annulus/cpu/tile.h"
 #include "annulus/ring_rnn/cpu/rows.h"
@@ -21,39 +21,6 @@ namespace annulus::ring_rnn::cpu {
 
 using annulus::cpu::Member;
 using annulus::cpu::Side;
-
-inline annulus::cpu::Arithmetic arithmetic_of(const Plan& plan) {
-  if (plan.dtype == DType::kF64) return annulus::cpu::Arithmetic::kPlain;
-  switch (plan.precision) {
-    case RingRnnPrecision::kBf16:
-      return annulus::cpu::Arithmetic::kBf16;
-    case RingRnnPrecision::kBf16x3:
-      return annulus::cpu::Arithmetic::kBf16x3;
-    case RingRnnPrecision::kBf16x6:
-      return annulus::cpu::Arithmetic::kBf16x6;
-    default:
-      return annulus::cpu::Arithmetic::kPlain;
-  }
-}
-
-// Counts the pieces of a workspace, or hands them out: both by one list.
-class Carver {
- public:
-  explicit Carver(Workspace* workspace = nullptr) : workspace_(workspace) {}
-  template <class T>
-  void operator()(T*& p, std::int64_t count) {
-    if (workspace_ != nullptr) {
-      p = workspace_->take<T>(count);
-    } else {
-      bytes_ += Workspace::piece(static_cast<std::size_t>(count) * sizeof(T));
-    }
-  }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  Workspace* workspace_;
-  std::size_t bytes_ = 0;
-};
 
 template <class Real>
 struct Network {
@@ -82,7 +49,7 @@ struct Network {
 
   explicit Network(const Plan& p)
       : plan(p),
-        tile(annulus::cpu::tiles<Real>(arithmetic_of(p))),
+        tile(annulus::cpu::tiles<Real>(p.precision)),
         row(rows<Real>()),
         B(p.B),
         T(p.T),
@@ -110,8 +77,7 @@ struct Network {
 
   std::int64_t weight_bytes() const { return (K + 1) * panels * panel_bytes; }
 
-  template <class C>
-  void pieces(C& c) {
+  void lay_out(ScratchLayout& c) {
     c(alpha, ld);
     c(keep, ld);
     c(coefficient, T * batch_tiles * (K + 1) * tile_rows);

@@ -81,7 +81,7 @@ namespace {
 // checkpoints change no bit, runs such forwards, too.
 bool on_tensor_cores(const Plan& plan) {
   return (plan.dtype == DType::kF32 ||
-          (plan.dtype != DType::kF64 && plan.precision == RingRnnPrecision::kBf16)) &&
+          (plan.dtype != DType::kF64 && plan.precision == Precision::kBf16)) &&
          tensor::terms_of(plan.precision) > 0 && plan.N > 0;
 }
 bool has_steps(const Plan& plan) { return plan.B > 0 && plan.T > 0; }
@@ -121,7 +121,7 @@ void pack(const Plan& plan, Context& context) {
 
 // tf32 is a bound on the error, too: its products are made of two bf16 terms (bf16x3), which is
 // right to 2^-16 where tf32 is to 2^-11.
-const char* why_not(RingRnnPrecision) { return ""; }
+const char* why_not(Precision) { return ""; }
 
 Support support() { return general::support(); }
 

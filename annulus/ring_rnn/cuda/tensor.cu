@@ -6,6 +6,7 @@
 
 #include "annulus/core/backend.h"
 #include "annulus/core/checked.h"
+#include "annulus/core/scratch.h"
 #include "annulus/cuda/check.h"
 #include "annulus/cuda/one_graph.h"
 #include "annulus/ring_rnn/cuda/cluster/loop.cuh"
@@ -168,25 +169,8 @@ const char* kernels_of(const Shape& s) {
                        : "tensor cores by mma.sync";
 }
 
-// Scratch laid out front to back; without a base it only counts.
-class Carver {
- public:
-  explicit Carver(std::byte* base) : base_(base) {}
-  template <class T>
-  T* take(std::int64_t count) {
-    T* p = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
-    used_ += Workspace::piece(static_cast<std::size_t>(count) * sizeof(T));
-    return p;
-  }
-  std::size_t used() const { return used_; }
-
- private:
-  std::byte* base_;
-  std::size_t used_ = 0;
-};
-
 // What either loop needs, besides the weights.
-Loop take_loop(Carver& scratch, const Shape& s) {
+Loop take_loop(ScratchLayout& scratch, const Shape& s) {
   Loop loop;
   loop.shape = s;
   if (s.cluster > 0) {  // between launches alone: nothing else leaves the clusters
@@ -207,7 +191,7 @@ struct Coefficients {
   Scale* scales;
   std::uint32_t* two_terms;
 };
-Coefficients take_coefficients(Carver& scratch, const Shape& s) {
+Coefficients take_coefficients(ScratchLayout& scratch, const Shape& s) {
   Coefficients c{};
   const std::int64_t masks = s.T * s.batch_tiles * s.mask_words;
   c.c = scratch.take<float>(s.T * s.channels * s.padded_b);
@@ -224,7 +208,7 @@ struct ForwardScratch {
   Coefficients coefficients{};
   Loop loop;
 };
-ForwardScratch take_forward(Carver& scratch, const Plan& plan, const Shape& s) {
+ForwardScratch take_forward(ScratchLayout& scratch, const Plan& plan, const Shape& s) {
   ForwardScratch f;
   if (!plan.in.packed.defined() && !holds_all_weights(s)) {
     f.weights = scratch.take<uint4>(weight_bytes(s) / 16);
@@ -293,7 +277,7 @@ int depth_splits_for(const Plan& plan, const Shape& s) {
   return static_cast<int>(best);
 }
 
-BackwardScratch take_backward(Carver& scratch, const Plan& plan, const Shape& s,
+BackwardScratch take_backward(ScratchLayout& scratch, const Plan& plan, const Shape& s,
                               const Shape& forward_shape) {
   BackwardScratch b;
   const RingRnnGradients& grad = plan.grad;
@@ -431,18 +415,10 @@ void backward_from_checkpoints(const Plan& plan, const Args& args, BackwardScrat
 
 }  // namespace
 
-int terms_of(RingRnnPrecision precision) {
-  switch (precision) {
-    case RingRnnPrecision::kBf16:
-      return 1;
-    case RingRnnPrecision::kBf16x3:
-    case RingRnnPrecision::kTf32:
-      return 2;
-    case RingRnnPrecision::kBf16x6:
-      return 3;
-    default:
-      return 0;
-  }
+int terms_of(Precision precision) {
+  if (precision == Precision::kTf32) return 2;  // see why_not in dispatch.cu
+  const PrecisionFacts& facts = facts_of(precision);
+  return facts.element == DType::kBF16 ? facts.terms : 0;
 }
 
 std::size_t pack_bytes(const Plan& plan) {
@@ -458,23 +434,22 @@ void pack(const Plan& plan, Context& context) {
 }
 
 std::size_t forward_workspace(const Plan& plan) {
-  Carver count(nullptr);
-  (void)take_forward(count, plan, cut(plan, false));
-  return count.used();
+  const Shape s = cut(plan, false);
+  return scratch_bytes([&](ScratchLayout& scratch) { (void)take_forward(scratch, plan, s); });
 }
 
 std::size_t backward_workspace(const Plan& plan) {
-  Carver count(nullptr);
-  (void)take_backward(count, plan, cut(plan, needs_dots(plan)), cut(plan, false));
-  return count.used();
+  const Shape s = cut(plan, needs_dots(plan)), forward_shape = cut(plan, false);
+  return scratch_bytes(
+      [&](ScratchLayout& scratch) { (void)take_backward(scratch, plan, s, forward_shape); });
 }
 
 void forward(const Plan& plan, Context& context) {
   const auto stream = static_cast<cudaStream_t>(context.stream);
   const Shape s = cut(plan, false);
-  const Workspace workspace(context, plan.op, plan.device, forward_workspace(plan));
-  Carver scratch(workspace.data());
-  ForwardScratch f = take_forward(scratch, plan, s);
+  ForwardScratch f;
+  const Workspace workspace(context, plan.op, plan.device,
+                            [&](ScratchLayout& scratch) { f = take_forward(scratch, plan, s); });
   const Args args = make_args(plan);
   prepare_forward(args, f, plan.dtype, plan.op, stream);
   const uint4* weights =
@@ -490,9 +465,10 @@ void backward(const Plan& plan, Context& context) {
   const bool dots = needs_dots(plan);
   const Shape s = cut(plan, dots);
   const Shape forward_shape = cut(plan, false);
-  const Workspace workspace(context, plan.op, plan.device, backward_workspace(plan));
-  Carver scratch(workspace.data());
-  BackwardScratch b = take_backward(scratch, plan, s, forward_shape);
+  BackwardScratch b;
+  const Workspace workspace(context, plan.op, plan.device, [&](ScratchLayout& scratch) {
+    b = take_backward(scratch, plan, s, forward_shape);
+  });
   const Args args = make_args(plan);
 
   Prepare p = preparation(args, s, b.weights, b.coefficients, b.loop);

@@ -232,7 +232,7 @@ struct GatherBlocks {
 };
 
 // The path as the driver of the backend calls it. Sizes are at least 1 and dtype is not f64.
-int terms_of(RingRnnPrecision precision);  // 0: not a precision of this path
+int terms_of(Precision precision);  // 0: not a precision of this path
 std::size_t forward_workspace(const Plan& plan);
 std::size_t backward_workspace(const Plan& plan);
 std::size_t pack_bytes(const Plan& plan);
@@ -309,7 +309,6 @@ __device__ __forceinline__ void put_weight_gradient(const WeightGradients& w, in
 
 // The products of terms that count, smallest first so that the large ones do not swallow them:
 // which term of X and which of V the i-th takes.
-constexpr int products_of(int terms) { return terms == 1 ? 1 : terms == 2 ? 3 : 6; }
 template <int Terms>
 __host__ __device__ constexpr int term_of_x(int i) {
   return Terms == 1 ? 0 : Terms == 2 ? (i == 0 ? 1 : 0) : (i == 1 ? 2 : i == 0 || i == 3 ? 1 : 0);

@@ -43,16 +43,16 @@ TEST_P(RingRnnAccuracy, OverTwentyLiveSteps) {
   reference::ring_rnn_backward(exact_in, x.dout.view(), x.dh_n.view(), e.gradients(exact_in),
                                options);
   struct Bar {
-    RingRnnPrecision precision;
+    Precision precision;
     const char* name;
     double state, gradient;
   };
-  std::vector<Bar> bars = {{RingRnnPrecision::kFp32, "fp32", 3e-7, 1e-6},
-                           {RingRnnPrecision::kBf16x6, "bf16x6", 3e-7, 1e-6},
-                           {RingRnnPrecision::kBf16x3, "bf16x3", 1e-6, 1e-5},
-                           {RingRnnPrecision::kBf16, "bf16", 2e-3, 1e-2}};
+  std::vector<Bar> bars = {{Precision::kFp32, "fp32", 3e-7, 1e-6},
+                           {Precision::kBf16x6, "bf16x6", 3e-7, 1e-6},
+                           {Precision::kBf16x3, "bf16x3", 1e-6, 1e-5},
+                           {Precision::kBf16, "bf16", 2e-3, 1e-2}};
   if (device().type == DeviceType::kCUDA) {
-    bars.push_back({RingRnnPrecision::kTf32, "tf32", 1e-6, 1e-5});  // made as bf16x3
+    bars.push_back({Precision::kTf32, "tf32", 1e-6, 1e-5});  // made as bf16x3
   }
   for (const Bar& bar : bars) {
     options.precision = bar.precision;
@@ -88,7 +88,7 @@ TEST_P(RingRnnAccuracy, WeightsOfManyRows) {
   in.alpha = exact_in.alpha = 0.15;
   RingRnnOptions options;
   options.activation = RingRnnActivation::kGelu;
-  options.precision = RingRnnPrecision::kBf16x3;
+  options.precision = Precision::kBf16x3;
   const RingStates states(n);
   const RingDerivatives d(n), e(x);
   reference::ring_rnn_backward(exact_in, x.dout.view(), x.dh_n.view(), e.gradients(exact_in),
@@ -157,7 +157,7 @@ TEST_P(RingRnnAccuracy, ABumpStaysWhereItIs) {
                                2 * std::numbers::pi),
                 0, 1e-4);
   }
-  for (const RingRnnPrecision precision : {RingRnnPrecision::kFp32, RingRnnPrecision::kBf16x6}) {
+  for (const Precision precision : {Precision::kFp32, Precision::kBf16x6}) {
     options.precision = precision;
     std::vector<double> angles, lengths;
     run(

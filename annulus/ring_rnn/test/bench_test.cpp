@@ -74,7 +74,7 @@ TEST(RingRnnSuite, WorkIsThatOfTheMathematics) {
   const Row both = find_row(rows, "fwdbwd-b256-n1024-k16-t20", DType::kBF16);
   EXPECT_NEAR(flops_of(both), 3 * 182.5e9, 0.2e9);
   EXPECT_EQ(both.work.steps, 40);
-  // Products with a zero action are not needed: three matrices of 17, or 22 % of sixteen and Wo.
+  // Precision with a zero action are not needed: three matrices of 17, or 22 % of sixteen and Wo.
   EXPECT_NEAR(flops_of(find_row(rows, "fwd-b256-n1024-k16-t20-live2", DType::kBF16)),
               182.5e9 * 3 / 17, 0.1e9);
   EXPECT_NEAR(flops_of(find_row(rows, "fwd-b256-n1024-k16-t20-actions", DType::kBF16)),
@@ -87,17 +87,17 @@ TEST(RingRnnSuite, PrecisionsUseTheirUnits) {
     const Work& w = row.work;
     const double n2 = 17.0 * 1024 * 1024;
     if (row.dtype == DType::kBF16) {
-      EXPECT_TRUE(w.products == Products::kBf16 && w.passes == 1 && w.step_bytes == 2 * n2);
+      EXPECT_TRUE(w.products == Precision::kBf16 && w.passes == 1 && w.step_bytes == 2 * n2);
     } else if (row.impl == "annulus") {
-      EXPECT_TRUE(w.products == Products::kBf16 && w.passes == 3 && w.step_bytes == 4 * n2);
+      EXPECT_TRUE(w.products == Precision::kBf16 && w.passes == 3 && w.step_bytes == 4 * n2);
       EXPECT_EQ(to_string(row.params.at("precision")), "bf16x3");
     } else if (row.impl == "annulus-bf16x6") {
-      EXPECT_TRUE(w.products == Products::kBf16 && w.passes == 6 && w.step_bytes == 6 * n2);
+      EXPECT_TRUE(w.products == Precision::kBf16 && w.passes == 6 && w.step_bytes == 6 * n2);
     } else if (row.impl == "annulus-tf32") {
-      EXPECT_TRUE(w.products == Products::kTf32 && w.passes == 1);
+      EXPECT_TRUE(w.products == Precision::kTf32 && w.passes == 1);
     } else {
       EXPECT_EQ(row.impl, "annulus-fp32");
-      EXPECT_TRUE(w.products == Products::kFp32 && w.passes == 1);
+      EXPECT_TRUE(w.products == Precision::kFp32 && w.passes == 1);
     }
     EXPECT_EQ(w.steps, 20);
   }

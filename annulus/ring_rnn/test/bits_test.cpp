@@ -22,7 +22,7 @@ class RingRnnBits : public EachDevice {
   void for_each_mode(F&& f) {
     std::size_t n = 0;
     for (const DType dtype : kDTypes) {
-      for (const RingRnnPrecision precision : precisions_of(device(), dtype)) {
+      for (const Precision precision : precisions_of(device(), dtype)) {
         RingRnnOptions options;
         options.precision = precision;
         options.activation = kActivations[n++ % 4];

@@ -178,12 +178,11 @@ inline double relative_error(const Dense& a, const Dense& b) {
 }
 
 // Every precision a device has.
-inline std::vector<RingRnnPrecision> precisions_of(Device device, DType dtype) {
-  if (dtype == DType::kF64) return {RingRnnPrecision::kAuto};
-  std::vector<RingRnnPrecision> all = {RingRnnPrecision::kAuto, RingRnnPrecision::kFp32,
-                                       RingRnnPrecision::kBf16x6, RingRnnPrecision::kBf16x3,
-                                       RingRnnPrecision::kBf16};
-  if (device.type == DeviceType::kCUDA) all.push_back(RingRnnPrecision::kTf32);
+inline std::vector<Precision> precisions_of(Device device, DType dtype) {
+  if (dtype == DType::kF64) return {Precision::kAuto};
+  std::vector<Precision> all = {Precision::kAuto, Precision::kFp32, Precision::kBf16x6,
+                                Precision::kBf16x3, Precision::kBf16};
+  if (device.type == DeviceType::kCUDA) all.push_back(Precision::kTf32);
   return all;
 }
 

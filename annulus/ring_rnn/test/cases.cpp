@@ -33,37 +33,24 @@ unsigned asked(const RingRnnProblem& p) {
 }
 
 // The precision a call asks for on a device.
-RingRnnPrecision precision_on(const RingRnnProblem& p, Device device) {
+Precision precision_on(const RingRnnProblem& p, Device device) {
   const bool cpu = device.type == DeviceType::kCPU;
-  return p.precision == RingRnnPrecision::kTf32 && cpu ? RingRnnPrecision::kFp32 : p.precision;
+  return p.precision == Precision::kTf32 && cpu ? Precision::kFp32 : p.precision;
 }
 
 }  // namespace
 
-RingRnnPrecision ring_resolved_precision(const RingRnnProblem& p, Device device) {
-  const RingRnnPrecision asked_for = precision_on(p, device);
-  if (p.dtype == DType::kF64) return RingRnnPrecision::kFp32;
-  if (asked_for != RingRnnPrecision::kAuto) return asked_for;
-  if (p.dtype != DType::kF32) return RingRnnPrecision::kBf16;
-  return device.type == DeviceType::kCPU ? RingRnnPrecision::kFp32 : RingRnnPrecision::kBf16x3;
-}
-
-Arithmetic ring_arithmetic(RingRnnPrecision precision) {
-  switch (precision) {
-    case RingRnnPrecision::kBf16:
-      return Arithmetic::kBf16;
-    case RingRnnPrecision::kTf32:
-      return Arithmetic::kTf32;
-    case RingRnnPrecision::kBf16x3:
-      return Arithmetic::kBf16x3;
-    default:
-      return Arithmetic::kOwn;
-  }
+Precision ring_resolved_precision(const RingRnnProblem& p, Device device) {
+  const Precision asked_for = precision_on(p, device);
+  if (p.dtype == DType::kF64) return Precision::kF64;
+  if (asked_for != Precision::kAuto) return asked_for;
+  if (p.dtype != DType::kF32) return Precision::kBf16;
+  return device.type == DeviceType::kCPU ? Precision::kFp32 : Precision::kBf16x3;
 }
 
 namespace {
 
-RingRnnOptions options_of(const RingRnnProblem& p, RingRnnPrecision precision) {
+RingRnnOptions options_of(const RingRnnProblem& p, Precision precision) {
   RingRnnOptions o;
   o.activation = p.activation;
   o.precision = precision;
@@ -73,7 +60,6 @@ RingRnnOptions options_of(const RingRnnProblem& p, RingRnnPrecision precision) {
 
 std::string describe(const RingRnnProblem& p) {
   static constexpr const char* kActivations[] = {"relu", "gelu", "tanh", "silu"};
-  static constexpr const char* kPrecisions[] = {"auto", "fp32", "bf16x6", "bf16x3", "tf32", "bf16"};
   static constexpr const char* kForms[] = {"", "(tensor)", "(N)"};
   static constexpr const char* kActions[] = {"dense",     "sparse",   "one-hot",
                                              "by-sample", "velocity", "zero"};
@@ -87,8 +73,7 @@ std::string describe(const RingRnnProblem& p) {
                   " dtype=" + name_of(p.dtype);
   if (size_of(p.dtype) == 2) s += p.f32_state ? " r0=f32" : " r0=own";
   s += std::string(" act=") + kActivations[static_cast<int>(p.activation)] +
-       " precision=" + kPrecisions[static_cast<int>(p.precision)] +
-       " checkpoint=" + std::to_string(p.checkpoint);
+       " precision=" + name_of(p.precision) + " checkpoint=" + std::to_string(p.checkpoint);
   s += parameter("J0", p.J0, p.J0_form) + parameter("J1", p.J1, p.J1_form) +
        parameter("alpha", p.alpha, p.alpha_form);
   s += std::string(" actions=") + kActions[static_cast<int>(p.actions)];
@@ -225,15 +210,13 @@ Call forward_call(const RingRnnProblem& p) {
   };
   call.reference = [=](Views in, Views out) {
     reference::ring_rnn_forward(inputs_of(p, in, in_specs), outputs_of(out, out_specs),
-                                options_of(p, RingRnnPrecision::kAuto));
+                                options_of(p, Precision::kAuto));
   };
   call.baseline = [=](Views in, Views out) {
     ring_rnn_baseline_forward(inputs_of(p, in, in_specs), outputs_of(out, out_specs),
                               options_of(p, ring_resolved_precision(p, kCPU)));
   };
-  call.arithmetic = [=](Device device) {
-    return ring_arithmetic(ring_resolved_precision(p, device));
-  };
+  call.precision = [=](Device device) { return ring_resolved_precision(p, device); };
   call.terms = {"A", "Wa", "Wo", "r0", "drive", "reset_state"};
   call.flops = product_flops(p);
   call.bytes = bytes_of(call.inputs) + bytes_of(call.outputs);
@@ -281,15 +264,14 @@ Call backward_call(const RingRnnProblem& p, const Call& forward) {
   };
   call.reference = [=](Views in, Views out) {
     reference::ring_rnn_backward(inputs_of(p, in, in_specs), get(in, "dout"), get(in, "dh_n"),
-                                 gradients_of(out, out_specs),
-                                 options_of(p, RingRnnPrecision::kAuto));
+                                 gradients_of(out, out_specs), options_of(p, Precision::kAuto));
   };
   call.baseline = [=](Views in, Views out) {
     ring_rnn_baseline_backward(inputs_of(p, in, in_specs), get(in, "dout"), get(in, "dh_n"),
                                gradients_of(out, out_specs),
                                options_of(p, ring_resolved_precision(p, kCPU)));
   };
-  call.arithmetic = forward.arithmetic;
+  call.precision = forward.precision;
   call.terms = forward.terms;
   call.terms.insert(call.terms.end(), {"dout", "dh_n"});
   const bool weights = (asked(p) & (kRingDWa | kRingDWo)) != 0;

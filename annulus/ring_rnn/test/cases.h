@@ -31,7 +31,7 @@ struct RingRnnProblem {
   bool f32_parameters = true;  // parameters that are tensors are f32, else as A
   RingRnnActivation activation = RingRnnActivation::kTanh;
   // tf32 exists on CUDA only; on the CPU such a problem runs in fp32.
-  RingRnnPrecision precision = RingRnnPrecision::kAuto;
+  Precision precision = Precision::kAuto;
   std::int64_t checkpoint = 0;
 
   enum class Parameter : std::uint8_t { kNumber, kTensor, kPerNeuron };  // the last: alpha only
@@ -75,8 +75,7 @@ std::vector<BadCall> ring_rnn_bad_calls(Device device);
 
 // What `auto` stands for on a device, tf32 on the CPU being fp32; and the row of the numeric policy
 // that a precision is judged by.
-RingRnnPrecision ring_resolved_precision(const RingRnnProblem& p, Device device);
-Arithmetic ring_arithmetic(RingRnnPrecision precision);
+Precision ring_resolved_precision(const RingRnnProblem& p, Device device);
 // Channels that are not padding.
 std::int64_t ring_live_channels(const RingRnnProblem& p);
 

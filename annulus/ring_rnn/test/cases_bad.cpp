@@ -222,10 +222,10 @@ void add_option_rules(BadCalls& b) {
   b.add("an activation that does not exist", "activation",
         [](Attempt& a) { a.options.activation = static_cast<RingRnnActivation>(77), a.forward(); });
   b.add("a precision that does not exist", "precision",
-        [](Attempt& a) { a.options.precision = static_cast<RingRnnPrecision>(77), a.backward(); });
+        [](Attempt& a) { a.options.precision = static_cast<Precision>(77), a.backward(); });
   b.add("f64 tensors in bf16", "precision", [](Attempt& a) {
     for (TensorView* v : {&a.in.A, &a.in.Wa, &a.in.Wo, &a.in.r0}) v->dtype = DType::kF64;
-    a.options.precision = RingRnnPrecision::kBf16;
+    a.options.precision = Precision::kBf16;
     a.forward();
   });
   b.add("packed one word too short", "packed",
@@ -323,7 +323,7 @@ std::vector<BadCall> ring_rnn_bad_calls(Device device) {
   if (device.type == DeviceType::kCPU) {
     b.add(
         "a precision that this device does not have", "precision",
-        [](Attempt& a) { a.options.precision = RingRnnPrecision::kTf32, a.forward(); },
+        [](Attempt& a) { a.options.precision = Precision::kTf32, a.forward(); },
         Expect::kNotSupported);
   }
   if (device.type == DeviceType::kCPU && !cuda::built()) {

@@ -43,6 +43,10 @@ struct Bf16 : Naive<float> {
   static float operand(float v) { return static_cast<float>(bfloat16(v)); }
 };
 
+struct F16 : Naive<float> {
+  static float operand(float v) { return static_cast<float>(float16(v)); }
+};
+
 struct Bf16x3 : Naive<float> {
   struct Operand {
     float high, low;
@@ -63,11 +67,13 @@ void with_naive(const RingRnnInputs& in, const RingRnnOptions& options, F&& f) {
   using ring_rnn::Definition;
   if (in.A.dtype == DType::kF64) return f(Definition<Naive<double>>(in, options));
   switch (options.precision) {
-    case RingRnnPrecision::kTf32:
+    case Precision::kTf32:
       return f(Definition<Tf32>(in, options));
-    case RingRnnPrecision::kBf16:
+    case Precision::kBf16:
       return f(Definition<Bf16>(in, options));
-    case RingRnnPrecision::kBf16x3:
+    case Precision::kF16:
+      return f(Definition<F16>(in, options));
+    case Precision::kBf16x3:
       return f(Definition<Bf16x3>(in, options));
     default:
       return f(Definition<Naive<float>>(in, options));

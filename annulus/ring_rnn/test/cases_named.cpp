@@ -21,9 +21,8 @@ using Draw = std::function<void(Rng&, const TensorSpec&, std::span<double>)>;
 constexpr std::array kAllDTypes = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
 constexpr std::array kActivations = {RingRnnActivation::kRelu, RingRnnActivation::kGelu,
                                      RingRnnActivation::kTanh, RingRnnActivation::kSilu};
-constexpr std::array kPrecisions = {RingRnnPrecision::kAuto,   RingRnnPrecision::kFp32,
-                                    RingRnnPrecision::kBf16x6, RingRnnPrecision::kBf16x3,
-                                    RingRnnPrecision::kTf32,   RingRnnPrecision::kBf16};
+constexpr std::array kAsked = {Precision::kAuto,   Precision::kFp32, Precision::kBf16x6,
+                               Precision::kBf16x3, Precision::kTf32, Precision::kBf16};
 constexpr std::array kAllActions = {Actions::kDense,    Actions::kSparse,   Actions::kOneHot,
                                     Actions::kBySample, Actions::kVelocity, Actions::kZero};
 
@@ -82,7 +81,7 @@ void add_types_and_precisions(Builder& b) {
       p.alpha_form = Parameter::kTensor;
       b.add("state and parameters in the dtype of A, checkpoints", p);
     }
-    for (const RingRnnPrecision precision : kPrecisions) {
+    for (const Precision precision : kAsked) {
       if (dtype == DType::kF64) continue;
       RingRnnProblem p = small();
       p.B = 17, p.K = 3, p.N = 33;
@@ -149,10 +148,9 @@ void add_sizes(Builder& b) {
     b.add("one sample, many neurons", p);
   }
   // CUDA has kernels for up to 64 or 128 neurons and others for more, in instances by samples.
-  for (const RingRnnPrecision precision :
-       {RingRnnPrecision::kBf16, RingRnnPrecision::kBf16x3, RingRnnPrecision::kBf16x6}) {
+  for (const Precision precision : {Precision::kBf16, Precision::kBf16x3, Precision::kBf16x6}) {
     RingRnnProblem p = full();
-    p.dtype = precision == RingRnnPrecision::kBf16 ? DType::kBF16 : DType::kF32;
+    p.dtype = precision == Precision::kBf16 ? DType::kBF16 : DType::kF32;
     p.precision = precision;
     p.J0 = -0.5 / 300;  // a part of the input, whatever N is
     p.B = 205, p.T = 2, p.K = 1, p.N = 260;
@@ -161,7 +159,7 @@ void add_sizes(Builder& b) {
     p.checkpoint = 2;
     b.add("more neurons than a cluster has, checkpoints", p);
     p = small();
-    p.dtype = precision == RingRnnPrecision::kBf16 ? DType::kF16 : DType::kF32;
+    p.dtype = precision == Precision::kBf16 ? DType::kF16 : DType::kF32;
     p.precision = precision;
     p.gradients = kRingDWa | kRingDWo | kRingDr0;
     p.J0 = -0.5 / 300;
@@ -170,16 +168,14 @@ void add_sizes(Builder& b) {
     p.gradients = kRingAllGradients;
     p.N = 64, p.K = 70, p.B = 3;
     b.add("in clusters, more channels than they stage", p);
-    p.N = precision == RingRnnPrecision::kBf16x6 ? 40 : 100, p.K = 1, p.B = 540;
+    p.N = precision == Precision::kBf16x6 ? 40 : 100, p.K = 1, p.B = 540;
     b.add("in clusters, more samples than go eight a cluster", p);
     // As many channels as a block of threads cannot keep on 132 multiprocessors; two to four groups.
     p.N = 260, p.B = 4;
-    p.K = precision == RingRnnPrecision::kBf16     ? 110
-          : precision == RingRnnPrecision::kBf16x3 ? 60
-                                                   : 40;
+    p.K = precision == Precision::kBf16 ? 110 : precision == Precision::kBf16x3 ? 60 : 40;
     p.gradients = kRingDA | kRingDr0;
     b.add("weights that stream past", p);
-    if (precision == RingRnnPrecision::kBf16) {  // which has another loop for it
+    if (precision == Precision::kBf16) {  // which has another loop for it
       p.gradients = kRingDr0;
       b.add("weights that stream past, without s . u_k", p);
     }
@@ -312,7 +308,7 @@ void add_values(Builder& b) {
   for (const DType dtype : kAllDTypes) {
     p = small();
     p.dtype = dtype;
-    p.precision = dtype == DType::kF64 ? RingRnnPrecision::kAuto : RingRnnPrecision::kFp32;
+    p.precision = dtype == DType::kF64 ? Precision::kAuto : Precision::kFp32;
     p.gradients = 0;
     p.h_n = true;
     const double size = dtype == DType::kF16 ? 1e-6 : dtype == DType::kF64 ? 1e-308 : 1e-38;
@@ -384,7 +380,7 @@ RingRnnProblem ring_rnn_fuzz_problem(std::uint64_t seed) {
   p.seed = seed;
   p.dtype = one_of(rng, kAllDTypes);
   p.activation = one_of(rng, kActivations);
-  if (p.dtype != DType::kF64) p.precision = one_of(rng, kPrecisions);
+  if (p.dtype != DType::kF64) p.precision = one_of(rng, kAsked);
   p.f32_state = rng.below(2) == 0;
   p.f32_parameters = rng.below(2) == 0;
   p.B = rng.below(60) == 0 ? 0 : rng.below(25) == 0 ? 64 + rng.below(67) : 1 + rng.below(9);
@@ -430,8 +426,8 @@ RingRnnProblem ring_rnn_fuzz_problem(std::uint64_t seed) {
   if (rng.below(4) == 0 && p.K > 0) p.live = 1 + rng.below(p.K);
   if (p.activation == RingRnnActivation::kRelu) {
     p.gain *= std::numbers::sqrt2;
-    const bool exact = p.dtype == DType::kF64 || p.precision == RingRnnPrecision::kFp32 ||
-                       p.precision == RingRnnPrecision::kBf16x6;
+    const bool exact = p.dtype == DType::kF64 || p.precision == Precision::kFp32 ||
+                       p.precision == Precision::kBf16x6;
     if (!exact) p.drive = true;  // see ring_rnn_refine
     if (!p.drive) {
       p.J0 = std::abs(p.J0);

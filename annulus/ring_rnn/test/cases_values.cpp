@@ -172,16 +172,8 @@ std::vector<double> exact_y(const RingRnnProblem& p, const Values& inputs) {
 // The relative error of an operand, on the device that has the larger.
 double rounding_of(const RingRnnProblem& p) {
   const auto on = [&](Device device) {
-    switch (ring_arithmetic(ring_resolved_precision(p, device))) {
-      case Arithmetic::kBf16:
-        return 0x1p-8;
-      case Arithmetic::kTf32:
-        return 0x1p-11;
-      case Arithmetic::kBf16x3:
-        return 0x1p-16;
-      case Arithmetic::kOwn:
-        break;
-    }
+    const int bits = facts_of(ring_resolved_precision(p, device)).mantissa_bits;
+    if (bits < 23) return std::ldexp(1.0, -1 - bits);
     return p.dtype == DType::kF64 ? 0x1p-45 : 0x1p-20;
   };
   return std::max(on(kCPU), on(cuda_device(0)));

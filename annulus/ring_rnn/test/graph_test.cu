@@ -82,7 +82,7 @@ struct Calls {
 
 TEST_F(RingGraph, AtMostFourLaunchesAndReplaysEqualPlainCalls) {
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
-    for (const RingRnnPrecision precision : precisions_of(cuda_device(0), dtype)) {
+    for (const Precision precision : precisions_of(cuda_device(0), dtype)) {
       for (const std::int64_t checkpoint : {0, 4}) {
         // With clusters and without them, by turns.
         const std::int64_t N = (checkpoint > 0) == (dtype == DType::kBF16) ? 320 : 96;

@@ -184,7 +184,7 @@ TEST_P(RingRnnLarge, BatchTimesMatrix) {
   RingNetwork n(device(), DType::kF32, B, T, K, N);
   RingRnnOptions options;
   options.activation = RingRnnActivation::kGelu;
-  options.precision = RingRnnPrecision::kFp32;
+  options.precision = Precision::kFp32;
   const RingStates states(n);
   const RingDerivatives d(n);
   run_both(n, n.inputs(), states, d, options, context_);
@@ -205,7 +205,7 @@ TEST_P(RingRnnLarge, BatchTimesMatrix) {
     part.dout.write(cut(dout, N));
     part.dh_n.write(cut(dh_n, N));
     RingRnnOptions exact = options;
-    exact.precision = RingRnnPrecision::kAuto;
+    exact.precision = Precision::kAuto;
     const RingStates s(part);
     const RingDerivatives e(part);
     reference::ring_rnn_forward(part.inputs(), s.outputs(), exact);

@@ -51,8 +51,7 @@ struct Way {
 };
 
 // out and gradients of one problem, one after the other.
-std::vector<float> run(RingRnnPrecision precision, std::int64_t checkpoint, Way way,
-                       std::int64_t N) {
+std::vector<float> run(Precision precision, std::int64_t checkpoint, Way way, std::int64_t N) {
   constexpr std::int64_t B = 70, T = 5, K = 3;
   ring_rnn::Plan plan;
   plan.device = kGpu;
@@ -113,8 +112,8 @@ bool equal_bits(const std::vector<float>& a, const std::vector<float>& b) {
 
 TEST(RingRnnPaths, StepByStepGivesTheBitsOfOneLaunch) {
   ANNULUS_SKIP_WITHOUT_GPU();
-  for (const RingRnnPrecision p : {RingRnnPrecision::kBf16, RingRnnPrecision::kBf16x3,
-                                   RingRnnPrecision::kBf16x6, RingRnnPrecision::kFp32}) {
+  for (const Precision p :
+       {Precision::kBf16, Precision::kBf16x3, Precision::kBf16x6, Precision::kFp32}) {
     for (const bool portable : {false, true}) {  // 320 neurons: clusters know no single steps
       EXPECT_TRUE(equal_bits(run(p, 0, {.portable = portable}, 320),
                              run(p, 0, {.stepwise = true, .portable = portable}, 320)))
@@ -125,7 +124,7 @@ TEST(RingRnnPaths, StepByStepGivesTheBitsOfOneLaunch) {
 
 TEST(RingRnnPaths, CheckpointsGiveTheSameBits) {
   ANNULUS_SKIP_WITHOUT_GPU();
-  for (const RingRnnPrecision p : {RingRnnPrecision::kBf16, RingRnnPrecision::kBf16x6}) {
+  for (const Precision p : {Precision::kBf16, Precision::kBf16x6}) {
     for (const std::int64_t N : {100, 320}) {
       for (const bool portable : {false, true}) {
         EXPECT_TRUE(
@@ -139,12 +138,11 @@ TEST(RingRnnPaths, CheckpointsGiveTheSameBits) {
 TEST(RingRnnPaths, PortableKernelsAgreeWithTheOthers) {
   ANNULUS_SKIP_WITHOUT_GPU();
   struct Bound {
-    RingRnnPrecision precision;
+    Precision precision;
     double limit;  // twice what the mode's own error is, ring_rnn.md
   };
-  for (const Bound b :
-       {Bound{RingRnnPrecision::kBf16, 1e-2}, Bound{RingRnnPrecision::kBf16x3, 2e-5},
-        Bound{RingRnnPrecision::kBf16x6, 4e-6}}) {
+  for (const Bound b : {Bound{Precision::kBf16, 1e-2}, Bound{Precision::kBf16x3, 2e-5},
+                        Bound{Precision::kBf16x6, 4e-6}}) {
     for (const std::int64_t N : {100, 320}) {
       EXPECT_LE(relative(run(b.precision, 0, {.portable = true}, N), run(b.precision, 0, {}, N)),
                 b.limit)

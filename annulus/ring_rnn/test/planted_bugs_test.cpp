@@ -330,7 +330,7 @@ std::vector<Planted> wrong_equations() {
       plant("last tile of neurons dropped", "forward out", Bug::kLastTileDropped),
       plant("state updated while it is read", "forward out", Bug::kStateUpdatedInPlace),
       plant("state rounded to bf16 between steps", "forward h_n", Bug::kStateRoundedToBf16,
-            [](P& p) { p.dtype = DType::kBF16, p.precision = RingRnnPrecision::kFp32; }),
+            [](P& p) { p.dtype = DType::kBF16, p.precision = Precision::kFp32; }),
       plant("reset after the step", "forward out", Bug::kResetAfterStep),
       plant("reset to zero", "forward out", Bug::kResetToZero),
       plant("mask ignored", "forward out", Bug::kMaskIgnored),
@@ -385,7 +385,7 @@ std::vector<Planted> wrong_equations() {
 }
 
 // Runs the naive program of another precision, or of other inputs, in the place of ours.
-Case with_precision(RingRnnPrecision asked, RingRnnPrecision used) {
+Case with_precision(Precision asked, Precision used) {
   RingRnnProblem p = small();
   p.precision = asked;
   RingRnnProblem q = p;
@@ -414,13 +414,13 @@ Case with_precision(RingRnnPrecision asked, RingRnnPrecision used) {
 std::vector<Planted> wrong_precisions() {
   return {
       {"bf16 where fp32 was asked for", "forward out",
-       [] { return with_precision(RingRnnPrecision::kFp32, RingRnnPrecision::kBf16); }},
+       [] { return with_precision(Precision::kFp32, Precision::kBf16); }},
       {"bf16 where bf16x3 was asked for", "backward dWa",
-       [] { return with_precision(RingRnnPrecision::kBf16x3, RingRnnPrecision::kBf16); }},
+       [] { return with_precision(Precision::kBf16x3, Precision::kBf16); }},
       {"bf16x3 where fp32 was asked for", "ratio to baseline",
-       [] { return with_precision(RingRnnPrecision::kFp32, RingRnnPrecision::kBf16x3); }},
+       [] { return with_precision(Precision::kFp32, Precision::kBf16x3); }},
       {"bf16x3 where bf16x6 was asked for", "backward dWa",
-       [] { return with_precision(RingRnnPrecision::kBf16x6, RingRnnPrecision::kBf16x3); }},
+       [] { return with_precision(Precision::kBf16x6, Precision::kBf16x3); }},
   };
 }
 
@@ -446,9 +446,9 @@ TEST(PlantedRingRnnBugs, WithoutABugNothingIsReported) {
       expect_sound(with_bug(p, Bug::kNone));
     }
   }
-  expect_sound(with_precision(RingRnnPrecision::kBf16x3, RingRnnPrecision::kBf16x3));
-  expect_sound(with_precision(RingRnnPrecision::kBf16, RingRnnPrecision::kBf16));
-  expect_sound(with_precision(RingRnnPrecision::kBf16x3, RingRnnPrecision::kFp32));
+  expect_sound(with_precision(Precision::kBf16x3, Precision::kBf16x3));
+  expect_sound(with_precision(Precision::kBf16, Precision::kBf16));
+  expect_sound(with_precision(Precision::kBf16x3, Precision::kFp32));
 }
 
 }  // namespace

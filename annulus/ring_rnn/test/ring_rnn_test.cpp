@@ -57,7 +57,7 @@ TEST_P(RingRnn, ActivationsAndTheirSlopes) {
       in.J0 = 0.0, in.J1 = 1.0, in.alpha = 1.0;
       RingRnnOptions options;
       options.activation = p.f;
-      if (dtype == DType::kF32) options.precision = RingRnnPrecision::kFp32;
+      if (dtype == DType::kF32) options.precision = Precision::kFp32;
       const RingStates states(n);
       const RingDerivatives d(n);
       run_both(n, in, states, d, options, context);
@@ -80,7 +80,7 @@ TEST_P(RingRnn, LayoutAtSizesOffTheGrid) {
     const RingNetwork n(device(), DType::kF32, B, T, K, N), x = exact_copy(n);
     RingRnnOptions options;
     options.activation = RingRnnActivation::kGelu;
-    options.precision = RingRnnPrecision::kFp32;
+    options.precision = Precision::kFp32;
     const RingStates states(n), exact(x);
     const RingDerivatives d(n), e(x);
     run_both(n, n.all_inputs(), states, d, options, context);
@@ -180,7 +180,7 @@ TEST_P(RingRnn, GradientsAreTheAdjointOfTheForward) {
 // J0 sum(s) is a term of its own in f32. Folded into weights that are rounded to bf16 it would be
 // off by 2e-3.
 TEST_P(RingRnn, GlobalInhibitionIsExactInEveryPrecision) {
-  for (const RingRnnPrecision precision : precisions_of(device(), DType::kF32)) {
+  for (const Precision precision : precisions_of(device(), DType::kF32)) {
     RingNetwork n(device(), DType::kF32, 6, 1, 2, 50), x(kCPU, DType::kF64, 6, 1, 2, 50);
     n.Wa.write(std::vector<double>(2 * 50 * 50, 0.0));
     n.Wo.write(std::vector<double>(50 * 50, 0.0));
@@ -257,7 +257,7 @@ TEST_P(RingRnn, FusedReadoutIsTheReadoutOfTheState) {
 // Turning weights and initial state by some neurons turns the output with them, and the angle.
 TEST_P(RingRnn, RotationEquivariance) {
   const std::int64_t N = 40, turn = 7;
-  for (const RingRnnPrecision precision : precisions_of(device(), DType::kF32)) {
+  for (const Precision precision : precisions_of(device(), DType::kF32)) {
     const RingNetwork n(device(), DType::kF32, 3, 8, 2, N);
     RingNetwork turned(device(), DType::kF32, 3, 8, 2, N);
     const auto rotate = [&](const Dense& from, Dense& to, bool matrix) {
@@ -295,7 +295,7 @@ TEST_P(RingRnn, SavedHoldsDrivesOrStates) {
   const RingNetwork n(device(), DType::kF32, 4, 7, 2, 25), x = exact_copy(n);
   for (const std::int64_t checkpoint : {0, 1, 3}) {
     RingRnnOptions options;
-    options.precision = RingRnnPrecision::kFp32;
+    options.precision = Precision::kFp32;
     options.activation = RingRnnActivation::kSilu;
     options.checkpoint = checkpoint;
     const auto shape = ring_rnn_saved_shape(n.inputs(), options);
@@ -309,7 +309,7 @@ TEST_P(RingRnn, SavedHoldsDrivesOrStates) {
     out.saved = saved.view();
     exact_out.saved = exact.view();
     ring_rnn_forward(n.inputs(), out, options, context);
-    options.precision = RingRnnPrecision::kAuto;
+    options.precision = Precision::kAuto;
     reference::ring_rnn_forward(x.inputs(), exact_out, options);
     EXPECT_LE(relative_error(saved, exact), 1e-6) << checkpoint;
   }

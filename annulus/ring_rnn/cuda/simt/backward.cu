@@ -460,42 +460,42 @@ struct CallScratch {
   unsigned* counters = nullptr;
 };
 
-template <class Real, class Source>
-CallScratch<Real> carve(const Plan& plan, Source& source) {
+template <class Real>
+CallScratch<Real> lay_out(const Plan& plan, ScratchLayout& scratch) {
   CallScratch<Real> w;
   const auto& grad = plan.grad;
   const std::int64_t B = plan.B, T = plan.T, N = plan.N;
   if (B == 0 || N == 0) return w;
   const std::int64_t groups = sum_groups(N);
   BackwardScratch<Real>& l = w.loop;
-  w.counters = source.template take<unsigned>(counter_words(plan));
+  w.counters = scratch.take<unsigned>(counter_words(plan));
   l.g_steps = plan.needs_dweights() ? T : std::min<std::int64_t>(T, 2);
-  l.g = source.template take<Real>(l.g_steps * B * N);
-  l.carry = source.template take<Real>(B * N);
-  l.g_sums = source.template take<Real>(2 * B * groups);
+  l.g = scratch.take<Real>(l.g_steps * B * N);
+  l.carry = scratch.take<Real>(B * N);
+  l.g_sums = scratch.take<Real>(2 * B * groups);
   l.parts = visit_tile<Real>(large_tiles(B, N), [&]<class TileT>() {
     return ceil_div(N, TileT::kColumns) * TileT::kSlices;
   });
   l.reset_to_r0 = !plan.in.reset_state.defined();
   if (plan.in.reset.defined() && (l.reset_to_r0 ? grad.dr0 : grad.dreset_state).defined()) {
-    l.dreset = source.template take<Real>(B * N);
+    l.dreset = scratch.take<Real>(B * N);
   }
   if (T == 0) return w;
   if (grad.dJ0.defined()) {
-    l.s_sums = source.template take<Real>(2 * B * groups);
-    l.dJ0 = source.template take<double>(B);
+    l.s_sums = scratch.take<Real>(2 * B * groups);
+    l.dJ0 = scratch.take<double>(B);
   }
-  if (grad.dJ1.defined()) l.dJ1 = source.template take<Real>(B * l.parts);
+  if (grad.dJ1.defined()) l.dJ1 = scratch.take<Real>(B * l.parts);
   if (grad.dA.defined() && plan.K > 0) {
-    l.dA = source.template take<Real>(T * B * plan.K * l.parts);
+    l.dA = scratch.take<Real>(T * B * plan.K * l.parts);
   }
   if (grad.dalpha.defined()) {
-    l.dalpha = source.template take<Real>(B * (plan.alpha_per_neuron() ? N : groups));
+    l.dalpha = scratch.take<Real>(B * (plan.alpha_per_neuron() ? N : groups));
   }
   if (plan.checkpoint > 0) {
-    l.ys = source.template take<Real>(std::min(plan.checkpoint, T) * B * N);
-    l.step.state = source.template take<Real>(2 * B * N);
-    l.step.sums = source.template take<Real>(2 * B * groups);
+    l.ys = scratch.take<Real>(std::min(plan.checkpoint, T) * B * N);
+    l.step.state = scratch.take<Real>(2 * B * N);
+    l.step.sums = scratch.take<Real>(2 * B * groups);
   }
   const bool needs_states = grad.dA.defined() || grad.dJ0.defined() || grad.dJ1.defined() ||
                             grad.dalpha.defined() || plan.needs_dweights();
@@ -503,7 +503,7 @@ CallScratch<Real> carve(const Plan& plan, Source& source) {
     // One stretch at a time is enough where nothing after the loop reads them.
     const bool stretches = plan.checkpoint > 0 && !plan.needs_dweights();
     l.step.kept_steps = stretches ? std::min(plan.checkpoint, T) : T;
-    l.step.kept = source.template take<Real>(l.step.kept_steps * B * N);
+    l.step.kept = scratch.take<Real>(l.step.kept_steps * B * N);
   }
   return w;
 }
@@ -533,8 +533,9 @@ void run(const Plan& plan, Context& context) {
   using Real = compute_t<T>;
   const Args a = make_args(plan);
   auto* stream = static_cast<cudaStream_t>(context.stream);
-  Workspace block(context, plan.op, plan.device, backward_workspace(plan));
-  CallScratch<Real> w = carve<Real>(plan, block);
+  CallScratch<Real> w;
+  const Workspace block(context, plan.op, plan.device,
+                        [&](ScratchLayout& s) { w = lay_out<Real>(plan, s); });
   const bool empty = plan.B == 0 || plan.N == 0;
   if (!empty) {
     w.loop.step.whole_rows = plan.N % 4 == 0;
@@ -561,13 +562,9 @@ void run(const Plan& plan, Context& context) {
 }  // namespace
 
 std::size_t backward_workspace(const Plan& plan) {
-  Counter counter;
-  if (plan.dtype == DType::kF64) {
-    (void)carve<double>(plan, counter);
-  } else {
-    (void)carve<float>(plan, counter);
-  }
-  return counter.bytes;
+  return scratch_bytes([&](ScratchLayout& s) {
+    plan.dtype == DType::kF64 ? (void)lay_out<double>(plan, s) : (void)lay_out<float>(plan, s);
+  });
 }
 
 void backward(const Plan& plan, Context& context) {

@@ -111,18 +111,17 @@ struct ForwardScratch {
   unsigned* counters = nullptr;
 };
 
-// From a Workspace, or counted by a Counter.
-template <class Real, class Source>
-ForwardScratch<Real> carve(const Plan& plan, Source& source) {
+template <class Real>
+ForwardScratch<Real> lay_out(const Plan& plan, ScratchLayout& scratch) {
   ForwardScratch<Real> w;
   if (plan.B == 0 || plan.N == 0) return w;
   const std::int64_t groups = sum_groups(plan.N);
-  w.counters = source.template take<unsigned>(counter_words(plan));
-  w.step.state = source.template take<Real>(2 * plan.B * plan.N);
-  w.step.sums = source.template take<Real>(2 * plan.B * groups);
+  w.counters = scratch.take<unsigned>(counter_words(plan));
+  w.step.state = scratch.take<Real>(2 * plan.B * plan.N);
+  w.step.sums = scratch.take<Real>(2 * plan.B * groups);
   if (plan.out.angle.defined() && plan.T > 0) {
-    w.step.vectors = source.template take<Real>(4 * plan.B * groups);
-    w.step.table = w.table = source.template take<Real>(2 * plan.N);
+    w.step.vectors = scratch.take<Real>(4 * plan.B * groups);
+    w.step.table = w.table = scratch.take<Real>(2 * plan.N);
   }
   return w;
 }
@@ -138,8 +137,9 @@ void run(const Plan& plan, Context& context) {
     a.Wo.stride[1] = a.Wa.stride[2] = 1;
     a.Wa.stride[0] = plan.N * plan.N;
   }
-  Workspace block(context, plan.op, plan.device, forward_workspace(plan));
-  ForwardScratch<Real> w = carve<Real>(plan, block);
+  ForwardScratch<Real> w;
+  const Workspace block(context, plan.op, plan.device,
+                        [&](ScratchLayout& s) { w = lay_out<Real>(plan, s); });
   w.step.whole_rows = plan.N % 4 == 0;
   w.step.whole_weights = whole_weights<T>(a);
   auto* stream = static_cast<cudaStream_t>(context.stream);
@@ -168,13 +168,9 @@ template void launch_prepare<double>(const char*, unsigned*, std::int64_t, doubl
                                      cudaStream_t);
 
 std::size_t forward_workspace(const Plan& plan) {
-  Counter counter;
-  if (plan.dtype == DType::kF64) {
-    (void)carve<double>(plan, counter);
-  } else {
-    (void)carve<float>(plan, counter);
-  }
-  return counter.bytes;
+  return scratch_bytes([&](ScratchLayout& s) {
+    plan.dtype == DType::kF64 ? (void)lay_out<double>(plan, s) : (void)lay_out<float>(plan, s);
+  });
 }
 
 void forward(const Plan& plan, Context& context) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "annulus/core/checked.h"
+#include "annulus/core/scratch.h"
 #include "annulus/cuda/check.h"
 #include "annulus/cuda/launch.h"
 #include "annulus/cuda/persistent.cuh"
@@ -17,16 +18,6 @@ namespace annulus::ring_rnn::cuda::general {
 using annulus::cuda::GroupBarrier;
 using annulus::cuda::GroupedGrid;
 using annulus::cuda::Stages;
-
-// Takes the place of a Workspace to count what a call would take from one.
-struct Counter {
-  std::size_t bytes = 0;
-  template <class T>
-  T* take(std::int64_t count) {
-    bytes += Workspace::piece(static_cast<std::size_t>(count) * sizeof(T));
-    return nullptr;
-  }
-};
 
 inline constexpr std::int64_t kMostGroups = 1024;
 // Words of the barriers' counters.
