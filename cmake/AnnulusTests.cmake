@@ -1,4 +1,4 @@
-# annulus_gtest(TARGET TIMEOUT SECONDS LABEL LABEL): registers a GoogleTest program with CTest, a test of
+# annulus_gtest(TARGET TIMEOUT SECONDS LABEL LABEL [ALSO LABEL...]): registers a GoogleTest program with CTest, a test of
 # CTest for each of its own, under a label that `ctest -L` and scripts/test choose by:
 #   kernel   what runs kernels of the library, and the runner that judges them
 #   parser   what reads files and options
@@ -6,7 +6,7 @@
 #   large    suites that take most of a machine's memory each, and never run beside another
 #   planted  bugs planted in right programs, which the tests must report
 #   browser, command   Python programs around the command (set where they are added)
-# A program has one label, but for the suites that the name of the suite gives another.
+# A program has one label, and those of ALSO for the suites whose names say so.
 #
 # Under a sanitizer the program runs whole, in a few shards: the leak check at the exit of a process
 # takes four seconds on aarch64, which for three hundred processes was a third of the time.
@@ -16,13 +16,18 @@ set(ANNULUS_SUITES_page "*Page.*:*Figure.*:*Html.*:*Scale.*")
 set(ANNULUS_SUITES_large "*Large.*")
 
 function(annulus_gtest target)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT;LABEL" "")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT;LABEL" "ALSO")
   # Threads of OpenMP that wait asleep: with several tests at once they would take each other's time.
   set(environment OMP_WAIT_POLICY=passive)
-  foreach(label ${arg_LABEL} page large)
+  set(others)
+  foreach(label ${arg_ALSO})
+    list(APPEND others ${ANNULUS_SUITES_${label}})
+  endforeach()
+  list(JOIN others ":" others)
+  foreach(label ${arg_LABEL} ${arg_ALSO})
     set(filter "${ANNULUS_SUITES_${label}}")
     if(label STREQUAL arg_LABEL)
-      set(filter "-${ANNULUS_SUITES_page}:${ANNULUS_SUITES_large}")
+      set(filter "-${others}")
     endif()
     if(ANNULUS_SANITIZE)
       set(shards 1)

@@ -12,6 +12,13 @@ double Rng::normal() {
   return std::sqrt(-2.0 * std::log(u)) * std::cos(2.0 * std::numbers::pi * v);
 }
 
+TensorView pick(Views views, const std::vector<TensorSpec>& specs, std::string_view name) {
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    if (specs[i].name == name) return views[i];
+  }
+  return {};
+}
+
 namespace {
 
 // A function-local static, because registrations run before main in no particular order.

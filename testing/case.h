@@ -8,6 +8,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "annulus/core/context.h"
@@ -61,6 +62,9 @@ struct TensorSpec {
 };
 
 using Views = std::span<const TensorView>;
+
+// The view of the tensor of that name; not defined where there is none.
+TensorView pick(Views views, const std::vector<TensorSpec>& specs, std::string_view name);
 
 // One function of the operator, on this problem.
 struct Call {

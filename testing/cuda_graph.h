@@ -1,12 +1,19 @@
-// CUDA streams and graphs for tests: what a call does on a stream, recorded, counted and replayed.
+// CUDA streams and graphs for tests: what a call does on a stream, recorded, counted and replayed; and a call
+// of a case with its tensors on the device.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <vector>
 
+#include "annulus/core/buffer.h"
+#include "annulus/core/context.h"
 #include "annulus/cuda/check.h"
+#include "testing/dense.h"
+#include "testing/reference.h"
 
 namespace annulus::testing {
 
@@ -75,6 +82,61 @@ class Graph {
  private:
   cudaGraph_t graph_ = nullptr;
   cudaGraphExec_t executable_ = nullptr;
+};
+
+// The tensors of one call on the device, and the call on a stream.
+class PreparedCall {
+ public:
+  using Bytes = std::vector<std::vector<std::byte>>;
+
+  PreparedCall(const Case& c, std::size_t call) : case_(c), index_(call), call_(c.calls[call]) {
+    for (const TensorSpec& spec : call_.inputs) add(spec, inputs_, in_);
+    for (const TensorSpec& spec : call_.outputs) add(spec, outputs_, out_);
+    scratch_ = Buffer(cuda_device(0), call_.workspace(in_, out_));
+  }
+  // Values of another draw, and what an earlier function of the operator makes of them.
+  void draw(std::uint64_t seed) {
+    case_.seed = seed;
+    const std::vector<Values> values = draw_inputs(case_);
+    for (std::size_t i = 0; i < inputs_.size(); ++i) inputs_[i]->write(values[index_][i]);
+    Context context;
+    if (call_.prepare) call_.prepare(in_, context);
+    synchronize(cuda_device(0));
+  }
+  void run(const Stream& stream) const {
+    BorrowedWorkspace workspace(scratch_.data(), scratch_.bytes());
+    Context context;
+    context.stream = stream.get();
+    context.allocator = &workspace;
+    call_.run(in_, out_, context);
+  }
+  // What f leaves in outputs that were full of NaN.
+  template <class F>
+  Bytes results_of(const Stream& stream, F&& f) const {
+    for (const TensorView& v : out_) {
+      const auto size = static_cast<std::size_t>(v.numel() * size_of(v.dtype));
+      check_cuda(cudaMemsetAsync(v.data, 0xff, size, stream.get()), "clear");
+    }
+    f();
+    stream.wait();
+    Bytes all;
+    for (const auto& t : outputs_) all.push_back(t->bytes());
+    return all;
+  }
+
+ private:
+  using Tensors = std::vector<std::unique_ptr<Dense>>;
+  static void add(const TensorSpec& spec, Tensors& tensors, std::vector<TensorView>& views) {
+    tensors.push_back(std::make_unique<Dense>(cuda_device(0), spec.dtype, spec.shape));
+    views.push_back(tensors.back()->view());
+  }
+
+  Case case_;
+  std::size_t index_;
+  const Call& call_;
+  Tensors inputs_, outputs_;
+  std::vector<TensorView> in_, out_;
+  Buffer scratch_;
 };
 
 }  // namespace annulus::testing

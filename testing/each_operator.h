@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <initializer_list>
 #include <ostream>
 #include <vector>
 
@@ -16,14 +17,15 @@ struct Target {
   Device device;
 };
 
-inline std::vector<Target> all_targets() {
+inline std::vector<Target> targets_on(std::initializer_list<Device> devices) {
   std::vector<Target> all;
   for (const OperatorCases& op : all_cases()) {
-    all.push_back({&op, kCPU});
-    all.push_back({&op, cuda_device(0)});
+    for (const Device device : devices) all.push_back({&op, device});
   }
   return all;
 }
+inline std::vector<Target> all_targets() { return targets_on({kCPU, cuda_device(0)}); }
+inline std::vector<Target> cuda_targets() { return targets_on({cuda_device(0)}); }
 
 // The names of parameters, in GoogleTest's listings and in ctest's.
 inline std::ostream& operator<<(std::ostream& out, const Target& t) {

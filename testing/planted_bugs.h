@@ -47,6 +47,30 @@ inline Case spoilt_after(Case c, std::size_t call, Run f) {
   return c;
 }
 
+// Runs one call on views of its inputs that f has changed: one that misreads its strides.
+inline Case misreading(Case c, std::size_t call,
+                       const std::function<void(std::vector<TensorView>&)>& f) {
+  c.calls[call].run = [sound = c.calls[call].run, f](Views in, Views out, Context& context) {
+    std::vector<TensorView> misread(in.begin(), in.end());
+    f(misread);
+    sound(misread, out, context);
+  };
+  return c;
+}
+
+// Runs one call on an f32 input whose values f has changed.
+inline Case mistaking(Case c, std::size_t call, std::size_t input,
+                      const std::function<double(double)>& f) {
+  c.calls[call].run = [sound = c.calls[call].run, input, f](Views in, Views out, Context& context) {
+    std::vector<float> copy;
+    for (const double v : load_values<double>(in[input])) copy.push_back(static_cast<float>(f(v)));
+    std::vector<TensorView> mistaken(in.begin(), in.end());
+    mistaken[input] = contiguous(copy.data(), DType::kF32, in[input].sizes());
+    sound(mistaken, out, context);
+  };
+  return c;
+}
+
 // Calls `change(index, value)` on every element of an output.
 inline void edit(const TensorView& v, const std::function<double(std::size_t, double)>& change) {
   std::vector<double> values = load_values<double>(v);

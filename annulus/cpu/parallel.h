@@ -36,7 +36,7 @@ void parallel_for(std::int64_t tasks, int threads, F&& f) {
 // an item writes must depend on its index alone.
 class ANNULUS_API Team {
  public:
-  static constexpr int kRanges = 64;  // parts the items of a phase are cut into, at most
+  static constexpr int kRanges = 64;  // parts the items of a phase are split into, at most
 
   explicit Team(int size);
   Team(const Team&) = delete;

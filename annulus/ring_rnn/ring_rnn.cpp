@@ -55,8 +55,8 @@ void check_options(Plan& plan, const RingRnnOptions& options) {
     invalid(op, "activation", "be relu, gelu, tanh or silu",
             "has value " + std::to_string(static_cast<int>(options.activation)));
   }
-  if (options.precision > Precision::kBf16) {
-    invalid(op, "precision", "be auto, fp32, bf16x6, bf16x3, tf32 or bf16",
+  if (options.precision > Precision::kF16) {
+    invalid(op, "precision", "be auto, fp32, bf16x6, bf16x3, tf32, bf16 or f16",
             "has value " + std::to_string(static_cast<int>(options.precision)));
   }
   if (options.checkpoint < 0) {
@@ -74,9 +74,15 @@ void check_options(Plan& plan, const RingRnnOptions& options) {
     return;
   }
   if (options.precision == Precision::kAuto) {
-    plan.precision = plan.dtype != DType::kF32               ? Precision::kBf16
-                     : plan.device.type == DeviceType::kCUDA ? Precision::kBf16x3
-                                                             : Precision::kFp32;
+    const bool cuda = plan.device.type == DeviceType::kCUDA;
+    plan.precision = plan.dtype == DType::kBF16  ? Precision::kBf16
+                     : !cuda                     ? Precision::kFp32
+                     : plan.dtype == DType::kF16 ? Precision::kF16
+                                                 : Precision::kBf16x3;
+  }
+  if (plan.precision == Precision::kF16 && plan.dtype != DType::kF16) {
+    invalid(op, "precision", "be f16 beside f16 tensors alone",
+            std::string("is f16 beside ") + name_of(plan.dtype) + " tensors");
   }
   const char* why = ANNULUS_RING_DISPATCH(plan, why_not)(plan.precision);
   if (why != nullptr && *why != '\0') {

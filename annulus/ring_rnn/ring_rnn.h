@@ -88,11 +88,11 @@ struct RingRnnGradients {
 struct RingRnnOptions {
   RingRnnActivation activation = RingRnnActivation::kRelu;
   // How the matrix products are made; J0 sum(s) is exact f32 in every way, and f64 tensors have f64
-  // alone (kAuto). kAuto: bf16 for 16-bit tensors; for f32, fp32 on the CPU and bf16x3 on CUDA. kTf32 is
-  // CUDA's. ring_rnn.md has the measured error of each.
+  // alone (kAuto). kAuto: bf16 for bf16 tensors; for f32 and f16, fp32 on the CPU, and on CUDA bf16x3 for f32
+  // and f16 for f16. kTf32 is CUDA's, and so is kF16, for f16 tensors alone. ring_rnn.md has the measured error of each.
   Precision precision = Precision::kAuto;
   // 0: the forward saves y of every step. s > 0: it saves the state before every s-th step, and the
-  // backward computes each stretch of s steps again, to the same bits.
+  // backward computes the steps in between again, to the same bits.
   std::int64_t checkpoint = 0;
 };
 

@@ -31,7 +31,7 @@ constexpr std::array<Choice<RingRnnActivation>, 4> kActivations{{
 }};
 // kAuto to kBf16, by the names of their table.
 constexpr auto kChoices = [] {
-  std::array<Choice<Precision>, 6> all{};
+  std::array<Choice<Precision>, 7> all{};
   for (std::size_t i = 0; i < all.size(); ++i) {
     all[i] = {kPrecisions[i].name, static_cast<Precision>(i)};
   }

@@ -39,8 +39,8 @@ def ring_rnn(
     activation F: relu | gelu (erf) | tanh | silu.
     drive (B, T, N): added to y.  mask (B, T) bool: a step whose mask is false leaves the state as it is.
     reset (B, T) bool: before step t the state becomes reset_state (B, N), or r0 where that is None.
-    precision: auto | fp32 | bf16x6 | bf16x3 | tf32 | bf16.  auto: float32 tensors fp32 on the CPU and bf16x3 on CUDA;
-        16-bit tensors bf16; float64 tensors float64.  Within a call the state is float32 (float64 for float64).
+    precision: auto | fp32 | bf16x6 | bf16x3 | tf32 | bf16 | f16.  auto: float32 tensors fp32 on the CPU and bf16x3 on CUDA;
+        float16 tensors fp32 on the CPU and f16 on CUDA; bfloat16 tensors bf16; float64 tensors float64.  Within a call the state is float32 (float64 for float64).
     checkpoint s > 0: every s-th state is kept for the backward, which computes the steps between again, to the same
         bits; 0: every step's y is kept.  Without gradients nothing is kept.
     packed: what ring_rnn_pack made of Wa and Wo, for many calls with the same weights.

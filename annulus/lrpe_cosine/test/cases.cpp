@@ -73,13 +73,6 @@ std::string describe(const LrpeProblem& p) {
   return s;
 }
 
-TensorView pick(Views views, const std::vector<TensorSpec>& specs, std::string_view name) {
-  for (std::size_t i = 0; i < specs.size(); ++i) {
-    if (specs[i].name == name) return views[i];
-  }
-  return {};
-}
-
 LrpePositions positions_of(const LrpeProblem& p, Views in, const std::vector<TensorSpec>& specs) {
   LrpePositions o;
   if (p.ids == LrpeProblem::Ids::kNone) o.shape = p.shape;

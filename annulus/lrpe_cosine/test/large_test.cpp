@@ -7,12 +7,11 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <fstream>
 #include <string>
 #include <vector>
 
 #include "annulus/lrpe_cosine/lrpe_cosine.h"
-#include "testing/dense.h"
+#include "testing/large.h"
 #include "testing/limits.h"
 
 namespace annulus::testing {
@@ -22,68 +21,28 @@ constexpr std::int64_t kD = 128;
 // One sequence of 2^31 + 1408 elements: the offset of a token alone is beyond 32 bits.
 constexpr std::int64_t kTokens = (1ll << 24) + 11;
 constexpr std::int64_t kWindow = 96;
-constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
-double free_gib(Device device) {
-  if (device.type == DeviceType::kCUDA) {
-    return static_cast<double>(cuda::free_bytes(device.index)) / kGiB;
-  }
-  std::ifstream meminfo("/proc/meminfo");
-  for (std::string word; meminfo >> word;) {
-    double kib = 0;
-    if (word == "MemAvailable:" && meminfo >> kib) return kib / 1024 / 1024;
-  }
-  return 0;
-}
-
-// A tensor (1, 1, tokens, columns) of bf16 whose element i is block[i mod block's size]. That size
-// is odd, so an index that lost its upper bits finds another value.
-class Periodic {
+// A tensor (1, 1, tokens, columns).
+class PeriodicTokens : public Periodic {
  public:
-  Periodic(Device device, std::int64_t columns, std::uint64_t seed)
-      : columns_(columns), block_(1000003), buffer_(device, bytes()) {
-    Rng rng(seed);
-    for (bfloat16& v : block_) v = bfloat16(static_cast<float>(rng.normal()));
-    fill();
-  }
-  void fill() {
-    const std::size_t block = block_.size() * sizeof(bfloat16);
-    for (std::size_t at = 0; at < bytes(); at += block) {
-      copy_bytes(static_cast<std::byte*>(buffer_.data()) + at, buffer_.device(), block_.data(),
-                 kCPU, std::min(block, bytes() - at));
-    }
-  }
+  PeriodicTokens(Device device, std::int64_t columns, std::uint64_t seed)
+      : Periodic(device, kTokens * columns, 1, seed), columns_(columns) {}
   TensorView view() const { return tokens(0, kTokens); }
   TensorView tokens(std::int64_t first, std::int64_t count) const {
-    return contiguous(static_cast<bfloat16*>(buffer_.data()) + first * columns_,
-                      {1, 1, count, columns_}, buffer_.device());
+    return contiguous(static_cast<bfloat16*>(data()) + first * columns_, {1, 1, count, columns_},
+                      buffer().device());
   }
-  // What the tensor was filled with.
   std::vector<double> filled(std::int64_t first, std::int64_t count) const {
-    std::vector<double> v(static_cast<std::size_t>(count * columns_));
-    for (std::size_t i = 0; i < v.size(); ++i) {
-      const auto at = (static_cast<std::size_t>(first * columns_) + i) % block_.size();
-      v[i] = static_cast<double>(static_cast<float>(block_[at]));
-    }
+    std::vector<double> v;
+    for (std::int64_t i = 0; i < count * columns_; ++i) v.push_back((*this)[first * columns_ + i]);
     return v;
   }
-  // What it holds now.
   std::vector<double> held(std::int64_t first, std::int64_t count) const {
-    std::vector<bfloat16> host(static_cast<std::size_t>(count * columns_));
-    copy_bytes(host.data(), kCPU, tokens(first, count).data, buffer_.device(),
-               host.size() * sizeof(bfloat16));
-    std::vector<double> v;
-    for (const bfloat16 h : host) v.push_back(static_cast<double>(static_cast<float>(h)));
-    return v;
+    return testing::held(buffer(), first * columns_, count * columns_);
   }
 
  private:
-  std::size_t bytes() const {
-    return static_cast<std::size_t>(kTokens * columns_) * sizeof(bfloat16);
-  }
   std::int64_t columns_;
-  std::vector<bfloat16> block_;
-  Buffer buffer_;
 };
 
 // First tokens of the windows: around every power of two at which an index of elements or bytes, of
@@ -110,20 +69,9 @@ void expect_close(const std::vector<double>& ours, const std::vector<double>& re
   }
 }
 
-class LrpeLarge : public EachDevice {
+class LrpeLarge : public LargeTest {
  protected:
-  void SetUp() override {
-    EachDevice::SetUp();
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    GTEST_SKIP() << "2^31 elements under a sanitizer take minutes";
-#endif
-    theta_values_ = Dense(kCPU, DType::kF32, {1, kD}).normal(3).values();
-  }
-  // Leaves a tenth and two GiB to everybody else.
-  bool has_room(double gib) const { return free_gib(device()) > 1.1 * gib + 2; }
-
-  Context context_;
-  std::vector<double> theta_values_;
+  std::vector<double> theta_values_ = Dense(kCPU, DType::kF32, {1, kD}).normal(3).values();
 };
 ANNULUS_EACH_DEVICE(LrpeLarge);
 
@@ -133,13 +81,12 @@ TEST_P(LrpeLarge, CosineForwardAndBackward) {
   const bool need_dtheta = device().type == DeviceType::kCUDA;
   const double gib = x_gib * (need_dtheta ? 4 : 3);
   if (!has_room(gib)) {
-    GTEST_SKIP() << "needs " << gib << " GiB of " << to_string(device()) << " memory, "
-                 << free_gib(device()) << " are free";
+    GTEST_SKIP() << no_room(gib);
   }
   Dense theta(device(), DType::kF32, {1, kD}), dtheta(device(), DType::kF32, {1, kD});
   theta.write(theta_values_);
   const TensorView theta_f64 = contiguous(theta_values_.data(), {1, kD});
-  Periodic x(device(), kD, 1), y(device(), 2 * kD, 2);
+  PeriodicTokens x(device(), kD, 1), y(device(), 2 * kD, 2);
   LrpeCosineOptions options;
   options.shape = {kTokens};
 
@@ -211,13 +158,12 @@ TEST_P(LrpeLarge, CosineForwardAndBackward) {
 TEST_P(LrpeLarge, RotateInPlace) {
   const double gib = static_cast<double>(kTokens * kD * 2) / kGiB;
   if (!has_room(gib)) {
-    GTEST_SKIP() << "needs " << gib << " GiB of " << to_string(device()) << " memory, "
-                 << free_gib(device()) << " are free";
+    GTEST_SKIP() << no_room(gib);
   }
   Dense theta(device(), DType::kF32, {1, kD / 2});
   theta_values_.resize(kD / 2);
   theta.write(theta_values_);
-  Periodic x(device(), kD, 1);
+  PeriodicTokens x(device(), kD, 1);
   LrpeRotateOptions options;
   options.shape = {kTokens};
   lrpe_rotate_forward(x.view(), theta.view(), x.view(), options, context_);

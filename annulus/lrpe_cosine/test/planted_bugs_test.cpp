@@ -47,14 +47,8 @@ std::vector<Planted> wrong_numbers() {
   return {
       {"head and token strides swapped", "forward y",
        [] {
-         Case c = sound({.B = 2, .H = 5, .D = 4, .E = 4, .shape = {5}, .seed = 4});
-         c.calls[kForward].run = [run = c.calls[kForward].run](Views in, Views out,
-                                                               Context& context) {
-           std::vector<TensorView> swapped(in.begin(), in.end());
-           std::swap(swapped[0].stride[1], swapped[0].stride[2]);
-           run(swapped, out, context);
-         };
-         return c;
+         return misreading(sound({.B = 2, .H = 5, .D = 4, .E = 4, .shape = {5}, .seed = 4}),
+                           kForward, [](auto& in) { std::swap(in[0].stride[1], in[0].stride[2]); });
        }},
       {"last tile dropped", "never written",
        [] {
@@ -106,16 +100,7 @@ std::vector<Planted> wrong_numbers() {
            usual(rng, spec, v);
            if (spec.name == "x") v[7] = 0;
          };
-         c.calls[kBackward].run = [run = c.calls[kBackward].run](Views in, Views out,
-                                                                 Context& context) {
-           std::vector<double> x = load_values<double>(in[1]);
-           for (double& v : x) v = v == 0 ? 1 : v;
-           std::vector<float> copy(x.begin(), x.end());
-           std::vector<TensorView> spoilt(in.begin(), in.end());
-           spoilt[1] = contiguous(copy.data(), DType::kF32, in[1].sizes());
-           run(spoilt, out, context);
-         };
-         return c;
+         return mistaking(std::move(c), kBackward, 1, [](double v) { return v == 0 ? 1 : v; });
        }},
       {"theta gets no gradient", "backward dtheta",
        [] {
@@ -145,28 +130,17 @@ std::vector<Planted> wrong_numbers() {
        }},
       {"the first entry of offsets is used for every batch", "forward y",
        [] {
-         Case c = sound(with(kSmall, [](auto& p) { p.offset_per_batch = true; }));
-         c.calls[kForward].run = [run = c.calls[kForward].run](Views in, Views out,
-                                                               Context& context) {
-           std::vector<TensorView> spoilt(in.begin(), in.end());
-           spoilt[2].stride[0] = 0;
-           run(spoilt, out, context);
-         };
-         return c;
+         return misreading(sound(with(kSmall, [](auto& p) { p.offset_per_batch = true; })),
+                           kForward, [](auto& in) { in[2].stride[0] = 0; });
        }},
       {"the first row of position_ids is used for every batch", "forward y",
        [] {
-         Case c = sound(with(kSmall, [](auto& p) {
-           p.prefix = 0;
-           p.ids = LrpeProblem::Ids::kOwn;
-         }));
-         c.calls[kForward].run = [run = c.calls[kForward].run](Views in, Views out,
-                                                               Context& context) {
-           std::vector<TensorView> spoilt(in.begin(), in.end());
-           spoilt[2].stride[0] = 0;
-           run(spoilt, out, context);
-         };
-         return c;
+         return misreading(sound(with(kSmall,
+                                      [](auto& p) {
+                                        p.prefix = 0;
+                                        p.ids = LrpeProblem::Ids::kOwn;
+                                      })),
+                           kForward, [](auto& in) { in[2].stride[0] = 0; });
        }},
       {"offset ignored in the backward", "backward",
        [] { return computing(with(kSmall, [](auto& p) { p.offset = 5; }), kBackward, kSmall); }},
@@ -222,16 +196,9 @@ std::vector<Planted> wrong_numbers() {
       {"theta rounded to bf16", "forward y",
        [] {
          Case c = sound(kSmall);
-         c.calls[kForward].run = [run = c.calls[kForward].run](Views in, Views out,
-                                                               Context& context) {
-           std::vector<double> theta = load_values<double>(in[1]);
-           round_to(DType::kBF16, theta);
-           std::vector<float> copy(theta.begin(), theta.end());
-           std::vector<TensorView> spoilt(in.begin(), in.end());
-           spoilt[1] = contiguous(copy.data(), DType::kF32, in[1].sizes());
-           run(spoilt, out, context);
-         };
-         return c;
+         return mistaking(std::move(c), kForward, 1, [](double v) {
+           return static_cast<double>(static_cast<float>(bfloat16(static_cast<float>(v))));
+         });
        }},
       {"one bf16 element two ulps off", "ulps of the exact value",
        [] {
@@ -341,16 +308,7 @@ std::vector<Planted> wrong_manners() {
          });
        }},
       {"takes every last stride for 1", "layout expanded or reversed",
-       [] {
-         Case c = sound(kSmall);
-         c.calls[kForward].run = [run = c.calls[kForward].run](Views in, Views out,
-                                                               Context& context) {
-           std::vector<TensorView> spoilt(in.begin(), in.end());
-           spoilt[0].stride[3] = 1;
-           run(spoilt, out, context);
-         };
-         return c;
-       }},
+       [] { return misreading(sound(kSmall), kForward, [](auto& in) { in[0].stride[3] = 1; }); }},
       {"aligned loads on unaligned memory", "layout odd offset",
        [] {
          return then(kSmall, kForward, [](Views in, Views out, Context&) {

@@ -1,6 +1,6 @@
 // Ring RNN on the CPU: the gradients. With y saved, the states are in `out`, or follow from y element
-// by element. Checkpointed, each stretch of steps runs forward again from its saved state, to the
-// same bits. Then the stretch runs backward, and its share of dW is summed from the states and g it
+// by element. Checkpointed, each segment of steps runs forward again from its saved state, to the
+// same bits. Then the segment runs backward, and its share of dW is summed from the states and g it
 // leaves.
 
 #include "annulus/core/backend.h"
@@ -19,7 +19,7 @@ struct Backward : Network<Real> {
   using Base::padded_B;
 
   WeightGradients<Real> dweights;
-  std::int64_t stretch;  // steps of one
+  std::int64_t segment;  // steps of one
   std::int64_t window;   // steps whose states and g are kept
   bool dots;             // s . u_k is asked for
 
@@ -27,7 +27,7 @@ struct Backward : Network<Real> {
   std::byte* backward_panels = nullptr;  // of its transpose
   unsigned char* needed = nullptr;       // [K + 1] channels of those
   std::int32_t* needed_list = nullptr;   // [K + 2]
-  Real* all_y = nullptr;                 // [stretch][padded_B][ld], checkpointed
+  Real* all_y = nullptr;                 // [segment][padded_B][ld], checkpointed
   Real* all_s = nullptr;                 // [window][padded_B][ld]
   Real* all_g = nullptr;                 // [window][padded_B][ld]
   Real* l = nullptr;                     // [padded_B][ld]
@@ -41,8 +41,8 @@ struct Backward : Network<Real> {
   explicit Backward(const Plan& p)
       : Base(p),
         dweights(*this),
-        stretch(p.checkpoint > 0 ? std::min(p.checkpoint, p.T) : p.T),
-        window(stretch + (p.checkpoint > 0 && dweights.wanted ? dweights.block_steps - 1 : 0)),
+        segment(p.checkpoint > 0 ? std::min(p.checkpoint, p.T) : p.T),
+        window(segment + (p.checkpoint > 0 && dweights.wanted ? dweights.block_steps - 1 : 0)),
         dots(p.grad.dA.defined() || p.grad.dJ1.defined()) {}
 
   void lay_out(ScratchLayout& c) {
@@ -52,7 +52,7 @@ struct Backward : Network<Real> {
     c(backward_panels, this->weight_bytes());
     c(needed, K + 1);
     c(needed_list, K + 2);
-    c(all_y, plan.checkpoint > 0 ? stretch * states : 0);
+    c(all_y, plan.checkpoint > 0 ? segment * states : 0);
     c(all_s, window * states);
     c(all_g, window * states);
     c(l, states);
@@ -73,7 +73,7 @@ struct Backward : Network<Real> {
     return read_flag(plan.in.reset, b, t, false);
   }
 
-  // --- the states of a stretch, again ------------------------------------------------------------
+  // --- the states of a segment, again ------------------------------------------------------------
 
   // The state step t starts from, kept at its place in the window.
   void begin(std::int64_t b, std::int64_t t, std::int64_t slot) {
@@ -263,12 +263,12 @@ struct Backward : Network<Real> {
 
   void run(Member& m) {
     start(m);
-    const std::int64_t stretches = stretch > 0 ? ceil_div(T, stretch) : 0;
-    std::int64_t kept = 0;  // steps of an unfinished block, behind the stretch
-    for (std::int64_t n = stretches - 1; n >= 0; --n) {
-      const std::int64_t t0 = n * stretch;
-      const std::int64_t t1 = std::min(T, t0 + stretch);
-      if (n + 1 < stretches) keep_steps(m, kept);
+    const std::int64_t segments = segment > 0 ? ceil_div(T, segment) : 0;
+    std::int64_t kept = 0;  // steps of an unfinished block, behind the segment
+    for (std::int64_t n = segments - 1; n >= 0; --n) {
+      const std::int64_t t0 = n * segment;
+      const std::int64_t t1 = std::min(T, t0 + segment);
+      if (n + 1 < segments) keep_steps(m, kept);
       if (plan.checkpoint > 0) run_again(m, t0, t1);
       run_back(m, t0, t1);
       dweights.add(m, t0, t1 + kept, t0, all_s, all_g);
@@ -280,15 +280,15 @@ struct Backward : Network<Real> {
     m.once([&] { write_sums(); });
   }
 
-  // Moves the first `kept` steps of the window behind the next stretch.
+  // Moves the first `kept` steps of the window behind the next segment.
   void keep_steps(Member& m, std::int64_t kept) {
     if (!dweights.wanted || kept == 0) return;
     m.each(padded_B, 8, [&](std::int64_t begin, std::int64_t end) {
       // From the last on: the places may overlap.
       for (std::int64_t t = kept - 1; t >= 0; --t) {
         const std::int64_t from = (t * padded_B + begin) * ld;
-        std::copy_n(all_s + from, (end - begin) * ld, all_s + from + stretch * padded_B * ld);
-        std::copy_n(all_g + from, (end - begin) * ld, all_g + from + stretch * padded_B * ld);
+        std::copy_n(all_s + from, (end - begin) * ld, all_s + from + segment * padded_B * ld);
+        std::copy_n(all_g + from, (end - begin) * ld, all_g + from + segment * padded_B * ld);
       }
     });
   }

@@ -1,7 +1,7 @@
 // dW_k = sum over (b, t) of c_k g s^T, on the CPU: a product of depth B T for each channel.
 //
-// The depth is cut into blocks of steps (some steps of a small batch, a part of one step of a large
-// one), at places that depend on B alone, never on how the steps came to be here: so a checkpointed
+// The depth is split into blocks of steps (some steps of a small batch, a part of one step of a large
+// one), at steps that depend on B alone, never on how the steps came to be here: so a checkpointed
 // backward sums in the same order. Of a block only the samples with c_k != 0 are gathered, where
 // they are few.
 #pragma once
@@ -17,7 +17,7 @@ struct WeightGradients {
   const Network<Real>& net;
   bool wanted;
   std::int64_t block_steps;  // steps of a block
-  std::int64_t block_parts;  // blocks a step is cut into
+  std::int64_t block_parts;  // blocks a step is split into
   std::int64_t tiles;        // of rows of W
   std::int64_t batch;        // channels packed at once
   std::int64_t a_bytes, b_bytes;

@@ -1,5 +1,5 @@
 // Ring RNN on the CPU: the forward, and the weights packed for many calls. cpu/network.h says
-// how a step is cut; cpu/backward.cpp has the gradients.
+// how a step is tiled; cpu/backward.cpp has the gradients.
 
 #include "annulus/core/backend.h"
 #include "annulus/core/context.h"
@@ -166,7 +166,9 @@ void pack(const Plan& plan, Context& context) {
 }
 
 const char* why_not(Precision precision) {
-  return precision == Precision::kTf32 ? "the CPU has no tf32" : "";
+  return precision == Precision::kTf32  ? "the CPU has no tf32"
+         : precision == Precision::kF16 ? "the CPU multiplies f16 tensors in fp32"
+                                        : "";
 }
 
 }  // namespace annulus::ring_rnn::cpu

@@ -89,7 +89,7 @@ void Network<Real>::pack_panel(bool transposed, std::int64_t k, std::int64_t pan
   const bool direct = v.dtype == dtype_of<Real> && column_step == 1;
   for (std::int64_t d0 = 0; d0 < N; d0 += kDepth) {
     const std::int64_t depth = std::min(kDepth, N - d0);
-    std::byte* place = to + weights_at(panel, d0, k);
+    std::byte* panel_to = to + weights_at(panel, d0, k);
     const std::int64_t corner = base + (transposed ? d0 * row_step + first * column_step
                                                    : first * row_step + d0 * column_step);
     const Real* x = static_cast<const Real*>(v.data) + (direct ? corner : 0);
@@ -104,9 +104,9 @@ void Network<Real>::pack_panel(bool transposed, std::int64_t k, std::int64_t pan
       x = stage;
     }
     if (transposed) {
-      tile.pack_columns(Side::kRight, x, step, nullptr, nullptr, valid, depth, place);
+      tile.pack_columns(Side::kRight, x, step, nullptr, nullptr, valid, depth, panel_to);
     } else {
-      tile.pack_rows(Side::kRight, x, step, valid, depth, place);
+      tile.pack_rows(Side::kRight, x, step, valid, depth, panel_to);
     }
   }
 }

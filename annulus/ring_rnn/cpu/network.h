@@ -24,7 +24,7 @@ using annulus::cpu::Side;
 
 template <class Real>
 struct Network {
-  // A product is cut along its depth, so that panels of both operands stay in the first cache.
+  // A product is split along its depth, so that panels of both operands stay in the first cache.
   static constexpr std::int64_t kDepth = 256;
 
   const Plan& plan;
@@ -65,7 +65,7 @@ struct Network {
         left_bytes(round_up(tile.panel_bytes(Side::kLeft, p.N), 64)),
         J0(0) {}
 
-  // How many of `threads` (0 = all) are worth their meeting: one for every 2^18 products of a step,
+  // How many of `threads` (0 = all) are worth their barriers: one for every 2^18 products of a step,
   // which take as long as some phases cost (8 us, 1 us each). No result depends on it.
   int team(int threads) const {
     const double products =

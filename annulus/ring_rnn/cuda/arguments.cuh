@@ -1,5 +1,5 @@
 // What the CUDA kernels of ring RNN share: the argument block, loads that know the call's types, the
-// activations, and the ends of a forward step.
+// activations, and the epilogue of a forward step.
 //
 // A step is a matrix product and an epilogue. The product differs from kernel to kernel (SIMT,
 // tensor cores); the epilogue is the same everywhere and lies here, one element at a time: what is
@@ -265,9 +265,9 @@ __device__ __forceinline__ void activate_and_slope(RingRnnActivation f, const Re
 }
 
 // ---------------------------------------------------------------------------------------------------
-// The ends of a forward step
+// The epilogue of a forward step
 
-// kRecompute, here and below: nothing is written; a backward computes a stretch of steps again.
+// kRecompute, here and below: nothing is written; a backward computes a segment of steps again.
 
 // s_t of a sample whose state is r before the step, and before its reset; keeps r where a
 // checkpoint falls.

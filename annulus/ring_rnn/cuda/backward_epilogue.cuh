@@ -1,5 +1,5 @@
-// The ends of a backward step on tensor cores: X is g = alpha F'(y) l, and the memory of the state
-// holds l = dL/dr, the incoming gradient of the step included.
+// The epilogue of a backward step on tensor cores: X is g = alpha F'(y) l; what is kept between steps
+// is l = dL/dr, the incoming gradient of the step included.
 #pragma once
 
 #include "annulus/ring_rnn/cuda/step.cuh"
@@ -25,13 +25,15 @@ template <bool Dots>
 struct Backward {
   static constexpr bool kBackward = true;
   static constexpr bool kDots = Dots;
+  using Pass = BackwardPass;
 
-  static __device__ __forceinline__ int parity(const Loop& loop, std::int64_t t) {
+  static __device__ __forceinline__ int parity(const BackwardPass& loop, std::int64_t t) {
     return static_cast<int>((loop.args.T - 1 - t) & 1);
   }
 
-  static __device__ __forceinline__ std::int64_t at(const Loop& loop, std::int64_t row, int col) {
-    return row * loop.shape.padded_n + col;
+  static __device__ __forceinline__ std::int64_t at(const BackwardPass& loop, std::int64_t row,
+                                                    int col) {
+    return row * loop.layout.padded_n + col;
   }
 
   // What g of step t is made of besides l, of four columns.
@@ -39,7 +41,7 @@ struct Backward {
     float y[4], s[4], alpha_sum[4];
     bool counts;
   };
-  static __device__ __forceinline__ Opening opening(const Loop& loop, std::int64_t t,
+  static __device__ __forceinline__ Opening opening(const BackwardPass& loop, std::int64_t t,
                                                     std::int64_t row, int col) {
     const Args& a = loop.args;
     Opening open = {};
@@ -64,7 +66,8 @@ struct Backward {
     return open;
   }
 
-  static __device__ __forceinline__ void load_alpha(const Loop& loop, int col, float (&alpha)[4]) {
+  static __device__ __forceinline__ void load_alpha(const BackwardPass& loop, int col,
+                                                    float (&alpha)[4]) {
     visit_narrow(loop.dtype, [&]<class T>() {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
@@ -74,12 +77,12 @@ struct Backward {
   }
 
   // l of step t -> g of step t, and everything else that is made of them.
-  static __device__ __forceinline__ void make_g(const Loop& loop, std::int64_t t, std::int64_t row,
-                                                int tile, int col, const Opening& open,
-                                                const float (&alpha)[4], const float (&l)[4],
-                                                float (&g)[4]) {
+  static __device__ __forceinline__ void make_g(const BackwardPass& loop, std::int64_t t,
+                                                std::int64_t row, int tile, int col,
+                                                const Opening& open, const float (&alpha)[4],
+                                                const float (&l)[4], float (&g)[4]) {
     const Args& a = loop.args;
-    const Shape& shape = loop.shape;
+    const Layout& layout = loop.layout;
     const int count = columns_of<4>(loop.args.N, col);
     float sums[4];
     Activated<float> f[4];
@@ -93,7 +96,7 @@ struct Backward {
     }
     if (loop.alpha_sums != nullptr)
       annulus::cuda::store<4>(sums, loop.alpha_sums + at(loop, row, col));
-    annulus::cuda::store<4>(l, loop.state + at(loop, row, col));
+    annulus::cuda::store<4>(l, loop.l + at(loop, row, col));
     if (loop.g != nullptr) store_g(loop, t, row, col, g);
     if (a.ddrive && row < a.B) {
       visit_narrow(loop.dtype, [&]<class T>() {
@@ -105,14 +108,14 @@ struct Backward {
       const float sum_g = sum_row((g[0] + g[1]) + (g[2] + g[3]));
       const float sum_s = sum_row((open.s[0] + open.s[1]) + (open.s[2] + open.s[3]));
       if ((threadIdx.x & 15) == 0) {
-        const std::int64_t to = (t * shape.row_parts + tile) * shape.padded_b + row;
+        const std::int64_t to = (t * layout.row_parts + tile) * layout.padded_b + row;
         loop.g_sums[to] = sum_g;
         loop.s_sums[to] = sum_s;
       }
     }
   }
 
-  static __device__ __forceinline__ void begin(const Loop& loop, std::int64_t row, int col,
+  static __device__ __forceinline__ void begin(const BackwardPass& loop, std::int64_t row, int col,
                                                float (&v)[4]) {
     const Args& a = loop.args;
     const std::int64_t t = loop.last - 1;
@@ -120,7 +123,7 @@ struct Backward {
     float l[4] = {}, alpha[4];
     load_alpha(loop, col, alpha);
     if (loop.last < a.T) {  // the launch before left it
-      annulus::cuda::load<4>(loop.state + at(loop, row, col), l);
+      annulus::cuda::load<4>(loop.l + at(loop, row, col), l);
       return make_g(loop, t, row, col / kTile, col, open, alpha, l, v);
     }
 #pragma unroll
@@ -134,8 +137,8 @@ struct Backward {
     make_g(loop, t, row, col / kTile, col, open, alpha, l, v);
   }
 
-  // What the end of step t reads of a row from column `col` on, for prefetch_ends().
-  static __device__ __forceinline__ void prefetch(const Loop& loop, std::int64_t t,
+  // What the epilogue of step t reads of a row from column `col` on, for prefetch_epilogue().
+  static __device__ __forceinline__ void prefetch(const BackwardPass& loop, std::int64_t t,
                                                   std::int64_t row, int col) {
     const Args& a = loop.args;
     if (row >= a.B || col >= a.N || t == 0) return;
@@ -155,7 +158,7 @@ struct Backward {
     });
   }
 
-  // What the end of a step is made of besides the product, of four columns.
+  // What the epilogue is made of besides the product, of four columns.
   struct Ahead {
     float l[4], alpha[4], dout[4];
     float taken[4];  // by resets, out of the recurrence, so far
@@ -163,12 +166,12 @@ struct Backward {
     bool counts, reset;
     Opening before;  // of the step before
   };
-  static __device__ __forceinline__ Ahead ahead(const Loop& loop, std::int64_t t, std::int64_t row,
-                                                int col) {
+  static __device__ __forceinline__ Ahead ahead(const BackwardPass& loop, std::int64_t t,
+                                                std::int64_t row, int col) {
     const Args& a = loop.args;
     Ahead ahead = {};
     if (t > loop.leave_at) ahead.before = opening(loop, t - 1, row, col);
-    annulus::cuda::load<4>(loop.state + at(loop, row, col), ahead.l);
+    annulus::cuda::load<4>(loop.l + at(loop, row, col), ahead.l);
     if (loop.reset_sums != nullptr && t < a.T - 1) {
       annulus::cuda::load<4>(loop.reset_sums + at(loop, row, col), ahead.taken);
     }
@@ -186,10 +189,10 @@ struct Backward {
     return ahead;
   }
 
-  static __device__ __forceinline__ void finish(const Loop& loop, std::int64_t t, std::int64_t row,
-                                                int tile, int col, const Ahead& ahead,
-                                                const float (&sum)[4], float row_sum,
-                                                float (&v)[4]) {
+  static __device__ __forceinline__ void finish(const BackwardPass& loop, std::int64_t t,
+                                                std::int64_t row, int tile, int col,
+                                                const Ahead& ahead, const float (&sum)[4],
+                                                float row_sum, float (&v)[4]) {
     const Args& a = loop.args;
     float l[4], taken[4];
 #pragma unroll
@@ -219,7 +222,7 @@ struct Backward {
     }
     if (t > loop.leave_at)
       return make_g(loop, t - 1, row, tile, col, ahead.before, ahead.alpha, l, v);
-    annulus::cuda::store<4>(l, loop.state + at(loop, row, col));
+    annulus::cuda::store<4>(l, loop.l + at(loop, row, col));
 #pragma unroll
     for (int e = 0; e < 4; ++e) v[e] = 0;
   }

@@ -81,7 +81,7 @@ namespace {
 // checkpoints change no bit, runs such forwards, too.
 bool on_tensor_cores(const Plan& plan) {
   return (plan.dtype == DType::kF32 ||
-          (plan.dtype != DType::kF64 && plan.precision == Precision::kBf16)) &&
+          (plan.dtype != DType::kF64 && tensor::terms_of(plan.precision) == 1)) &&
          tensor::terms_of(plan.precision) > 0 && plan.N > 0;
 }
 bool has_steps(const Plan& plan) { return plan.B > 0 && plan.T > 0; }

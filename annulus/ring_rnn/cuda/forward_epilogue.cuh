@@ -1,4 +1,4 @@
-// The ends of a forward step on tensor cores: X is the state s.
+// The epilogue of a forward step on tensor cores: X is the state s.
 #pragma once
 
 #include "annulus/ring_rnn/cuda/step.cuh"
@@ -7,7 +7,7 @@ namespace annulus::ring_rnn::cuda::tensor {
 
 // s of the loop's first step.
 template <class T>
-__device__ __forceinline__ float first_of_loop(const Loop& loop, std::int64_t row, int col) {
+__device__ __forceinline__ float first_of_loop(const ForwardPass& loop, std::int64_t row, int col) {
   const Args& a = loop.args;
   if (!loop.restart) return first_state<T>(a, row, col);
   if (resets(a, row, loop.first)) return get_either<T>(a.reset_state, row, col);
@@ -26,7 +26,7 @@ struct ForwardStep {
   bool plain;  // no drive, mask, reset or kept state: asked once, not each for itself in every step
 
   // What is the same in all steps.
-  __device__ __forceinline__ void begin(const Loop& loop, std::int64_t row, int col) {
+  __device__ __forceinline__ void begin(const ForwardPass& loop, std::int64_t row, int col) {
     const Args& a = loop.args;
     count = row < a.B ? columns_of<Columns>(a.N, col) : 0;
     plain = !a.drive && !a.mask && !a.reset && a.checkpoint == 0 && loop.y_again == nullptr;
@@ -42,14 +42,14 @@ struct ForwardStep {
     });
     out = offset<float>(a.out, row, 0, col);
     if (loop.y_again != nullptr) {
-      saved = (row - loop.y_first * a.B) * a.N + col;
+      saved = (row - loop.again_first * a.B) * a.N + col;
       saved_stride = a.B * a.N;
     } else if (a.saved && a.checkpoint == 0) {
       saved = offset<float>(a.saved, 0, row, col);
       saved_stride = a.saved.stride[0];
     }
   }
-  __device__ __forceinline__ void load(const Loop& loop, std::int64_t t, std::int64_t row,
+  __device__ __forceinline__ void load(const ForwardPass& loop, std::int64_t t, std::int64_t row,
                                        int col) {
     const Args& a = loop.args;
     if (count == 0 || plain) return;
@@ -71,7 +71,7 @@ struct ForwardStep {
   }
 
   // r: the state after the step, v: the one that the next begins with; 0 where there is no column.
-  __device__ __forceinline__ void finish(const Loop& loop, std::int64_t t, std::int64_t row,
+  __device__ __forceinline__ void finish(const ForwardPass& loop, std::int64_t t, std::int64_t row,
                                          int col, const float (&acc)[Columns], float row_sum,
                                          float (&r)[Columns], float (&v)[Columns]) const {
     const Args& a = loop.args;
@@ -112,8 +112,8 @@ struct ForwardStep {
 
  private:
   // Resets, and states that are kept, where there are such.
-  __device__ __forceinline__ void begin_next(const Loop& loop, std::int64_t t, std::int64_t row,
-                                             int col, float (&v)[Columns]) const {
+  __device__ __forceinline__ void begin_next(const ForwardPass& loop, std::int64_t t,
+                                             std::int64_t row, int col, float (&v)[Columns]) const {
     const Args& a = loop.args;
     const bool reset = in[0].resets_next;
     if (!reset && (a.checkpoint == 0 || loop.y_again != nullptr)) return;
@@ -131,16 +131,18 @@ struct ForwardStep {
 struct Forward {
   static constexpr bool kBackward = false;
   static constexpr bool kDots = false;
+  using Pass = ForwardPass;
 
-  static __device__ __forceinline__ int parity(const Loop&, std::int64_t t) {
+  static __device__ __forceinline__ int parity(const ForwardPass&, std::int64_t t) {
     return static_cast<int>(t & 1);
   }
 
-  static __device__ __forceinline__ float4& held(const Loop& loop, std::int64_t row, int col) {
-    return *reinterpret_cast<float4*>(loop.state + row * loop.shape.padded_n + col);
+  static __device__ __forceinline__ float4& held(const ForwardPass& loop, std::int64_t row,
+                                                 int col) {
+    return *reinterpret_cast<float4*>(loop.s + row * loop.layout.padded_n + col);
   }
 
-  static __device__ __forceinline__ void begin(const Loop& loop, std::int64_t row, int col,
+  static __device__ __forceinline__ void begin(const ForwardPass& loop, std::int64_t row, int col,
                                                float (&v)[4]) {
     const Args& a = loop.args;
 #pragma unroll
@@ -152,8 +154,8 @@ struct Forward {
     held(loop, row, col) = make_float4(v[0], v[1], v[2], v[3]);
   }
 
-  // What the end of step t reads of a row from column `col` on, for prefetch_ends().
-  static __device__ __forceinline__ void prefetch(const Loop& loop, std::int64_t t,
+  // What the epilogue of step t reads of a row from column `col` on, for prefetch_epilogue().
+  static __device__ __forceinline__ void prefetch(const ForwardPass& loop, std::int64_t t,
                                                   std::int64_t row, int col) {
     const Args& a = loop.args;
     if (!a.drive || row >= a.B || col >= a.N) return;
@@ -164,8 +166,8 @@ struct Forward {
   }
 
   using Ahead = ForwardStep<4>;
-  static __device__ __forceinline__ Ahead ahead(const Loop& loop, std::int64_t t, std::int64_t row,
-                                                int col) {
+  static __device__ __forceinline__ Ahead ahead(const ForwardPass& loop, std::int64_t t,
+                                                std::int64_t row, int col) {
     Ahead ahead = {};
     const float4 before = held(loop, row, col);
     ahead.begin(loop, row, col);
@@ -177,10 +179,10 @@ struct Forward {
     return ahead;
   }
 
-  static __device__ __forceinline__ void finish(const Loop& loop, std::int64_t t, std::int64_t row,
-                                                int tile, int col, const Ahead& ahead,
-                                                const float (&acc)[4], float row_sum,
-                                                float (&v)[4]) {
+  static __device__ __forceinline__ void finish(const ForwardPass& loop, std::int64_t t,
+                                                std::int64_t row, int tile, int col,
+                                                const Ahead& ahead, const float (&acc)[4],
+                                                float row_sum, float (&v)[4]) {
     const Args& a = loop.args;
     float r[4];
     ahead.finish(loop, t, row, col, acc, row_sum, r, v);
@@ -198,7 +200,7 @@ struct Forward {
       y = sum_row(y);
       if ((threadIdx.x & 15) == 0) {
         float* to =
-            loop.vectors + ((t * loop.shape.row_parts + tile) * loop.shape.padded_b + row) * 2;
+            loop.vectors + ((t * loop.layout.row_parts + tile) * loop.layout.padded_b + row) * 2;
         *reinterpret_cast<float2*>(to) = make_float2(x, y);
       }
     }

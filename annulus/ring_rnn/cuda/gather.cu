@@ -15,8 +15,8 @@ constexpr int kThreads = 1024;
 constexpr int kManyWeights = 4;        // of a thread that adds up parts of dW, ...
 constexpr int kManyWeightsFrom = 256;  // ... from this N on: smaller ones would be too few blocks
 
-__global__ void __launch_bounds__(kThreads) readout_kernel(const __grid_constant__ Loop loop) {
-  const Shape& s = loop.shape;
+__global__ void __launch_bounds__(kThreads) readout_kernel(const __grid_constant__ Readout a) {
+  const Layout& s = a.layout;
   const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (index >= s.T * s.B) return;
   const std::int64_t t = index / s.B;
@@ -24,44 +24,45 @@ __global__ void __launch_bounds__(kThreads) readout_kernel(const __grid_constant
   float x = 0, y = 0;
   for (int part = 0; part < s.row_parts; ++part) {
     const float2 v = *reinterpret_cast<const float2*>(
-        loop.vectors + ((t * s.row_parts + part) * s.padded_b + b) * 2);
+        a.vectors + ((t * s.row_parts + part) * s.padded_b + b) * 2);
     x += v.x;
     y += v.y;
   }
-  put<float>(loop.args.angle, x == 0 && y == 0 ? 0.0f : atan2f(y, x), b, t);
-  put<float>(loop.args.amplitude, hypotf(x, y), b, t);
+  put<float>(a.angle, x == 0 && y == 0 ? 0.0f : atan2f(y, x), b, t);
+  put<float>(a.amplitude, hypotf(x, y), b, t);
 }
 
 // s . u_k of one sample and step: a share of the parts of the splits that had channel k, which lie
 // equally far apart.
-__device__ __forceinline__ float dot(const Loop& loop, std::int64_t t, int channel, std::int64_t b,
-                                     int share, int shares) {
-  const Shape& s = loop.shape;
-  const int count = s.tiles * (s.splits() / s.channel_splits);
-  const std::int64_t slots = static_cast<std::int64_t>(s.tiles) * s.splits() * s.dot_parts;
+__device__ __forceinline__ float dot(const Gather& gather, std::int64_t t, int channel,
+                                     std::int64_t b, int share, int shares) {
+  const Layout& s = gather.weights.layout;
+  const DotParts& parts = gather.dot_parts;
+  const int count = s.tiles * (parts.splits / parts.channel_splits);
+  const std::int64_t slots = parts.of_step(s);
   const std::int64_t pitch = static_cast<std::int64_t>(s.channels) * s.padded_b;
-  const std::int64_t step = pitch * s.channel_splits * s.dot_parts;
+  const std::int64_t step = pitch * parts.channel_splits * parts.warps;
   const int first = count * share / shares;
   const int last = count * (share + 1) / shares;
-  const float* from = loop.dots + (t * slots * s.channels + channel) * s.padded_b + b +
-                      channel % s.channel_splits * s.dot_parts * pitch + first * step;
+  const float* from = gather.dots + (t * slots * s.channels + channel) * s.padded_b + b +
+                      channel % parts.channel_splits * parts.warps * pitch + first * step;
   float sum = 0;
 #pragma unroll 8
   for (int i = first; i < last; ++i, from += step) {
-    for (int part = 0; part < s.dot_parts; ++part) sum += from[part * pitch];
+    for (int part = 0; part < parts.warps; ++part) sum += from[part * pitch];
   }
   return sum;
 }
 
 // Single numbers are sums over everything: each has kSlices blocks of threads.
-constexpr int kSlices = Loop::kSlices;
+constexpr int kSlices = Gather::kSlices;
 enum Single { kSumJ0, kSumJ1, kSumAlpha, kSingles };
 
 // Sums f(i, j) over a slice of the rows i and all columns j; thread 0 of the block that comes last gets
 // the sum of all slices, in their order. Without a division a number: 64-bit ones took ten times as
 // long as the numbers.
 template <class F>
-__device__ __forceinline__ bool whole_sum(const Loop& loop, Single which, int slice,
+__device__ __forceinline__ bool whole_sum(const Gather& gather, Single which, int slice,
                                           std::int64_t rows, std::int64_t columns, double& total,
                                           F&& f) {
   __shared__ double scratch[kThreads / 32];
@@ -82,10 +83,10 @@ __device__ __forceinline__ bool whole_sum(const Loop& loop, Single which, int sl
   sum = annulus::cuda::block_sum<kThreads>(sum, scratch);
   bool comes_last = false;
   if (threadIdx.x == 0) {
-    double* const parts = loop.slice_sums + which * kSlices;
+    double* const parts = gather.slice_sums + which * kSlices;
     __stcg(parts + slice, sum);
     __threadfence();
-    comes_last = atomicAdd(loop.slice_counters + which, 1u) == kSlices - 1;
+    comes_last = atomicAdd(gather.slice_counters + which, 1u) == kSlices - 1;
     if (comes_last) {
       __threadfence();
       total = 0;
@@ -95,12 +96,19 @@ __device__ __forceinline__ bool whole_sum(const Loop& loop, Single which, int sl
   return comes_last;
 }
 
+// Blocks of threads of each kind.
+struct GatherBlocks {
+  std::int64_t alpha = 0, actions = 0, weights = 0;
+  int dot_shares = 1;             // threads that share an s . u_k
+  std::int64_t weights_each = 0;  // blocks of a channel
+  int weights_of_thread = 1;
+};
+
 // dWa and dWo, whose depth was split. A thread has Each numbers of a channel: many of its loads are on
-// their way at once. In 32 bits: see depth_splits_for().
+// their way at once. In 32 bits: see depth_splits().
 template <unsigned Each>
-__device__ void add_parts(const Loop& loop, const WeightGradients& w, const GatherBlocks& blocks,
-                          unsigned block) {
-  const Shape& s = loop.shape;
+__device__ void add_parts(const WeightGradients& w, const GatherBlocks& blocks, unsigned block) {
+  const Layout& s = w.layout;
   const auto N = static_cast<unsigned>(s.N);
   const auto of_channel = static_cast<unsigned>(blocks.weights_each);
   const unsigned first = block % of_channel * (kThreads * Each) + threadIdx.x;
@@ -127,10 +135,11 @@ __device__ void add_parts(const Loop& loop, const WeightGradients& w, const Gath
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    gather_kernel(const __grid_constant__ Loop loop, const __grid_constant__ WeightGradients w,
+    gather_kernel(const __grid_constant__ Gather gather,
                   const __grid_constant__ GatherBlocks blocks) {
-  const Shape& s = loop.shape;
-  const Args& a = loop.args;
+  const Layout& s = gather.weights.layout;
+  const Args& a = gather.weights.args;
+  const DotParts& dot_parts = gather.dot_parts;
   std::int64_t block = blockIdx.x;
   // The single numbers first: they take longest.
   if (block < kSingles * kSlices) {
@@ -139,13 +148,13 @@ __global__ void __launch_bounds__(kThreads)
     switch (static_cast<Single>(block / kSlices)) {
       case kSumJ0:
         if (a.dJ0 &&
-            whole_sum(loop, kSumJ0, slice, s.T, s.B, total, [&](std::int64_t t, std::int64_t b) {
+            whole_sum(gather, kSumJ0, slice, s.T, s.B, total, [&](std::int64_t t, std::int64_t b) {
               float g = 0, v = 0;
 #pragma unroll 4
               for (int part = 0; part < s.row_parts; ++part) {
                 const std::int64_t at = (t * s.row_parts + part) * s.padded_b + b;
-                g += loop.g_sums[at];
-                v += loop.s_sums[at];
+                g += gather.g_sums[at];
+                v += gather.s_sums[at];
               }
               return static_cast<double>(g) * static_cast<double>(v);
             })) {
@@ -155,19 +164,21 @@ __global__ void __launch_bounds__(kThreads)
       case kSumJ1: {
         // All parts at once, in the order they lie in memory; those of other channels were never
         // made.
-        const int had = s.splits() / s.channel_splits * s.dot_parts;  // slots of a tile
+        const int had =
+            dot_parts.splits / dot_parts.channel_splits * dot_parts.warps;  // parts of a tile
         if (a.dJ1 &&
-            whole_sum(loop, kSumJ1, slice, s.T * s.tiles * had, s.padded_b, total,
+            whole_sum(gather, kSumJ1, slice, s.T * s.tiles * had, s.padded_b, total,
                       [&](std::int64_t i, std::int64_t b) {
                         const auto which = static_cast<unsigned>(i) % static_cast<unsigned>(had);
                         const auto tile = static_cast<unsigned>(i) / static_cast<unsigned>(had);
-                        const auto parts = static_cast<unsigned>(s.dot_parts);
+                        const auto parts = static_cast<unsigned>(dot_parts.warps);
                         const std::int64_t split =
-                            which / parts * static_cast<unsigned>(s.channel_splits);
+                            which / parts * static_cast<unsigned>(dot_parts.channel_splits);
                         const std::int64_t part =
-                            (static_cast<std::int64_t>(tile) * s.splits() + split) * s.dot_parts +
+                            (static_cast<std::int64_t>(tile) * dot_parts.splits + split) *
+                                dot_parts.warps +
                             which % parts;
-                        return static_cast<double>(loop.dots[part * s.channels * s.padded_b + b]);
+                        return static_cast<double>(gather.dots[part * s.channels * s.padded_b + b]);
                       })) {
           put_at<T>(a.dJ1.data, a.dJ1.wide, 0, static_cast<float>(total));
         }
@@ -175,9 +186,10 @@ __global__ void __launch_bounds__(kThreads)
       }
       default:
         if (a.dalpha && !a.alpha_per_neuron &&
-            whole_sum(loop, kSumAlpha, slice, s.B, s.N, total, [&](std::int64_t b, std::int64_t i) {
-              return static_cast<double>(loop.alpha_sums[b * s.padded_n + i]);
-            })) {
+            whole_sum(gather, kSumAlpha, slice, s.B, s.N, total,
+                      [&](std::int64_t b, std::int64_t i) {
+                        return static_cast<double>(gather.alpha_sums[b * s.padded_n + i]);
+                      })) {
           put_either<T>(a.dalpha, static_cast<float>(total), 0);
         }
         return;
@@ -189,7 +201,7 @@ __global__ void __launch_bounds__(kThreads)
     if (i >= s.N) return;
     double sum = 0;
     for (std::int64_t b = 0; b < s.B; ++b) {
-      sum += static_cast<double>(loop.alpha_sums[b * s.padded_n + i]);
+      sum += static_cast<double>(gather.alpha_sums[b * s.padded_n + i]);
     }
     put_either<T>(a.dalpha, static_cast<float>(sum), i);
     return;
@@ -208,7 +220,7 @@ __global__ void __launch_bounds__(kThreads)
     const int channel = static_cast<int>(rest % a.K) + 1;
     const std::int64_t t = rest / a.K;
     const bool counts = inside && live(a, b, t);
-    parts[threadIdx.x] = counts ? dot(loop, t, channel, b, share, blocks.dot_shares) : 0.0f;
+    parts[threadIdx.x] = counts ? dot(gather, t, channel, b, share, blocks.dot_shares) : 0.0f;
     __syncthreads();
     if (share > 0 || !inside) return;
     float sum = 0;
@@ -218,28 +230,28 @@ __global__ void __launch_bounds__(kThreads)
   }
   block -= blocks.actions;
   if (blocks.weights_of_thread == 1) {
-    add_parts<1>(loop, w, blocks, static_cast<unsigned>(block));
+    add_parts<1>(gather.weights, blocks, static_cast<unsigned>(block));
   } else {
-    add_parts<kManyWeights>(loop, w, blocks, static_cast<unsigned>(block));
+    add_parts<kManyWeights>(gather.weights, blocks, static_cast<unsigned>(block));
   }
 }
 
 }  // namespace
 
-void run_readout(const Loop& loop, const char* op, cudaStream_t stream) {
-  const std::int64_t blocks = ceil_div(loop.shape.T * loop.shape.B, kThreads);
-  readout_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(loop);
-  annulus::cuda::check_launch(op, "readout of the ring loop");
+void run_readout(const Readout& readout, const Launch& launch) {
+  const std::int64_t blocks = ceil_div(readout.layout.T * readout.layout.B, kThreads);
+  readout_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, launch.stream>>>(readout);
+  annulus::cuda::check_launch(launch.op, "readout of the ring loop");
 }
 
-void run_gather(const Loop& loop, const WeightGradients& w, DType dtype, const char* op,
-                cudaStream_t stream) {
-  const Shape& s = loop.shape;
-  const Args& a = loop.args;
+void run_gather(const Gather& gather, const Launch& launch) {
+  const WeightGradients& w = gather.weights;
+  const Layout& s = w.layout;
+  const Args& a = w.args;
   GatherBlocks blocks;
   if (a.dalpha && a.alpha_per_neuron) blocks.alpha = ceil_div(s.N, kThreads);
   if (a.dA) {
-    const int parts = s.tiles * (s.splits() / s.channel_splits);
+    const int parts = s.tiles * (gather.dot_parts.splits / gather.dot_parts.channel_splits);
     blocks.dot_shares = parts >= 32 ? 8 : parts >= 8 ? 2 : 1;
     blocks.actions = ceil_div(s.T * a.K * s.B, kThreads / blocks.dot_shares);
   }
@@ -250,14 +262,17 @@ void run_gather(const Loop& loop, const WeightGradients& w, DType dtype, const c
   }
   const auto grid =
       static_cast<unsigned>(kSingles * kSlices + blocks.alpha + blocks.actions + blocks.weights);
-  if (dtype == DType::kF16) {
-    gather_kernel<float16><<<grid, kThreads, 0, stream>>>(loop, w, blocks);
-  } else if (dtype == DType::kBF16) {
-    gather_kernel<bfloat16><<<grid, kThreads, 0, stream>>>(loop, w, blocks);
+  const auto run = [&]<class T>() {
+    gather_kernel<T><<<grid, kThreads, 0, launch.stream>>>(gather, blocks);
+  };
+  if (w.dtype == DType::kF16) {
+    run.template operator()<float16>();
+  } else if (w.dtype == DType::kBF16) {
+    run.template operator()<bfloat16>();
   } else {
-    gather_kernel<float><<<grid, kThreads, 0, stream>>>(loop, w, blocks);
+    run.template operator()<float>();
   }
-  annulus::cuda::check_launch(op, "gradients of the ring loop");
+  annulus::cuda::check_launch(launch.op, "gradients of the ring loop");
 }
 
 }  // namespace annulus::ring_rnn::cuda::tensor

@@ -12,9 +12,10 @@
 namespace annulus::ring_rnn::cuda::tensor {
 
 // All steps in one launch, or two launches a step to the same bits.
-template <class Kernel>
-void launch_loop(Kernel* kernel, Loop loop, const char* op, cudaStream_t stream) {
-  const Shape& s = loop.shape;
+template <class Loop>
+void launch_loop(void (*kernel)(Loop), Loop loop, const Launch& to) {
+  const LaunchSize& s = loop.tiling.launch;
+  const char* const op = to.op;
   const auto grid = static_cast<unsigned>(s.grid);
   const auto threads = static_cast<unsigned>(s.threads);
   annulus::cuda::throw_on_error(
@@ -22,11 +23,11 @@ void launch_loop(Kernel* kernel, Loop loop, const char* op, cudaStream_t stream)
                            static_cast<int>(s.most_shared_bytes)),  // whoever else may launch it
       op, "shared memory of the ring loop");
   if (loop.together && annulus::cuda::launch_together(op, "launch of the ring loop", kernel, grid,
-                                                      threads, s.shared_bytes, stream, loop)) {
+                                                      threads, s.shared_bytes, to.stream, loop)) {
     return;
   }
   loop.together = false;
-  annulus::cuda::record_as_one_node(op, stream, [&](cudaStream_t recorded) {
+  annulus::cuda::record_as_one_node(op, to.stream, [&](cudaStream_t recorded) {
     const auto launch = [&](std::int64_t first, std::int64_t last, unsigned phases) {
       Loop part = loop;
       part.first = first;
@@ -37,7 +38,7 @@ void launch_loop(Kernel* kernel, Loop loop, const char* op, cudaStream_t stream)
     };
     launch(loop.first, loop.last, kBegin);
     for (std::int64_t i = 0; i < loop.last - loop.first; ++i) {
-      const std::int64_t t = loop.backward ? loop.last - 1 - i : loop.first + i;
+      const std::int64_t t = Loop::kBackward ? loop.last - 1 - i : loop.first + i;
       launch(t, t + 1, kMultiply);
       launch(t, t + 1, kFinish);
     }

@@ -1,8 +1,10 @@
-// Before the loop, in one launch: the weights as fragments, the coefficients c with the masks of
+// Before the loop, in one launch: the packed weights, the coefficients c with the masks of
 // channels that are not zero, the states before each step as terms (backward), the barriers' counters.
 #include "annulus/cuda/check.h"
 #include "annulus/cuda/launch.h"
+#include "annulus/ring_rnn/cuda/format.cuh"
 #include "annulus/ring_rnn/cuda/sm90/row_tiles.cuh"
+#include "annulus/ring_rnn/cuda/tensor.cuh"
 
 #include "annulus/core/checked.h"
 #include "annulus/cuda/mma.cuh"
@@ -14,6 +16,16 @@ namespace {
 
 constexpr int kThreads = 256;
 
+// Which blocks of threads do what.
+struct Work {
+  std::int64_t weight_blocks = 0, coefficient_blocks = 0, state_quads = 0;
+  std::int64_t weight_lanes = 0;   // fragments
+  std::int64_t packed_blocks = 0;  // swizzled: of weights, ...
+  int at_once = 1;                 // ... of which a block of threads packs so many
+  bool whole_rows = false;         // of the weights can be read in vectors
+};
+struct Prepared : Prepare, Work {};
+
 // Row m, column n of V of a channel; zero outside.
 template <class T, bool Backward>
 __device__ __forceinline__ float weight(const Args& a, int channel, std::int64_t m,
@@ -24,42 +36,44 @@ __device__ __forceinline__ float weight(const Args& a, int channel, std::int64_t
   return channel == 0 ? get<T>(a.Wo, i, j) : get<T>(a.Wa, channel - 1, i, j);
 }
 
-// One lane's 16 bytes of every term: see weight_bytes() for the layout.
-template <int Terms, class T, bool Backward>
-__device__ __forceinline__ void pack_lane(const Prepare& p, std::int64_t index) {
-  constexpr int kDeep = depth_of(Terms) / 16;
-  const Shape& s = p.shape;
+// Fragments, [tile][chunk][channel][term][depth / 16][n / 16][lane][b0, b1 of columns 0-7, b0, b1 of
+// columns 8-15]: one lane's 16 bytes of every term.
+template <class Format, class T, bool Backward>
+__device__ __forceinline__ void pack_lane(const Prepared& p, std::int64_t index) {
+  constexpr int kDeep = depth_of(Format::kTerms) / 16;
+  const int channels = p.layout.channels;
+  const int chunks = p.pack.chunks;
   const int lane = static_cast<int>(index & 31);
   std::int64_t rest = index >> 5;
   const int n16 = static_cast<int>(rest & 3);
   rest >>= 2;
   const int d = static_cast<int>(rest % kDeep);
   const std::int64_t block = rest / kDeep;
-  const int channel = static_cast<int>(block % s.channels);
-  const std::int64_t where = block / s.channels;
-  const std::int64_t m = where % s.chunks * depth_of(Terms) + d * 16 + (lane & 3) * 2;
-  const std::int64_t n = where / s.chunks * kTile + n16 * 16 + (lane >> 2);
-  std::uint32_t word[4][Terms];
+  const int channel = static_cast<int>(block % channels);
+  const std::int64_t where = block / channels;
+  const std::int64_t m = where % chunks * depth_of(Format::kTerms) + d * 16 + (lane & 3) * 2;
+  const std::int64_t n = where / chunks * kTile + n16 * 16 + (lane >> 2);
+  std::uint32_t word[4][Format::kTerms];
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
     const std::int64_t mw = m + (w & 1) * 8;
     const std::int64_t nw = n + (w >> 1) * 8;
-    annulus::cuda::split_pair<Terms>(weight<T, Backward>(p.args, channel, mw, nw),
-                                     weight<T, Backward>(p.args, channel, mw + 1, nw), word[w]);
+    Format::split(weight<T, Backward>(p.args, channel, mw, nw),
+                  weight<T, Backward>(p.args, channel, mw + 1, nw), word[w]);
   }
-  uint4* to = p.weights + (block * Terms * kDeep + d) * 128 + n16 * 32 + lane;
+  uint4* to = p.pack.to + (block * Format::kTerms * kDeep + d) * 128 + n16 * 32 + lane;
 #pragma unroll
-  for (int term = 0; term < Terms; ++term) {
+  for (int term = 0; term < Format::kTerms; ++term) {
     to[term * kDeep * 128] = make_uint4(word[0][term], word[1][term], word[2][term], word[3][term]);
   }
 }
 
-template <int Terms>
-__device__ __forceinline__ void store_piece(const Prepare& p, std::int64_t block, int n, int piece,
-                                            const std::uint32_t (&word)[4][Terms]) {
-  uint4* to = p.weights + (block * Terms * kTile + n) * 8 + (piece ^ (n & 7));
+template <class Format>
+__device__ __forceinline__ void store_piece(const Prepared& p, std::int64_t block, int n, int piece,
+                                            const std::uint32_t (&word)[4][Format::kTerms]) {
+  uint4* to = p.pack.to + (block * Format::kTerms * kTile + n) * 8 + (piece ^ (n & 7));
 #pragma unroll
-  for (int term = 0; term < Terms; ++term) {
+  for (int term = 0; term < Format::kTerms; ++term) {
     to[term * kTile * 8] = make_uint4(word[0][term], word[1][term], word[2][term], word[3][term]);
   }
 }
@@ -75,18 +89,19 @@ __device__ __forceinline__ void whole_piece(const Args& a, int channel, std::int
 }
 
 // Eight rows m of a column, 16 bytes of every term.
-template <int Terms>
-__device__ __forceinline__ void split_piece(const float (&v)[8], std::uint32_t (&word)[4][Terms]) {
+template <class Format>
+__device__ __forceinline__ void split_piece(const float (&v)[8],
+                                            std::uint32_t (&word)[4][Format::kTerms]) {
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
-    annulus::cuda::split_pair<Terms>(v[2 * w], v[2 * w + 1], word[w]);
+    Format::split(v[2 * w], v[2 * w + 1], word[w]);
   }
 }
 
-// The same for Hopper: one thread makes 16 bytes, eight rows m of a column, of every term. Threads
+// Swizzled, [tile][chunk][channel][term] K-major as wgmma.cuh says: one thread makes 16 bytes, eight rows m of a column, of every term. Threads
 // that are neighbours read neighbours: along m forward, along n backward.
-template <int Terms, class T, bool Backward>
-__device__ __forceinline__ void pack_piece(const Prepare& p, std::int64_t block, int channel,
+template <class Format, class T, bool Backward>
+__device__ __forceinline__ void pack_piece(const Prepared& p, std::int64_t block, int channel,
                                            std::int64_t first_m, std::int64_t first_n, int within) {
   const int piece = Backward ? within >> 6 : within & 7;
   const int n = Backward ? within & 63 : within >> 3;
@@ -99,14 +114,14 @@ __device__ __forceinline__ void pack_piece(const Prepare& p, std::int64_t block,
 #pragma unroll
     for (int i = 0; i < 8; ++i) v[i] = weight<T, Backward>(p.args, channel, m + i, column);
   }
-  std::uint32_t word[4][Terms];
-  split_piece<Terms>(v, word);
-  store_piece<Terms>(p, block, n, piece, word);
+  std::uint32_t word[4][Format::kTerms];
+  split_piece<Format>(v, word);
+  store_piece<Format>(p, block, n, piece, word);
 }
 
 // Backward, rows that can be read in vectors: eight of them, turned in registers into eight columns.
-template <int Terms, class T>
-__device__ __forceinline__ void turn_piece(const Prepare& p, std::int64_t block, int channel,
+template <class Format, class T>
+__device__ __forceinline__ void turn_piece(const Prepared& p, std::int64_t block, int channel,
                                            std::int64_t first_m, std::int64_t first_n, int within) {
   const int piece = within >> 3;
   const int n = (within & 7) * 8;
@@ -119,35 +134,34 @@ __device__ __forceinline__ void turn_piece(const Prepare& p, std::int64_t block,
   for (int j = 0; j < 8; ++j) {
     const float column[8] = {v[0][j], v[1][j], v[2][j], v[3][j],
                              v[4][j], v[5][j], v[6][j], v[7][j]};
-    std::uint32_t word[4][Terms];
-    split_piece<Terms>(column, word);
-    store_piece<Terms>(p, block, n + j, piece, word);
+    std::uint32_t word[4][Format::kTerms];
+    split_piece<Format>(column, word);
+    store_piece<Format>(p, block, n + j, piece, word);
   }
 }
 
 // `at_once` blocks of weights, a part of the threads each.
-template <int Terms, class T>
-__device__ __forceinline__ void pack_blocks(const Prepare& p, std::int64_t first) {
-  const Shape& s = p.shape;
+template <class Format, class T>
+__device__ __forceinline__ void pack_blocks(const Prepared& p, std::int64_t first) {
+  const auto channels = static_cast<unsigned>(p.layout.channels);
   const int each = kThreads / p.at_once;
   const int thread = static_cast<int>(threadIdx.x) % each;
   const std::int64_t block = first * p.at_once + static_cast<int>(threadIdx.x) / each;
-  if (block >= p.hopper_blocks) return;
-  const int channel =
-      static_cast<int>(static_cast<unsigned>(block) % static_cast<unsigned>(s.channels));
-  const unsigned where = static_cast<unsigned>(block) / static_cast<unsigned>(s.channels);
-  const auto chunks = static_cast<unsigned>(s.chunks);
+  if (block >= p.packed_blocks) return;
+  const int channel = static_cast<int>(static_cast<unsigned>(block) % channels);
+  const unsigned where = static_cast<unsigned>(block) / channels;
+  const auto chunks = static_cast<unsigned>(p.pack.chunks);
   const std::int64_t m = static_cast<std::int64_t>(where % chunks) * kHopperDepth;
   const std::int64_t n = static_cast<std::int64_t>(where / chunks) * kTile;
-  if (p.backward && p.whole_rows && m + kHopperDepth <= p.args.N && n + kTile <= p.args.N) {
-    if (thread < kTile) turn_piece<Terms, T>(p, block, channel, m, n, thread);
+  if (p.pack.transposed && p.whole_rows && m + kHopperDepth <= p.args.N && n + kTile <= p.args.N) {
+    if (thread < kTile) turn_piece<Format, T>(p, block, channel, m, n, thread);
     return;
   }
   for (int within = thread; within < kTile * 8; within += each) {
-    if (p.backward) {
-      pack_piece<Terms, T, true>(p, block, channel, m, n, within);
+    if (p.pack.transposed) {
+      pack_piece<Format, T, true>(p, block, channel, m, n, within);
     } else {
-      pack_piece<Terms, T, false>(p, block, channel, m, n, within);
+      pack_piece<Format, T, false>(p, block, channel, m, n, within);
     }
   }
 }
@@ -157,13 +171,14 @@ constexpr int kCoefficients = 8;  // of a sample, loaded at once
 // c of a step for a tile of samples, and which channels are not zero there: for the tile (`active`)
 // and for every 32 samples (`active_rows`, which the weights' gradient reads).
 template <class T>
-__device__ __forceinline__ void coefficients(const Prepare& p, std::int64_t task) {
-  const Shape& s = p.shape;
-  const std::int64_t t = task / s.batch_tiles;
-  const std::int64_t tile = task % s.batch_tiles;
+__device__ __forceinline__ void coefficients(const Prepared& p, std::int64_t task) {
+  const Layout& s = p.layout;
+  const MakeCoefficients& make = p.coefficients;
+  const std::int64_t t = task / make.batch_tiles;
+  const std::int64_t tile = task % make.batch_tiles;
   const int local = static_cast<int>(threadIdx.x);
-  const std::int64_t b = tile * s.rows + local;
-  const bool inside = local < s.rows;
+  const std::int64_t b = tile * make.rows + local;
+  const bool inside = local < make.rows;
   __shared__ std::uint32_t tile_bits, two_term_bits;
   for (int word = 0; word < s.mask_words; ++word) {
     if (local == 0) tile_bits = two_term_bits = 0;
@@ -184,16 +199,16 @@ __device__ __forceinline__ void coefficients(const Prepare& p, std::int64_t task
         if (k >= last) break;
         const std::int64_t at = (t * s.channels + k) * s.padded_b + b;
         if (inside) {
-          p.c[at] = c[i];
-          if (p.stretch_c != nullptr) store_stretch_c(s, p.stretch_c, t, b, k, c[i]);
+          make.to.c[at] = c[i];
+          if (make.tile_c != nullptr) store_tile_c(s, make.tile_c, t, b, k, c[i]);
         }
         bits |= static_cast<std::uint32_t>(__any_sync(~0u, c[i] != 0)) << (k & 31);
-        if (p.scales == nullptr) continue;
+        if (make.to.scales == nullptr) continue;
         __nv_bfloat16 term[2];
         annulus::cuda::split_bf16<2>(c[i], term);
         if (inside) {
-          p.scales[at] = {annulus::cuda::pack_bf16(term[0], term[0]),
-                          annulus::cuda::pack_bf16(term[1], term[1])};
+          make.to.scales[at] = {annulus::cuda::pack_bf16(term[0], term[0]),
+                                annulus::cuda::pack_bf16(term[1], term[1])};
         }
         const bool two = __any_sync(~0u, __bfloat162float(term[1]) != 0);
         two_bits |= static_cast<std::uint32_t>(two) << (k & 31);
@@ -202,15 +217,15 @@ __device__ __forceinline__ void coefficients(const Prepare& p, std::int64_t task
     if ((local & 31) == 0) {
       atomicOr(&tile_bits, bits);
       atomicOr(&two_term_bits, two_bits);
-      if (p.active_rows != nullptr && inside) {
-        p.active_rows[(t * (s.padded_b / 32) + b / 32) * s.mask_words + word] = bits;
+      if (make.active_rows != nullptr && inside) {
+        make.active_rows[(t * (s.padded_b / 32) + b / 32) * s.mask_words + word] = bits;
       }
     }
     __syncthreads();
     if (local == 0) {
       const std::uint32_t all = last - word * 32 == 32 ? ~0u : (1u << (last - word * 32)) - 1;
-      p.active[task * s.mask_words + word] = p.all_channels ? all : tile_bits;
-      if (p.scales != nullptr) p.two_terms[task * s.mask_words + word] = two_term_bits;
+      make.to.active[task * s.mask_words + word] = make.all_channels ? all : tile_bits;
+      if (make.to.scales != nullptr) make.to.two_terms[task * s.mask_words + word] = two_term_bits;
     }
     __syncthreads();
   }
@@ -218,8 +233,8 @@ __device__ __forceinline__ void coefficients(const Prepare& p, std::int64_t task
 
 // Four columns of the state before a step.
 template <int Terms, class T>
-__device__ __forceinline__ void state_terms(const Prepare& p, std::int64_t index) {
-  const Shape& s = p.shape;
+__device__ __forceinline__ void state_terms(const Prepared& p, std::int64_t index) {
+  const Layout& s = p.layout;
   const std::int64_t quads = s.padded_n / 4;
   const std::int64_t col = index % quads * 4;
   const std::int64_t row = index / quads;  // of [T][padded_b]
@@ -241,41 +256,46 @@ __device__ __forceinline__ void state_terms(const Prepare& p, std::int64_t index
   }
 }
 
-template <int Terms, class T>
-__global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant__ Prepare p) {
+template <class Format, class T>
+__global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant__ Prepared p) {
   std::int64_t block = blockIdx.x;
   if (block < p.weight_blocks) {
     const std::int64_t index = block * kThreads + threadIdx.x;
-    if (p.shape.hopper) {
-      pack_blocks<Terms, T>(p, block);
+    if (p.pack.swizzled) {
+      pack_blocks<Format, T>(p, block);
     } else if (index >= p.weight_lanes) {
       return;
-    } else if (p.backward) {
-      pack_lane<Terms, T, true>(p, index);
+    } else if (p.pack.transposed) {
+      pack_lane<Format, T, true>(p, index);
     } else {
-      pack_lane<Terms, T, false>(p, index);
+      pack_lane<Format, T, false>(p, index);
     }
     return;
   }
   block -= p.weight_blocks;
   if (block < p.coefficient_blocks) {
     if (block == 0) {
-      for (std::int64_t i = threadIdx.x; i < p.counter_count; i += kThreads) p.counters[i] = 0;
-      if (p.slice_counters != nullptr && threadIdx.x < 3) p.slice_counters[threadIdx.x] = 0;
+      for (std::int64_t i = threadIdx.x; i < p.clear.count; i += kThreads) {
+        p.clear.counters[i] = 0;
+      }
+      if (p.clear.slice_counters != nullptr && threadIdx.x < 3) {
+        p.clear.slice_counters[threadIdx.x] = 0;
+      }
     }
     coefficients<T>(p, block);
     return;
   }
   block -= p.coefficient_blocks;
   const std::int64_t index = block * kThreads + threadIdx.x;
-  if (index < p.state_quads) state_terms<Terms, T>(p, index);
+  if (index < p.state_quads) state_terms<Format::kStateTerms, T>(p, index);
 }
 
 }  // namespace
 
-void run_prepare(Prepare p, DType dtype, const char* op, cudaStream_t stream) {
-  const Shape& s = p.shape;
-  if (p.weights != nullptr) p.weight_lanes = weight_bytes(s) / (16 * s.terms);
+void run_prepare(const Prepare& prepare, DType dtype, const Launch& to) {
+  Prepared p{prepare, {}};
+  const Layout& s = p.layout;
+  const bool packs = p.pack.to != nullptr;
   // Rows that are dense and aligned can be read 16 bytes at a time.
   const auto aligned = [&](const void* data, std::int64_t stride) {
     return reinterpret_cast<std::uintptr_t>(data) % 32 == 0 && stride * size_of(dtype) % 32 == 0;
@@ -284,29 +304,32 @@ void run_prepare(Prepare p, DType dtype, const char* op, cudaStream_t stream) {
   p.whole_rows = a.Wo.stride[1] == 1 && aligned(a.Wo.data, a.Wo.stride[0]) &&
                  (a.K == 0 || (a.Wa.stride[2] == 1 && aligned(a.Wa.data, a.Wa.stride[1]) &&
                                aligned(a.Wa.data, a.Wa.stride[0])));
-  if (s.hopper && p.weights != nullptr) {
-    p.hopper_blocks = weight_bytes(s) / hopper_block_bytes(s.terms);
+  if (packs && p.pack.swizzled) {
+    p.packed_blocks = weight_bytes(s) / hopper_block_bytes(s.terms);
     // Turning a block takes 64 threads; a few blocks have one of 256 each all the same.
-    if (p.backward && p.whole_rows && p.hopper_blocks >= 2048) p.at_once = kThreads / kTile;
-    p.weight_blocks = ceil_div(p.hopper_blocks, p.at_once);
-  } else {
+    if (p.pack.transposed && p.whole_rows && p.packed_blocks >= 2048) p.at_once = kThreads / kTile;
+    p.weight_blocks = ceil_div(p.packed_blocks, p.at_once);
+  } else if (packs) {
+    p.weight_lanes = weight_bytes(s) / (16 * s.terms);
     p.weight_blocks = ceil_div(p.weight_lanes, kThreads);
   }
-  if (p.c != nullptr) p.coefficient_blocks = s.T * s.batch_tiles;
+  if (p.coefficients.to.c != nullptr) p.coefficient_blocks = s.T * p.coefficients.batch_tiles;
   if (p.states != nullptr) p.state_quads = s.T * s.padded_b * (s.padded_n / 4);
   const std::int64_t blocks =
       p.weight_blocks + p.coefficient_blocks + ceil_div(p.state_quads, kThreads);
   if (blocks > INT32_MAX) {
-    throw NotSupported("[" + std::string(op) +
+    throw NotSupported("[" + std::string(to.op) +
                        "] tensors must need fewer than 2^31 blocks of "
                        "threads to prepare but need " +
                        std::to_string(blocks));
   }
-  with_terms(s.terms, [&]<int Terms>() {
+  with_format(s.terms, s.f16, [&]<class Format>() {
     const auto launch = [&]<class T>() {
-      prepare_kernel<Terms, T><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(p);
+      prepare_kernel<Format, T><<<static_cast<unsigned>(blocks), kThreads, 0, to.stream>>>(p);
     };
-    if (dtype == DType::kF16) {
+    if constexpr (Format::kScaled) {  // for f16 tensors alone
+      launch.template operator()<float16>();
+    } else if (dtype == DType::kF16) {
       launch.template operator()<float16>();
     } else if (dtype == DType::kBF16) {
       launch.template operator()<bfloat16>();
@@ -314,7 +337,7 @@ void run_prepare(Prepare p, DType dtype, const char* op, cudaStream_t stream) {
       launch.template operator()<float>();
     }
   });
-  annulus::cuda::check_launch(op, "preparation of the ring loop");
+  annulus::cuda::check_launch(to.op, "preparation of the ring loop");
 }
 
 }  // namespace annulus::ring_rnn::cuda::tensor

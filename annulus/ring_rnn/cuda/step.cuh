@@ -1,25 +1,27 @@
-// What the portable and the Hopper loop share: where a block of threads works, the ends of a step,
-// and the meetings of blocks between them.
+// What the loops of sm80 and sm90 share: work items, the epilogue of a step, and the barriers of blocks
+// between them.
 #pragma once
 
 #include "annulus/cuda/mma.cuh"
 #include "annulus/cuda/persistent.cuh"
 #include "annulus/cuda/reduce.cuh"
 #include "annulus/cuda/rows.cuh"
+#include "annulus/ring_rnn/cuda/format.cuh"
 #include "annulus/ring_rnn/cuda/sm90/row_tiles.cuh"
+#include "annulus/ring_rnn/cuda/tensor.cuh"
 
 namespace annulus::ring_rnn::cuda::tensor {
 
-// Where a block of threads works: which samples, columns and part of the sum.
-struct Place {
+// Which samples, columns and part of the sum.
+struct WorkItem {
   int batch_tile, tile, split;
   int first_chunk, last_chunk;
   std::uint32_t channel_pattern;  // bits of its channels in every mask word
 };
 
-__device__ __forceinline__ Place place_of(const Shape& s, std::int64_t item) {
-  Place p;
-  const auto i = static_cast<unsigned>(item);  // items fit in 32 bits: cut() sees to it
+__device__ __forceinline__ WorkItem work_item(const StepTiling& s, std::int64_t item) {
+  WorkItem p;
+  const auto i = static_cast<unsigned>(item);  // items fit in 32 bits: tile() sees to it
   const auto splits = static_cast<unsigned>(s.splits());
   p.split = static_cast<int>(i % splits);
   const unsigned rest = i / splits;
@@ -38,18 +40,20 @@ __device__ __forceinline__ Place place_of(const Shape& s, std::int64_t item) {
 
 // ---- parts of s . u_k
 
-// Parts of one channel, by row of the padded batch. `columns` tells apart warps that share rows.
-__device__ __forceinline__ float* dots_of(const Loop& loop, std::int64_t time, const Place& place,
-                                          int columns, int channel) {
-  const Shape& s = loop.shape;
-  const std::int64_t slots = static_cast<std::int64_t>(s.tiles) * s.splits() * s.dot_parts;
+// Parts of one channel, by row of the padded batch: those of warp `columns` of the `Warps` that share rows.
+template <int Warps>
+__device__ __forceinline__ float* dots_of(const BackwardPass& loop, const StepTiling& s,
+                                          std::int64_t time, const WorkItem& item, int columns,
+                                          int channel) {
+  const std::int64_t slots = static_cast<std::int64_t>(s.tiles) * s.splits() * Warps;
   const std::int64_t slot =
-      (static_cast<std::int64_t>(place.tile) * s.splits() + place.split) * s.dot_parts + columns;
-  return loop.dots + ((time * slots + slot) * s.channels + channel) * s.padded_b;
+      (static_cast<std::int64_t>(item.tile) * s.splits() + item.split) * Warps + columns;
+  return loop.dots +
+         ((time * slots + slot) * loop.layout.channels + channel) * loop.layout.padded_b;
 }
 
 // s of rows `row`, `row` + 8 and columns `col`, `col` + 1: one term, as pairs of columns.
-__device__ __forceinline__ uint2 state_words(const Shape& s, const std::uint16_t* states,
+__device__ __forceinline__ uint2 state_words(const Layout& s, const std::uint16_t* states,
                                              std::int64_t time, std::int64_t row, int col,
                                              int term) {
   const std::uint16_t* plane = states + term * s.T * s.padded_b * s.padded_n;
@@ -65,7 +69,7 @@ __device__ __forceinline__ float4 quad_of(std::uint32_t low, std::uint32_t high)
 
 // The same numbers, the sum of all terms.
 template <int Terms>
-__device__ __forceinline__ float4 state_quad(const Shape& s, const std::uint16_t* states,
+__device__ __forceinline__ float4 state_quad(const Layout& s, const std::uint16_t* states,
                                              std::int64_t time, std::int64_t row, int col) {
   float4 v = make_float4(0, 0, 0, 0);
 #pragma unroll
@@ -80,7 +84,7 @@ __device__ __forceinline__ float4 state_quad(const Shape& s, const std::uint16_t
   return v;
 }
 
-// ---- the ends of a step
+// ---- the epilogue of a step
 
 // How many of `Columns` columns from `col` on there are.
 template <int Columns>
@@ -92,10 +96,9 @@ __device__ __forceinline__ int columns_of(std::int64_t N, int col) {
 __device__ __forceinline__ float sum_row(float v) { return annulus::cuda::warp_sum<16>(v); }
 
 // The sum over all columns of row `row` of X of this parity: parts of the tiles in fixed order.
-__device__ __forceinline__ float whole_row(const Loop& loop, std::int64_t row, int parity) {
-  const Shape& s = loop.shape;
-  const float* part =
-      loop.row_sums + static_cast<std::int64_t>(parity) * s.tiles * s.padded_b + row;
+__device__ __forceinline__ float whole_row(const Layout& s, const GridOperands& x, std::int64_t row,
+                                           int parity) {
+  const float* part = x.row_sums + static_cast<std::int64_t>(parity) * s.tiles * s.padded_b + row;
   float sum = 0;
   for (int tile = static_cast<int>(threadIdx.x) & 15; tile < s.tiles; tile += 16) {
     sum += part[tile * s.padded_b];
@@ -104,29 +107,46 @@ __device__ __forceinline__ float whole_row(const Loop& loop, std::int64_t row, i
 }
 
 // X of the next step: its terms, and the part of the row's sum.
-template <int Terms>
-__device__ __forceinline__ void publish(const Loop& loop, std::int64_t row, int tile, int col,
-                                        const float (&v)[4], int parity) {
-  const Shape& s = loop.shape;
+template <class Format>
+__device__ __forceinline__ void publish(const Layout& s, const GridOperands& x, std::int64_t row,
+                                        int tile, int col, const float (&v)[4], int parity) {
   const std::int64_t plane = s.padded_b * s.padded_n / 2;  // words
-  std::uint32_t* base = loop.operand + parity * Terms * plane;
-  std::uint32_t word[2][Terms];
-  annulus::cuda::split_pair<Terms>(v[0], v[1], word[0]);
-  annulus::cuda::split_pair<Terms>(v[2], v[3], word[1]);
-  if (Terms == 1 && s.row_major) {
-    *reinterpret_cast<uint2*>(base + (row * s.padded_n + col) / 2) =
+  constexpr int kTerms = Format::kTerms;
+  std::uint32_t word[2][kTerms];
+  if constexpr (Format::kScaled) {
+    float most = 0;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) most = isfinite(v[e]) ? fmaxf(most, fabsf(v[e])) : most;
+#pragma unroll
+    for (int mask = 1; mask < 16; mask <<= 1) {
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, mask));
+    }
+    const RowScale scale(most);
+    Format::split(v[0] * scale.factor, v[1] * scale.factor, word[0]);
+    Format::split(v[2] * scale.factor, v[3] * scale.factor, word[1]);
+    if ((threadIdx.x & 15) == 0) {
+      x.x_scales[(static_cast<std::int64_t>(parity) * s.tiles + tile) * s.padded_b + row] =
+          scale.inverse;
+    }
+  } else {
+    Format::split(v[0], v[1], word[0]);
+    Format::split(v[2], v[3], word[1]);
+  }
+  if (Format::kFactorsOnX && x.x_rows != nullptr) {
+    *reinterpret_cast<uint2*>(x.x_rows + parity * 2 * plane + row * s.padded_n + col) =
         make_uint2(word[0][0], word[1][0]);
   } else {
+    std::uint32_t* base = x.x_fragments + parity * kTerms * plane;
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {
       const std::int64_t at = operand_word(row, col + 2 * pair, s.padded_n);
 #pragma unroll
-      for (int term = 0; term < Terms; ++term) base[term * plane + at] = word[pair][term];
+      for (int term = 0; term < kTerms; ++term) base[term * plane + at] = word[pair][term];
     }
   }
   const float sum = sum_row((v[0] + v[1]) + (v[2] + v[3]));
   if ((threadIdx.x & 15) == 0) {
-    loop.row_sums[(static_cast<std::int64_t>(parity) * s.tiles + tile) * s.padded_b + row] = sum;
+    x.row_sums[(static_cast<std::int64_t>(parity) * s.tiles + tile) * s.padded_b + row] = sum;
   }
 }
 
@@ -134,7 +154,7 @@ __device__ __forceinline__ void publish(const Loop& loop, std::int64_t row, int 
 struct RowShare {
   int first, last;
 
-  __device__ RowShare(const Shape& s, const Place& p) {
+  __device__ RowShare(const StepTiling& s, const WorkItem& p) {
     const int each = (s.rows + s.splits() - 1) / s.splits();
     const int even = (each + 1) / 2 * 2;
     first = min(p.split * even, s.rows);
@@ -147,7 +167,7 @@ struct RowShare {
 // knows it.
 class RowWalk {
  public:
-  __device__ RowWalk(const Shape& s, int warps)
+  __device__ RowWalk(const StepTiling& s, int warps)
       : s_(s), warps_(warps), warp_(annulus::cuda::uniform_warp()), item_(blockIdx.x) {
     enter();
   }
@@ -158,13 +178,13 @@ class RowWalk {
     item_ += gridDim.x;
     enter();
   }
-  __device__ int tile() const { return place_.tile; }
+  __device__ int tile() const { return work_.tile; }
   // Where in `partial` the tile's first part is.
-  __device__ std::int64_t first_part() const { return item_ - place_.split; }
+  __device__ std::int64_t first_part() const { return item_ - work_.split; }
   // Row of the tile.
   __device__ int local() const { return pair_ + ((static_cast<int>(threadIdx.x) >> 4) & 1); }
   __device__ std::int64_t row() const {  // of the padded batch
-    return static_cast<std::int64_t>(place_.batch_tile) * s_.rows + local();
+    return static_cast<std::int64_t>(work_.batch_tile) * s_.rows + local();
   }
   __device__ int column() const {  // the first of this lane's four
     return tile() * kTile + (static_cast<int>(threadIdx.x) & 15) * 4;
@@ -173,44 +193,44 @@ class RowWalk {
  private:
   __device__ void enter() {
     for (; item_ < s_.items(); item_ += gridDim.x) {
-      place_ = place_of(s_, item_);
-      const RowShare share(s_, place_);
+      work_ = work_item(s_, item_);
+      const RowShare share(s_, work_);
       last_ = share.last;
       pair_ = share.first + warp_ * 2;
       if (pair_ < last_) return;
     }
   }
 
-  const Shape& s_;
+  const StepTiling& s_;
   int warps_, warp_;
   int pair_, last_;  // rows of the tile: the first of two, and where those of the split end
   std::int64_t item_;
-  Place place_;
+  WorkItem work_;
 };
 
 // X of the first step.
-template <int Terms, class Direction>
+template <class Format, class Direction, class Loop>
 __device__ __forceinline__ void begin_items(const Loop& loop, int warps) {
   const int parity = Direction::parity(loop, Direction::kBackward ? loop.last - 1 : loop.first);
-  for (RowWalk walk(loop.shape, warps); !walk.done(); walk.next()) {
+  for (RowWalk walk(loop.tiling, warps); !walk.done(); walk.next()) {
     float v[4];
     Direction::begin(loop, walk.row(), walk.column(), v);
-    publish<Terms>(loop, walk.row(), walk.tile(), walk.column(), v, parity);
+    publish<Format>(loop.layout, loop, walk.row(), walk.tile(), walk.column(), v, parity);
   }
 }
 
-// The end of a step: the parts of the sums added up, and X of the next step made of them. What does
-// not depend on the sums is loaded by the constructor, which runs before the blocks of a tile meet:
+// The epilogue of a step: the parts of the sums added up, and X of the next step made of them. What does
+// not depend on the sums is loaded by the constructor, which runs before the barrier of the tile's blocks:
 // one after the other these loads took longer than the products of a small network.
-template <int Terms, class Direction>
-class Finish {
+template <class Format, class Direction, class Loop>
+class Epilogue {
  public:
-  __device__ Finish(const Loop& loop, std::int64_t time, int parity, int warps)
-      : loop_(loop), time_(time), parity_(parity), walk_(loop.shape, warps) {
+  __device__ Epilogue(const Loop& loop, std::int64_t time, int parity, int warps)
+      : loop_(loop), time_(time), parity_(parity), walk_(loop.tiling, warps) {
     if (!walk_.done()) load();
   }
   __device__ void run() {
-    const Shape& s = loop_.shape;
+    const StepTiling& s = loop_.tiling;
     while (!walk_.done()) {
       const int tile = walk_.tile();
       const int col = walk_.column();
@@ -227,7 +247,7 @@ class Finish {
       for (; i < s.splits(); ++i) add_parts<1>(from + i * stride, stride, total);
       float v[4];
       Direction::finish(loop_, time_, walk_.row(), tile, col, ahead_, total, row_sum_, v);
-      publish<Terms>(loop_, walk_.row(), tile, col, v, parity_ ^ 1);
+      publish<Format>(loop_.layout, loop_, walk_.row(), tile, col, v, parity_ ^ 1);
       walk_.next();
       if (!walk_.done()) load();
     }
@@ -251,7 +271,7 @@ class Finish {
   }
   __device__ void load() {
     ahead_ = Direction::ahead(loop_, time_, walk_.row(), walk_.column());
-    row_sum_ = whole_row(loop_, walk_.row(), parity_);
+    row_sum_ = whole_row(loop_.layout, loop_, walk_.row(), parity_);
   }
 
   const Loop& loop_;
@@ -262,23 +282,22 @@ class Finish {
   float row_sum_;
 };
 
-// ---- meetings
+// ---- barriers
 
 // Blocks of threads wait for each other: those of a tile after its parts are made, those of the same
 // samples after X of the next step is. `Sync` makes the threads of the block that take part wait.
 template <class Sync>
-class Meeting {
+class StepBarriers {
  public:
-  __device__ Meeting(const Loop& loop, Sync sync) : sync_(sync) {
-    const Shape& s = loop.shape;
-    const Place home = place_of(s, blockIdx.x);
+  __device__ StepBarriers(const StepTiling& s, unsigned* counters, Sync sync) : sync_(sync) {
+    const WorkItem home = work_item(s, blockIdx.x);
     // One item a block: only the blocks of the same samples matter. Several: they may be of any
     // samples, and the first counter serves all.
     const bool one_each = s.items() <= gridDim.x;
     constexpr int kStride = annulus::cuda::GroupBarrier::kStride;
     unsigned* const mine =
-        loop.counters + static_cast<std::int64_t>(home.batch_tile) * (s.tiles + 1) * kStride;
-    samples_ = {one_each ? mine : loop.counters,
+        counters + static_cast<std::int64_t>(home.batch_tile) * (s.tiles + 1) * kStride;
+    samples_ = {one_each ? mine : counters,
                 one_each ? static_cast<unsigned>(s.tiles * s.splits()) : gridDim.x};
     tile_party_ = static_cast<unsigned>(s.splits());
     tile_ = {mine + (home.tile + 1) * kStride, tile_party_};

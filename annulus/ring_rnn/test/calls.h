@@ -182,7 +182,10 @@ inline std::vector<Precision> precisions_of(Device device, DType dtype) {
   if (dtype == DType::kF64) return {Precision::kAuto};
   std::vector<Precision> all = {Precision::kAuto, Precision::kFp32, Precision::kBf16x6,
                                 Precision::kBf16x3, Precision::kBf16};
-  if (device.type == DeviceType::kCUDA) all.push_back(Precision::kTf32);
+  if (device.type == DeviceType::kCUDA) {
+    all.push_back(Precision::kTf32);
+    if (dtype == DType::kF16) all.push_back(Precision::kF16);
+  }
   return all;
 }
 

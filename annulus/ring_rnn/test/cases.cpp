@@ -34,8 +34,8 @@ unsigned asked(const RingRnnProblem& p) {
 
 // The precision a call asks for on a device.
 Precision precision_on(const RingRnnProblem& p, Device device) {
-  const bool cpu = device.type == DeviceType::kCPU;
-  return p.precision == Precision::kTf32 && cpu ? Precision::kFp32 : p.precision;
+  const bool cuda_only = p.precision == Precision::kTf32 || p.precision == Precision::kF16;
+  return cuda_only && device.type == DeviceType::kCPU ? Precision::kFp32 : p.precision;
 }
 
 }  // namespace
@@ -44,11 +44,19 @@ Precision ring_resolved_precision(const RingRnnProblem& p, Device device) {
   const Precision asked_for = precision_on(p, device);
   if (p.dtype == DType::kF64) return Precision::kF64;
   if (asked_for != Precision::kAuto) return asked_for;
-  if (p.dtype != DType::kF32) return Precision::kBf16;
-  return device.type == DeviceType::kCPU ? Precision::kFp32 : Precision::kBf16x3;
+  if (p.dtype == DType::kBF16) return Precision::kBf16;
+  if (device.type == DeviceType::kCPU) return Precision::kFp32;
+  return p.dtype == DType::kF16 ? Precision::kF16 : Precision::kBf16x3;
 }
 
 namespace {
+
+// What the naive program rounds operands to. f16 tensors have f16's where a device may multiply so;
+// asked for fp32, the CPU's default, they are held to an fp32 baseline.
+Precision baseline_precision(const RingRnnProblem& p) {
+  const bool f16 = ring_resolved_precision(p, cuda_device(0)) == Precision::kF16;
+  return f16 ? Precision::kF16 : ring_resolved_precision(p, kCPU);
+}
 
 RingRnnOptions options_of(const RingRnnProblem& p, Precision precision) {
   RingRnnOptions o;
@@ -90,13 +98,6 @@ std::string describe(const RingRnnProblem& p) {
     if (asked(p) >> i & 1) s += std::string(s.back() == '=' ? "" : ",") + kGradientNames[i];
   }
   return s + (p.dout ? p.dh_n ? " of dout,dh_n" : " of dout" : p.dh_n ? " of dh_n" : " of nothing");
-}
-
-TensorView pick(Views views, const std::vector<TensorSpec>& specs, std::string_view name) {
-  for (std::size_t i = 0; i < specs.size(); ++i) {
-    if (specs[i].name == name) return views[i];
-  }
-  return {};
 }
 
 std::vector<TensorSpec> input_specs(const RingRnnProblem& p) {
@@ -214,7 +215,7 @@ Call forward_call(const RingRnnProblem& p) {
   };
   call.baseline = [=](Views in, Views out) {
     ring_rnn_baseline_forward(inputs_of(p, in, in_specs), outputs_of(out, out_specs),
-                              options_of(p, ring_resolved_precision(p, kCPU)));
+                              options_of(p, baseline_precision(p)));
   };
   call.precision = [=](Device device) { return ring_resolved_precision(p, device); };
   call.terms = {"A", "Wa", "Wo", "r0", "drive", "reset_state"};
@@ -268,8 +269,7 @@ Call backward_call(const RingRnnProblem& p, const Call& forward) {
   };
   call.baseline = [=](Views in, Views out) {
     ring_rnn_baseline_backward(inputs_of(p, in, in_specs), get(in, "dout"), get(in, "dh_n"),
-                               gradients_of(out, out_specs),
-                               options_of(p, ring_resolved_precision(p, kCPU)));
+                               gradients_of(out, out_specs), options_of(p, baseline_precision(p)));
   };
   call.precision = forward.precision;
   call.terms = forward.terms;

@@ -228,6 +228,8 @@ void add_option_rules(BadCalls& b) {
     a.options.precision = Precision::kBf16;
     a.forward();
   });
+  b.add("f32 tensors in f16", "precision",
+        [](Attempt& a) { a.options.precision = Precision::kF16, a.forward(); });
   b.add("packed one word too short", "packed",
         [](Attempt& a) { --a.packed.shape[0], a.in.packed = a.packed, a.forward(); });
   b.add("packed one word too long", "packed", [](Attempt& a) { ++a.packed.shape[0], a.pack(); });

@@ -30,6 +30,7 @@ struct Naive {
   }
 };
 
+// Ten bits of mantissa; f16 has as many, and its range is kept by scales.
 struct Tf32 : Naive<float> {
   static float operand(float v) {
     if (!std::isfinite(v)) return v;
@@ -41,10 +42,6 @@ struct Tf32 : Naive<float> {
 
 struct Bf16 : Naive<float> {
   static float operand(float v) { return static_cast<float>(bfloat16(v)); }
-};
-
-struct F16 : Naive<float> {
-  static float operand(float v) { return static_cast<float>(float16(v)); }
 };
 
 struct Bf16x3 : Naive<float> {
@@ -68,11 +65,10 @@ void with_naive(const RingRnnInputs& in, const RingRnnOptions& options, F&& f) {
   if (in.A.dtype == DType::kF64) return f(Definition<Naive<double>>(in, options));
   switch (options.precision) {
     case Precision::kTf32:
+    case Precision::kF16:
       return f(Definition<Tf32>(in, options));
     case Precision::kBf16:
       return f(Definition<Bf16>(in, options));
-    case Precision::kF16:
-      return f(Definition<F16>(in, options));
     case Precision::kBf16x3:
       return f(Definition<Bf16x3>(in, options));
     default:

@@ -23,6 +23,11 @@ constexpr std::array kActivations = {RingRnnActivation::kRelu, RingRnnActivation
                                      RingRnnActivation::kTanh, RingRnnActivation::kSilu};
 constexpr std::array kAsked = {Precision::kAuto,   Precision::kFp32, Precision::kBf16x6,
                                Precision::kBf16x3, Precision::kTf32, Precision::kBf16};
+std::vector<Precision> asked_of(DType dtype) {
+  std::vector<Precision> all(kAsked.begin(), kAsked.end());
+  if (dtype == DType::kF16) all.push_back(Precision::kF16);
+  return all;
+}
 constexpr std::array kAllActions = {Actions::kDense,    Actions::kSparse,   Actions::kOneHot,
                                     Actions::kBySample, Actions::kVelocity, Actions::kZero};
 
@@ -81,7 +86,7 @@ void add_types_and_precisions(Builder& b) {
       p.alpha_form = Parameter::kTensor;
       b.add("state and parameters in the dtype of A, checkpoints", p);
     }
-    for (const Precision precision : kAsked) {
+    for (const Precision precision : asked_of(dtype)) {
       if (dtype == DType::kF64) continue;
       RingRnnProblem p = small();
       p.B = 17, p.K = 3, p.N = 33;
@@ -148,9 +153,11 @@ void add_sizes(Builder& b) {
     b.add("one sample, many neurons", p);
   }
   // CUDA has kernels for up to 64 or 128 neurons and others for more, in instances by samples.
-  for (const Precision precision : {Precision::kBf16, Precision::kBf16x3, Precision::kBf16x6}) {
+  for (const Precision precision :
+       {Precision::kBf16, Precision::kF16, Precision::kBf16x3, Precision::kBf16x6}) {
+    const bool f16 = precision == Precision::kF16;
     RingRnnProblem p = full();
-    p.dtype = precision == Precision::kBf16 ? DType::kBF16 : DType::kF32;
+    p.dtype = f16 ? DType::kF16 : precision == Precision::kBf16 ? DType::kBF16 : DType::kF32;
     p.precision = precision;
     p.J0 = -0.5 / 300;  // a part of the input, whatever N is
     p.B = 205, p.T = 2, p.K = 1, p.N = 260;
@@ -159,7 +166,7 @@ void add_sizes(Builder& b) {
     p.checkpoint = 2;
     b.add("more neurons than a cluster has, checkpoints", p);
     p = small();
-    p.dtype = precision == Precision::kBf16 ? DType::kF16 : DType::kF32;
+    p.dtype = f16 || precision == Precision::kBf16 ? DType::kF16 : DType::kF32;
     p.precision = precision;
     p.gradients = kRingDWa | kRingDWo | kRingDr0;
     p.J0 = -0.5 / 300;
@@ -172,10 +179,10 @@ void add_sizes(Builder& b) {
     b.add("in clusters, more samples than go eight a cluster", p);
     // As many channels as a block of threads cannot keep on 132 multiprocessors; two to four groups.
     p.N = 260, p.B = 4;
-    p.K = precision == Precision::kBf16 ? 110 : precision == Precision::kBf16x3 ? 60 : 40;
+    p.K = f16 || precision == Precision::kBf16 ? 110 : precision == Precision::kBf16x3 ? 60 : 40;
     p.gradients = kRingDA | kRingDr0;
     b.add("weights that stream past", p);
-    if (precision == Precision::kBf16) {  // which has another loop for it
+    if (f16 || precision == Precision::kBf16) {  // which has another loop for it
       p.gradients = kRingDr0;
       b.add("weights that stream past, without s . u_k", p);
     }
@@ -367,9 +374,9 @@ std::int64_t draw_neurons(Rng& rng) {
   return n;
 }
 
-template <class T, std::size_t N>
-T one_of(Rng& rng, const std::array<T, N>& choices) {
-  return choices[static_cast<std::size_t>(rng.below(static_cast<std::int64_t>(N)))];
+template <class Choices>
+auto one_of(Rng& rng, const Choices& choices) {
+  return choices[static_cast<std::size_t>(rng.below(static_cast<std::int64_t>(choices.size())))];
 }
 
 }  // namespace
@@ -380,7 +387,7 @@ RingRnnProblem ring_rnn_fuzz_problem(std::uint64_t seed) {
   p.seed = seed;
   p.dtype = one_of(rng, kAllDTypes);
   p.activation = one_of(rng, kActivations);
-  if (p.dtype != DType::kF64) p.precision = one_of(rng, kAsked);
+  if (p.dtype != DType::kF64) p.precision = one_of(rng, asked_of(p.dtype));
   p.f32_state = rng.below(2) == 0;
   p.f32_parameters = rng.below(2) == 0;
   p.B = rng.below(60) == 0 ? 0 : rng.below(25) == 0 ? 64 + rng.below(67) : 1 + rng.below(9);

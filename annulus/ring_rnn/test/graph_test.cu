@@ -1,118 +1,49 @@
-// Ring RNN in CUDA graphs: a call is captured on a stream of its own, counted, and replayed with new
-// inputs. The scratch is the caller's, of exactly the size that was asked for.
+// What a ring RNN call launches, counted in its captured graph (replays with new inputs, for every operator, are
+// in testing/graph_test.cu), and the order of operations of the general path.
 #include <gtest/gtest.h>
 
-#include <array>
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "annulus/ring_rnn/cuda/simt/backward.cuh"
 #include "annulus/ring_rnn/test/calls.h"
+#include "annulus/ring_rnn/test/cases.h"
 #include "testing/cuda_graph.h"
+#include "testing/device_test.h"
 
 namespace annulus::testing {
 namespace {
 
-class RingGraph : public ::testing::Test {
- protected:
-  void SetUp() override {
-    const std::string why = annulus::cuda::why_unavailable();
-    if (!why.empty()) GTEST_SKIP() << "no CUDA device: " << why;
-  }
-};
+class RingGraph : public DeviceTest {};
 
-// A forward and a backward on one stream, each with scratch of its own.
-struct Calls {
-  Calls(const RingNetwork& n, const RingRnnOptions& options)
-      : in(n.all_inputs()),
-        options(options),
-        n(n),
-        states(n),
-        derivatives(n),
-        angle(n.device, wide(n.dtype), {n.B, n.T}),
-        amplitude(n.device, wide(n.dtype), {n.B, n.T}),
-        saved(n.device, wide(n.dtype), shape()) {
-    outputs = states.outputs();
-    outputs.angle = angle.view();
-    outputs.amplitude = amplitude.view();
-    outputs.saved = saved.view();
-    gradients = derivatives.gradients(in);
-    const std::size_t first = ring_rnn_forward_workspace(in, outputs, options);
-    const std::size_t second = ring_rnn_backward_workspace(in, gradients, options);
-    scratch = {Buffer(n.device, first), Buffer(n.device, second)};
-  }
-  void forward(const Stream& stream) {
-    BorrowedWorkspace workspace(scratch[0].data(), scratch[0].bytes());
-    Context context;
-    context.stream = stream.get();
-    context.allocator = &workspace;
-    ring_rnn_forward(in, outputs, options, context);
-  }
-  void backward(const Stream& stream) {
-    BorrowedWorkspace workspace(scratch[1].data(), scratch[1].bytes());
-    Context context;
-    context.stream = stream.get();
-    context.allocator = &workspace;
-    ring_rnn_backward(in, n.dout.view(), n.dh_n.view(), outputs.out, outputs.saved, gradients,
-                      options, context);
-  }
-  std::vector<std::vector<std::byte>> results() const {
-    std::vector<std::vector<std::byte>> all;
-    for (const Dense* d : {&states.out, &states.h_n, &angle, &amplitude}) {
-      all.push_back(d->bytes());
-    }
-    for (const Dense* d : derivatives.all()) all.push_back(d->bytes());
-    return all;
-  }
-  std::vector<std::int64_t> shape() const {
-    const auto s = ring_rnn_saved_shape(in, options);
-    return {s[0], s[1], s[2]};
-  }
-
-  RingRnnInputs in;
-  RingRnnOptions options;
-  const RingNetwork& n;
-  RingStates states;
-  RingDerivatives derivatives;
-  Dense angle, amplitude, saved;
-  RingRnnOutputs outputs;
-  RingRnnGradients gradients;
-  std::array<Buffer, 2> scratch;
-};
-
-TEST_F(RingGraph, AtMostFourLaunchesAndReplaysEqualPlainCalls) {
+TEST_F(RingGraph, AtMostFourLaunches) {
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
     for (const Precision precision : precisions_of(cuda_device(0), dtype)) {
       for (const std::int64_t checkpoint : {0, 4}) {
         // With clusters and without them, by turns.
         const std::int64_t N = (checkpoint > 0) == (dtype == DType::kBF16) ? 320 : 96;
-        SCOPED_TRACE(std::string(name_of(dtype)) + ", precision " +
-                     std::to_string(static_cast<int>(precision)) + ", checkpoint " +
-                     std::to_string(checkpoint) + ", N " + std::to_string(N));
-        RingRnnOptions options;
-        options.activation = RingRnnActivation::kGelu;
-        options.precision = precision;
-        options.checkpoint = checkpoint;
-        RingNetwork n(cuda_device(0), dtype, 40, 9, 3, N);
-        Calls calls(n, options);
-        const Stream stream;
-        calls.forward(stream);  // what is done once, such as loading the kernels
-        calls.backward(stream);
-        const Graph forward(stream, [&] { calls.forward(stream); });
-        const Graph backward(stream, [&] { calls.backward(stream); });
-        // With checkpoints the loops are a graph, which counts as one.
-        EXPECT_LE(forward.nodes().size(), 4u);
-        EXPECT_LE(backward.nodes().size(), 4u);
-        n.A.normal(77);
-        n.r0.normal(78);
-        forward.replay(stream);
-        backward.replay(stream);
-        stream.wait();
-        const auto replayed = calls.results();
-        calls.forward(stream);
-        calls.backward(stream);
-        stream.wait();
-        EXPECT_TRUE(replayed == calls.results()) << "a replay has other bits";
+        RingRnnProblem p{.B = 40, .T = 9, .K = 3, .N = N, .dtype = dtype};
+        p.activation = RingRnnActivation::kGelu;
+        p.precision = precision;
+        p.checkpoint = checkpoint;
+        p.J0_form = p.J1_form = RingRnnProblem::Parameter::kTensor;
+        p.alpha_form = RingRnnProblem::Parameter::kPerNeuron;
+        p.drive = p.reset = p.reset_state = p.mask = p.readout = p.dh_n = true;
+        p.gradients = kRingAllGradients;
+        const Case c = ring_rnn_case(p);
+        for (std::size_t i = 0; i < c.calls.size(); ++i) {
+          SCOPED_TRACE(c.params + " " + c.calls[i].name);
+          const Stream stream;
+          PreparedCall work(c, i);
+          work.draw(c.seed);
+          const auto plain = work.results_of(stream, [&] { work.run(stream); });
+          const Graph graph(stream, [&] { work.run(stream); });
+          // With checkpoints the loops are a graph, which counts as one.
+          EXPECT_LE(graph.nodes().size(), 4u);
+          const auto replayed = work.results_of(stream, [&] { graph.replay(stream); });
+          EXPECT_TRUE(replayed == plain) << "a replay has other bits";
+        }
       }
     }
   }

@@ -6,76 +6,16 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
-#include <fstream>
 #include <string>
 #include <vector>
 
 #include "annulus/ring_rnn/test/calls.h"
+#include "testing/large.h"
 
 namespace annulus::testing {
 namespace {
 
-constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-
-double free_gib(Device device) {
-  if (device.type == DeviceType::kCUDA) {
-    return static_cast<double>(cuda::free_bytes(device.index)) / kGiB;
-  }
-  std::ifstream meminfo("/proc/meminfo");
-  for (std::string word; meminfo >> word;) {
-    double kib = 0;
-    if (word == "MemAvailable:" && meminfo >> kib) return kib / 1024 / 1024;
-  }
-  return 0;
-}
-
-// bf16 memory whose element i is block[i mod block's size]; that size is odd, so an index that lost
-// its upper bits finds another value.
-class Periodic {
- public:
-  Periodic(Device device, std::int64_t count, double size, std::uint64_t seed)
-      : block_(1000003), buffer_(device, static_cast<std::size_t>(count) * sizeof(bfloat16)) {
-    Rng rng(seed);
-    for (bfloat16& v : block_) v = bfloat16(static_cast<float>(size * rng.normal()));
-    const std::size_t bytes = block_.size() * sizeof(bfloat16);
-    for (std::size_t at = 0; at < buffer_.bytes(); at += bytes) {
-      copy_bytes(static_cast<std::byte*>(buffer_.data()) + at, device, block_.data(), kCPU,
-                 std::min(bytes, buffer_.bytes() - at));
-    }
-  }
-  double operator[](std::int64_t i) const {
-    return static_cast<double>(
-        static_cast<float>(block_[static_cast<std::size_t>(i) % block_.size()]));
-  }
-  void* data() const { return buffer_.data(); }
-
- private:
-  std::vector<bfloat16> block_;
-  Buffer buffer_;
-};
-
-std::vector<double> held(const Buffer& buffer, std::int64_t first, std::int64_t count) {
-  std::vector<bfloat16> host(static_cast<std::size_t>(count));
-  copy_bytes(host.data(), kCPU, static_cast<const bfloat16*>(buffer.data()) + first,
-             buffer.device(), host.size() * sizeof(bfloat16));
-  std::vector<double> v;
-  for (const bfloat16 h : host) v.push_back(static_cast<double>(static_cast<float>(h)));
-  return v;
-}
-
-class RingRnnLarge : public EachDevice {
- protected:
-  void SetUp() override {
-    EachDevice::SetUp();
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    GTEST_SKIP() << "2^31 elements under a sanitizer take minutes";
-#endif
-  }
-  // Leaves a tenth and two GiB to everybody else.
-  bool has_room(double gib) const { return free_gib(device()) > 1.1 * gib + 2; }
-
-  Context context_;
-};
+class RingRnnLarge : public LargeTest {};
 ANNULUS_EACH_DEVICE(RingRnnLarge);
 
 // out (B, T, N) of 2^31 + 2^20 elements: few neurons, many samples. Where there is room for it,
@@ -99,8 +39,7 @@ TEST_P(RingRnnLarge, States) {
   const double gib = states * (1 + 1.0 / T + 1.0 / N) +
                      static_cast<double>(ring_rnn_forward_workspace(in, to, options)) / kGiB;
   if (!has_room(gib)) {
-    GTEST_SKIP() << "needs " << gib << " GiB of " << to_string(device()) << " memory, "
-                 << free_gib(device()) << " are free";
+    GTEST_SKIP() << no_room(gib);
   }
   RingRnnGradients grad;
   grad.dr0 = in.r0;
@@ -243,8 +182,7 @@ TEST_P(RingRnnLarge, Weights) {
   const double gib = static_cast<double>(K * N * N * 2) / kGiB +
                      static_cast<double>(ring_rnn_forward_workspace(in, to, options)) / kGiB;
   if (!has_room(gib)) {
-    GTEST_SKIP() << "needs " << gib << " GiB of " << to_string(device()) << " memory, "
-                 << free_gib(device()) << " are free";
+    GTEST_SKIP() << no_room(gib);
   }
   const Periodic Wa(device(), K * N * N, 1.0 / 16, 5);
   in.Wa.data = Wa.data();

@@ -18,21 +18,32 @@ namespace {
 
 constexpr Device kGpu = cuda_device(0);
 
-// A tensor of f32 on the GPU.
+// A tensor of f32 or f16 on the GPU.
 class Tensor {
  public:
-  Tensor(std::vector<std::int64_t> shape, double scale, std::uint64_t seed)
-      : shape_(std::move(shape)), values_(count()) {
+  Tensor(std::vector<std::int64_t> shape, double scale, std::uint64_t seed,
+         DType dtype = DType::kF32)
+      : shape_(std::move(shape)), dtype_(dtype) {
     Rng rng(seed);
-    for (float& v : values_) v = static_cast<float>(scale * rng.normal());
-    buffer_ = Buffer(kGpu, values_.size() * sizeof(float));
-    copy_bytes(buffer_.data(), kGpu, values_.data(), kCPU, buffer_.bytes());
+    std::vector<float> wide(count());
+    for (float& v : wide) v = static_cast<float>(scale * rng.normal());
+    const std::vector<float16> narrow(wide.begin(), wide.end());
+    const bool f32 = dtype == DType::kF32;
+    buffer_ = Buffer(kGpu, count() * size_of(dtype));
+    copy_bytes(buffer_.data(), kGpu, f32 ? static_cast<const void*>(wide.data()) : narrow.data(),
+               kCPU, buffer_.bytes());
   }
-  TensorView view() const { return contiguous(buffer_.data(), DType::kF32, shape_, kGpu); }
+  TensorView view() const { return contiguous(buffer_.data(), dtype_, shape_, kGpu); }
   std::vector<float> read() const {
-    std::vector<float> v(values_.size());
-    copy_bytes(v.data(), kCPU, buffer_.data(), kGpu, buffer_.bytes());
-    return v;
+    std::vector<float> wide(count());
+    if (dtype_ == DType::kF32) {
+      copy_bytes(wide.data(), kCPU, buffer_.data(), kGpu, buffer_.bytes());
+      return wide;
+    }
+    std::vector<float16> narrow(count());
+    copy_bytes(narrow.data(), kCPU, buffer_.data(), kGpu, buffer_.bytes());
+    for (std::size_t i = 0; i < wide.size(); ++i) wide[i] = static_cast<float>(narrow[i]);
+    return wide;
   }
 
  private:
@@ -42,7 +53,7 @@ class Tensor {
     return n;
   }
   std::vector<std::int64_t> shape_;
-  std::vector<float> values_;
+  DType dtype_;
   Buffer buffer_;
 };
 
@@ -56,6 +67,7 @@ std::vector<float> run(Precision precision, std::int64_t checkpoint, Way way, st
   ring_rnn::Plan plan;
   plan.device = kGpu;
   plan.precision = precision;
+  plan.dtype = precision == Precision::kF16 ? DType::kF16 : DType::kF32;
   plan.activation = RingRnnActivation::kGelu;
   plan.checkpoint = checkpoint;
   plan.stepwise = way.stepwise;
@@ -65,10 +77,12 @@ std::vector<float> run(Precision precision, std::int64_t checkpoint, Way way, st
   plan.K = K;
   plan.N = N;
   const double gain = 1 / std::sqrt(static_cast<double>(N));
-  const Tensor A({B, T, K}, 0.7, 1), Wa({K, N, N}, gain, 2), Wo({N, N}, gain, 3), r0({B, N}, 1, 4);
-  const Tensor dout({B, T, N}, 1, 5);
-  const Tensor out({B, T, N}, 0, 6), saved({plan.saved_steps(), B, N}, 0, 7);
-  const Tensor dA({B, T, K}, 0, 8), dWa({K, N, N}, 0, 9), dWo({N, N}, 0, 10), dr0({B, N}, 0, 11);
+  const DType own = plan.dtype;
+  const Tensor A({B, T, K}, 0.7, 1, own), Wa({K, N, N}, gain, 2, own), Wo({N, N}, gain, 3, own);
+  const Tensor r0({B, N}, 1, 4), dout({B, T, N}, 1, 5, own);
+  const Tensor out({B, T, N}, 0, 6, own), saved({plan.saved_steps(), B, N}, 0, 7);
+  const Tensor dA({B, T, K}, 0, 8, own), dWa({K, N, N}, 0, 9, own), dWo({N, N}, 0, 10, own);
+  const Tensor dr0({B, N}, 0, 11);
   plan.in.A = A.view();
   plan.in.Wa = Wa.view();
   plan.in.Wo = Wo.view();
@@ -112,8 +126,8 @@ bool equal_bits(const std::vector<float>& a, const std::vector<float>& b) {
 
 TEST(RingRnnPaths, StepByStepGivesTheBitsOfOneLaunch) {
   ANNULUS_SKIP_WITHOUT_GPU();
-  for (const Precision p :
-       {Precision::kBf16, Precision::kBf16x3, Precision::kBf16x6, Precision::kFp32}) {
+  for (const Precision p : {Precision::kBf16, Precision::kF16, Precision::kBf16x3,
+                            Precision::kBf16x6, Precision::kFp32}) {
     for (const bool portable : {false, true}) {  // 320 neurons: clusters know no single steps
       EXPECT_TRUE(equal_bits(run(p, 0, {.portable = portable}, 320),
                              run(p, 0, {.stepwise = true, .portable = portable}, 320)))
@@ -124,7 +138,7 @@ TEST(RingRnnPaths, StepByStepGivesTheBitsOfOneLaunch) {
 
 TEST(RingRnnPaths, CheckpointsGiveTheSameBits) {
   ANNULUS_SKIP_WITHOUT_GPU();
-  for (const Precision p : {Precision::kBf16, Precision::kBf16x6}) {
+  for (const Precision p : {Precision::kBf16, Precision::kF16, Precision::kBf16x6}) {
     for (const std::int64_t N : {100, 320}) {
       for (const bool portable : {false, true}) {
         EXPECT_TRUE(
@@ -141,8 +155,8 @@ TEST(RingRnnPaths, PortableKernelsAgreeWithTheOthers) {
     Precision precision;
     double limit;  // twice what the mode's own error is, ring_rnn.md
   };
-  for (const Bound b : {Bound{Precision::kBf16, 1e-2}, Bound{Precision::kBf16x3, 2e-5},
-                        Bound{Precision::kBf16x6, 4e-6}}) {
+  for (const Bound b : {Bound{Precision::kBf16, 1e-2}, Bound{Precision::kF16, 2e-3},
+                        Bound{Precision::kBf16x3, 2e-5}, Bound{Precision::kBf16x6, 4e-6}}) {
     for (const std::int64_t N : {100, 320}) {
       EXPECT_LE(relative(run(b.precision, 0, {.portable = true}, N), run(b.precision, 0, {}, N)),
                 b.limit)

@@ -385,9 +385,10 @@ std::vector<Planted> wrong_equations() {
 }
 
 // Runs the naive program of another precision, or of other inputs, in the place of ours.
-Case with_precision(Precision asked, Precision used) {
+Case with_precision(Precision asked, Precision used, DType dtype = DType::kF32) {
   RingRnnProblem p = small();
   p.precision = asked;
+  p.dtype = dtype;
   RingRnnProblem q = p;
   q.precision = used;
   Case c = made_sound(ring_rnn_case(p));
@@ -421,6 +422,8 @@ std::vector<Planted> wrong_precisions() {
        [] { return with_precision(Precision::kFp32, Precision::kBf16x3); }},
       {"bf16x3 where bf16x6 was asked for", "backward dWa",
        [] { return with_precision(Precision::kBf16x6, Precision::kBf16x3); }},
+      {"bf16 for f16 tensors", "ratio to baseline",
+       [] { return with_precision(Precision::kAuto, Precision::kBf16, DType::kF16); }},
   };
 }
 
@@ -449,6 +452,7 @@ TEST(PlantedRingRnnBugs, WithoutABugNothingIsReported) {
   expect_sound(with_precision(Precision::kBf16x3, Precision::kBf16x3));
   expect_sound(with_precision(Precision::kBf16, Precision::kBf16));
   expect_sound(with_precision(Precision::kBf16x3, Precision::kFp32));
+  expect_sound(with_precision(Precision::kAuto, Precision::kFp32, DType::kF16));
 }
 
 }  // namespace

@@ -85,6 +85,21 @@ def test_precisions(precision, dtype, device):
     assert relative_error(out, formula(**p, activation="tanh")[0]) <= max(most, 0 if dtype == torch.float32 else 5e-3)
 
 
+def test_f16_products_are_of_float16_tensors(device):
+    """On CUDA the default for them, an eighth of bf16's error; the CPU multiplies them in fp32."""
+    p = problem(32, 20, 4, 96, dtype=torch.float16, device=device, tensors=False)
+    out = annulus.ring_rnn(**p, activation="tanh")
+    assert error(out, formula(**p, activation="tanh")[0]) <= 7e-4  # 3e-4 of it rounds the output
+    named = annulus.ring_rnn(**p, activation="tanh", precision="f16" if device == "cuda" else "fp32")
+    assert torch.equal(out, named)
+    if device == "cpu":
+        with pytest.raises(annulus.NotSupported, match="multiplies f16 tensors in fp32"):
+            annulus.ring_rnn(**p, precision="f16")
+    p = problem(2, 3, 1, 8, dtype=torch.float32, device=device, grad=False)
+    with pytest.raises(ValueError, match="precision must be f16 beside f16 tensors alone but is f16 beside f32 tensors"):
+        annulus.ring_rnn(**p, precision="f16")
+
+
 def test_default_precision_of_float32(device):
     p = problem(5, 6, 3, 40, dtype=torch.float32, device=device, grad=False)
     named = annulus.ring_rnn(**p, precision="bf16x3" if device == "cuda" else "fp32")

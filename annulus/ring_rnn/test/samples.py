@@ -14,10 +14,10 @@ ACTIVATIONS = {
     "silu": torch.nn.functional.silu,
 }
 # Largest relative error (2-norm) by the numeric policy. On CUDA float32 means bf16x3: see limit().
-OUTPUT = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 1e-2, torch.bfloat16: 1e-2}
-GRADIENT = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 5e-2, torch.bfloat16: 5e-2}
+OUTPUT = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+GRADIENT = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 # relu: a y that rounds to the other side of 0 takes a whole term of the gradient with it.
-KINKED = {**GRADIENT, torch.float16: 0.2, torch.bfloat16: 0.2}
+KINKED = {**GRADIENT, torch.float16: 0.1, torch.bfloat16: 0.2}
 
 
 def ring_rnn(A, Wa, Wo, r0, J0=-0.1, J1=0.1, alpha=0.15, *, activation="relu", drive=None, reset=None, reset_state=None,
@@ -222,7 +222,7 @@ BAD = [
     (_bad(reset_state=ONES(2, 4)), r"reset_state must have shape \(2, 5\)"),
     (_bad(mask=ONES(2, 4, dtype=torch.int32)), r"mask must be bool but is i32"),
     (_bad(mask=ONES(2, 3, dtype=torch.bool)), r"mask must have shape \(2, 4\)"),
-    (_bad(precision="fp8"), r"precision must be auto, fp32, bf16x6, bf16x3, tf32 or bf16 but is 'fp8'"),
+    (_bad(precision="fp8"), r"precision must be auto, fp32, bf16x6, bf16x3, tf32, bf16 or f16 but is 'fp8'"),
     (_bad(precision=32), r"precision must be str but is int 32"),
     (_bad(checkpoint=-1), r"checkpoint must be at least 0 but is -1"),
     (_bad(checkpoint=1.5), r"checkpoint must be int but is float"),

@@ -9,13 +9,13 @@ namespace {
 
 class BackwardElement {
  public:
-  static constexpr bool kBackward = true;
+  using Pass = BackwardPass;
 
-  __device__ BackwardElement(const Loop& loop, std::int64_t row, int col, int rank)
+  __device__ BackwardElement(const BackwardPass& loop, std::int64_t row, int col, int rank)
       : row_(row),
         col_(col),
         rank_(rank),
-        at_(row * loop.shape.padded_n + col),
+        at_(row * loop.layout.padded_n + col),
         inside_(row < loop.args.B && col < loop.args.N) {
     const Args& a = loop.args;
     if (a.dout) dout_at_ = offset<float>(a.dout, row, 0, col);
@@ -24,7 +24,7 @@ class BackwardElement {
   }
 
   // g of the last step.
-  __device__ float begin(const Loop& loop) {
+  __device__ float begin(const BackwardPass& loop) {
     const Args& a = loop.args;
     const std::int64_t t = loop.last - 1;
     if (inside_) {
@@ -32,7 +32,7 @@ class BackwardElement {
         J0_ = get<T>(a.J0);
         alpha_ = get<T>(a.alpha, col_);
         if (loop.last < a.T) {  // the launch before left them
-          l_ = loop.state[at_];
+          l_ = loop.l[at_];
           if (loop.alpha_sums != nullptr) alpha_sum_ = loop.alpha_sums[at_];
           if (loop.reset_sums != nullptr) taken_ = loop.reset_sums[at_];
         } else {
@@ -44,8 +44,8 @@ class BackwardElement {
     load_opening(loop, t);
     return make_g(loop, t);
   }
-  // What the end of step t is made of besides the product, loaded while that is made.
-  __device__ void load(const Loop& loop, std::int64_t t) {
+  // What the epilogue of step t is made of besides the product, loaded while that is made.
+  __device__ void load(const BackwardPass& loop, std::int64_t t) {
     const Args& a = loop.args;
     counts_ = inside_ && live(a, row_, t);
     reset_ = inside_ && resets(a, row_, t);
@@ -56,7 +56,7 @@ class BackwardElement {
     }
     if (t > loop.leave_at) load_opening(loop, t - 1);
   }
-  __device__ float finish(const Loop& loop, std::int64_t t, float sum, float row_sum) {
+  __device__ float finish(const BackwardPass& loop, std::int64_t t, float sum, float row_sum) {
     const Args& a = loop.args;
     if (counts_) l_ = state_gradient(l_, alpha_, J0_, row_sum, sum);
     if (reset_) {
@@ -72,14 +72,14 @@ class BackwardElement {
     }
     return t > loop.leave_at ? make_g(loop, t - 1) : 0.0f;
   }
-  __device__ void end(const Loop& loop) {
-    loop.state[at_] = l_;
+  __device__ void end(const BackwardPass& loop) {
+    loop.l[at_] = l_;
     if (loop.alpha_sums != nullptr) loop.alpha_sums[at_] = alpha_sum_;
     if (loop.reset_sums != nullptr) loop.reset_sums[at_] = taken_;
   }
 
  private:
-  __device__ void load_opening(const Loop& loop, std::int64_t t) {
+  __device__ void load_opening(const BackwardPass& loop, std::int64_t t) {
     const Args& a = loop.args;
     opens_ = inside_ && live(a, row_, t);
     s_ = 0;
@@ -96,9 +96,9 @@ class BackwardElement {
     s_type_ = from.wide ? DType::kF32 : loop.dtype;
     s_ = load_bits(from.data, col_ * from.step, s_type_ == DType::kF32);
   }
-  __device__ float make_g(const Loop& loop, std::int64_t t) {
+  __device__ float make_g(const BackwardPass& loop, std::int64_t t) {
     const Args& a = loop.args;
-    const Shape& shape = loop.shape;
+    const Layout& layout = loop.layout;
     const float s = number_of(s_type_, s_);
     float g = 0;
     if (opens_) {
@@ -114,7 +114,7 @@ class BackwardElement {
       const float sum_g = annulus::cuda::warp_sum(g);
       const float sum_s = annulus::cuda::warp_sum(s);
       if ((threadIdx.x & 31) == 0) {
-        const std::int64_t to = (t * shape.row_parts + rank_) * shape.padded_b + row_;
+        const std::int64_t to = (t * layout.row_parts + rank_) * layout.padded_b + row_;
         loop.g_sums[to] = sum_g;
         loop.s_sums[to] = sum_s;
       }
@@ -140,8 +140,8 @@ class BackwardElement {
 
 }  // namespace
 
-void run_cluster_backward(const Loop& loop, const char* op, cudaStream_t stream) {
-  launch_cluster<BackwardElement>(loop, op, stream);
+void run_backward(const BackwardPass& pass, const ClusterTiling& tiling, const Launch& launch) {
+  launch_cluster<BackwardElement>({pass, tiling}, launch);
 }
 
 }  // namespace annulus::ring_rnn::cuda::tensor

@@ -10,13 +10,13 @@ namespace {
 
 class ForwardElement {
  public:
-  static constexpr bool kBackward = false;
+  using Pass = ForwardPass;
 
-  __device__ ForwardElement(const Loop& loop, std::int64_t row, int col, int rank)
+  __device__ ForwardElement(const ForwardPass& loop, std::int64_t row, int col, int rank)
       : row_(row), col_(col), rank_(rank), inside_(row < loop.args.B && col < loop.args.N) {}
 
   // Each gives X of the step that comes next.
-  __device__ float begin(const Loop& loop) {
+  __device__ float begin(const ForwardPass& loop) {
     if (loop.vectors != nullptr) {
       sincospif(2.0f * (static_cast<float>(col_) / static_cast<float>(loop.args.N)), &sine_,
                 &cosine_);
@@ -28,8 +28,8 @@ class ForwardElement {
     return s_[0];
   }
   // What a step is made of besides the product, loaded while that is made.
-  __device__ void load(const Loop& loop, std::int64_t t) { step_.load(loop, t, row_, col_); }
-  __device__ float finish(const Loop& loop, std::int64_t t, float sum, float row_sum) {
+  __device__ void load(const ForwardPass& loop, std::int64_t t) { step_.load(loop, t, row_, col_); }
+  __device__ float finish(const ForwardPass& loop, std::int64_t t, float sum, float row_sum) {
     float r[1];
     step_.in[0].s = s_[0];
     step_.finish(loop, t, row_, col_, {sum}, row_sum, r, s_);
@@ -37,14 +37,14 @@ class ForwardElement {
       const float x = annulus::cuda::warp_sum(r[0] * cosine_);
       const float y = annulus::cuda::warp_sum(r[0] * sine_);
       if ((threadIdx.x & 31) == 0) {
-        const Shape& s = loop.shape;
+        const Layout& s = loop.layout;
         *reinterpret_cast<float2*>(loop.vectors + ((t * s.row_parts + rank_) * s.padded_b + row_) *
                                                       2) = make_float2(x, y);
       }
     }
     return s_[0];
   }
-  __device__ void end(const Loop&) {}
+  __device__ void end(const ForwardPass&) {}
 
  private:
   std::int64_t row_;
@@ -57,18 +57,18 @@ class ForwardElement {
 
 }  // namespace
 
-void run_cluster_forward(const Loop& loop, const char* op, cudaStream_t stream) {
-  launch_cluster<ForwardElement>(loop, op, stream);
+void run_forward(const ForwardPass& pass, const ClusterTiling& tiling, const Launch& launch) {
+  launch_cluster<ForwardElement>({pass, tiling}, launch);
 }
 
-int clusters_at_once(int cluster, std::size_t shared, const char* op) {
+int clusters_at_once(int blocks, std::size_t shared, const char* op) {
   // Asked once for every device and size: the answer takes longer than a small call.
   constexpr int kDevices = 64;
   static std::atomic<int> known[kDevices][kMostBlocks + 1];  // 0: not asked yet
   int device = 0;
   ANNULUS_CUDA_CHECK(op, cudaGetDevice(&device));
-  std::atomic<int>* const place = device < kDevices ? &known[device][cluster] : nullptr;
-  if (place != nullptr && place->load(std::memory_order_relaxed) > 0) return place->load();
+  std::atomic<int>* const cached = device < kDevices ? &known[device][blocks] : nullptr;
+  if (cached != nullptr && cached->load(std::memory_order_relaxed) > 0) return cached->load();
   auto* const kernel = cluster_kernel<1, 16, ForwardElement>;
   annulus::cuda::throw_on_error(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -76,12 +76,12 @@ int clusters_at_once(int cluster, std::size_t shared, const char* op) {
       op, "shared memory of the ring loop in clusters");
   cudaLaunchAttribute attribute;
   const cudaLaunchConfig_t config =
-      annulus::cuda::cluster_launch(static_cast<unsigned>(cluster), kClusterThreads,
-                                    static_cast<unsigned>(cluster), shared, nullptr, attribute);
+      annulus::cuda::cluster_launch(static_cast<unsigned>(blocks), kClusterThreads,
+                                    static_cast<unsigned>(blocks), shared, nullptr, attribute);
   int count = 0;
   annulus::cuda::throw_on_error(cudaOccupancyMaxActiveClusters(&count, kernel, &config), op,
                                 "clusters of the ring loop");
-  if (place != nullptr) place->store(count, std::memory_order_relaxed);
+  if (cached != nullptr) cached->store(count, std::memory_order_relaxed);
   return count;
 }
 

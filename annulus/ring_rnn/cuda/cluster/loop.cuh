@@ -9,7 +9,7 @@
 //              (mma.sync with the weights as left operand) and adds them up: scaled by c in f32 or,
 //              with one term, with X scaled by c, as the sum of two bf16, in the tensor cores;
 //   sum        over the warps of the depth, through shared memory, in fixed order;
-//   end        one thread an element, whose state never leaves its register;
+//   epilogue   one thread an element, whose state never leaves its register;
 //   exchange   the new X into the shared memory of all blocks of the cluster, where the bytes arrive at
 //              a barrier of the block's own: nobody waits for anything but what is multiplied next.
 // A sample's numbers depend neither on how many samples share its cluster nor on K.
@@ -27,7 +27,7 @@ namespace annulus::ring_rnn::cuda::tensor {
 // X of the next step, of one sample and a block's neurons, one a lane: into every block of the
 // cluster.
 template <int Terms, int Samples>
-__device__ __forceinline__ void exchange(const Shape& s, ClusterShared<Terms, Samples>& shared,
+__device__ __forceinline__ void exchange(int blocks, ClusterShared<Terms, Samples>& shared,
                                          int rank, int sample, int parity, float v) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
   __nv_bfloat16 term[Terms];
@@ -46,13 +46,13 @@ __device__ __forceinline__ void exchange(const Shape& s, ClusterShared<Terms, Sa
         shared.x[parity][i] + (deep * Samples + sample) * 16 + lane % 16 / 4 * 4);
     const int block = lane & 3;
     static_assert(kMostBlocks == 4);
-    if (block < s.cluster) {
+    if (block < blocks) {
       annulus::cuda::send_to_block(annulus::cuda::address_in_block(at, block), four,
                                    annulus::cuda::address_in_block(barrier, block));
     }
   }
   const float sum = annulus::cuda::warp_sum(v);
-  if (lane < s.cluster) {
+  if (lane < blocks) {
     const std::uint32_t at = annulus::cuda::shared_address(&shared.sums[parity][sample].x + rank);
     annulus::cuda::send_to_block(annulus::cuda::address_in_block(at, lane), sum,
                                  annulus::cuda::address_in_block(barrier, lane));
@@ -61,29 +61,30 @@ __device__ __forceinline__ void exchange(const Shape& s, ClusterShared<Terms, Sa
 
 // Bytes of it that arrive at a block.
 template <int Terms, int Samples>
-__device__ __forceinline__ unsigned exchanged_bytes(const Shape& s) {
-  return static_cast<unsigned>(s.cluster * Samples) * (kClusterNeurons * Terms * 2 + 4);
+__device__ __forceinline__ unsigned exchanged_bytes(int blocks) {
+  return static_cast<unsigned>(blocks * Samples) * (kClusterNeurons * Terms * 2 + 4);
 }
 #endif  // 9.0
 
 template <int Terms, int Samples, class Element>
 __global__ void __launch_bounds__(kClusterThreads, 1)
-    cluster_kernel(const __grid_constant__ Loop loop) {
+    cluster_kernel(const __grid_constant__ ClusterLoop<Element> loop) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ uint4 shared_words[];
-  const Shape& s = loop.shape;
+  const int blocks = loop.tiling.blocks;
+  const int channels = loop.layout.channels;
   auto& shared = *reinterpret_cast<ClusterShared<Terms, Samples>*>(shared_words);
   const int rank = annulus::cuda::cluster_rank();
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = thread >> 5;
   const int lane = thread & 31;
-  const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.x / s.cluster) * Samples;
+  const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.x / blocks) * Samples;
   const bool has_element = warp < Samples;
 
   // X of a step may come when the one before is being multiplied, so that there are two barriers. The
   // one after it cannot: it is made of what this block sends when it is done with X and its sums.
   const auto expect = [&](int parity) {
-    shared.arrived[parity].arrive_expecting(exchanged_bytes<Terms, Samples>(s));
+    shared.arrived[parity].arrive_expecting(exchanged_bytes<Terms, Samples>(blocks));
   };
   if (thread == 0) {
     for (int i = 0; i < 2; ++i) shared.arrived[i].init(1);
@@ -95,39 +96,39 @@ __global__ void __launch_bounds__(kClusterThreads, 1)
   }
   // Blocks of the cluster may not be written to before they run and have done this.
   annulus::cuda::cluster_arrive();
-  ClusterProducts<Terms, Samples> products(loop, shared, rank);
+  ClusterProducts<Terms, Samples> products(loop, loop.tiling, shared, rank);
   const auto time_of = [&](std::int64_t step) {
-    return Element::kBackward ? loop.last - 1 - (step - loop.first) : step;
+    return Element::Pass::kBackward ? loop.last - 1 - (step - loop.first) : step;
   };
-  Factors<Terms, Samples, Element::kBackward> factors(loop, first_row);
+  Factors<Terms, Samples, Element::Pass::kBackward> factors(loop, first_row);
   factors.load(time_of(loop.first), 0);
   bool unusual = factors.store(shared, 0, 0);
   Element element(loop, first_row + warp, rank * kClusterNeurons + lane, rank);
   const float v = has_element ? element.begin(loop) : 0.0f;
   unusual = __syncthreads_or(unusual);
   annulus::cuda::cluster_wait();
-  if (has_element) exchange<Terms, Samples>(s, shared, rank, warp, 0, v);
+  if (has_element) exchange<Terms, Samples>(blocks, shared, rank, warp, 0, v);
 
   for (std::int64_t step = loop.first; step < loop.last; ++step) {
     const std::int64_t time = time_of(step);
     const int parity = static_cast<int>(step - loop.first) & 1;
     const bool more = step + 1 < loop.last;
-    // What the end of the step needs, and c of the next step, is loaded while X is on its way.
+    // What the epilogue needs, and c of the next step, is loaded while X is on its way.
     if (more) factors.load(time_of(step + 1), 0);
     if (has_element) element.load(loop, time);
     // (To acquire what the cluster wrote and not just the block, as the letter of PTX has it, would
     // empty the first cache in every step. What is waited for arrives in this block's own memory.)
     shared.arrived[parity].wait(static_cast<unsigned>((step - loop.first) >> 1) & 1);
-    if constexpr (kPartPlaces<Terms> == 1) __syncthreads();
+    if constexpr (part_buffers(Terms) == 1) __syncthreads();
     if (thread == 0 && step + 2 < loop.last) expect(parity);
     products.add(!unusual, parity, 0);
     // More channels than are staged: one part after another. What was on its way comes again.
-    for (int first = kStagedChannels; first < s.channels; first += kStagedChannels) {
+    for (int first = kStagedChannels; first < channels; first += kStagedChannels) {
       __syncthreads();
       factors.load(time, first);
       unusual = __syncthreads_or(factors.store(shared, parity, first));
       products.add(!unusual, parity, first);
-      if (more && first + kStagedChannels >= s.channels) factors.load(time_of(step + 1), 0);
+      if (more && first + kStagedChannels >= channels) factors.load(time_of(step + 1), 0);
     }
     products.store(parity);
     unusual = __syncthreads_or(more && factors.store(shared, parity ^ 1, 0));
@@ -135,7 +136,7 @@ __global__ void __launch_bounds__(kClusterThreads, 1)
       const float4 sums = shared.sums[parity][warp];
       const float next = element.finish(loop, time, products.total(warp, lane, parity),
                                         sums.x + sums.y + sums.z + sums.w);
-      if (more) exchange<Terms, Samples>(s, shared, rank, warp, parity ^ 1, next);
+      if (more) exchange<Terms, Samples>(blocks, shared, rank, warp, parity ^ 1, next);
     }
   }
   if (has_element) element.end(loop);
@@ -144,57 +145,22 @@ __global__ void __launch_bounds__(kClusterThreads, 1)
 #endif
 }
 
-// Are all weights of a cluster in registers and shared memory? A forward then needs nothing prepared.
-inline bool holds_all_weights(const Shape& s) {
-  return s.cluster > 0 && s.channels <= held_channels(s.terms) + s.slots;
-}
-
-// Networks whose weights a cluster holds at K = 16, or most of them with three terms. K itself has no
-// say. Tried on an H200: 256 neurons
-// in clusters of 8 with one term, 0.244 ms for B 256, K 16, T 20, where the loop for all sizes takes
-// 0.188 even with two terms; more terms in clusters, with a part of the weights in L2, take 1.7 to 8
-// times as long as that loop.
-inline bool runs_in_clusters(const Shape& s) {
-  return s.padded_n <= kClusterNeurons * kMostBlocks && s.padded_n * s.terms <= 256;
-}
-
-// Clusters of so many blocks, each alone on its multiprocessor, that this GPU runs at once: fewer than
-// there are multiprocessors for, since a cluster may not cross the borders of their groups.
-int clusters_at_once(int cluster, std::size_t shared, const char* op);
-
-// How many samples a cluster takes, and what of the weights lies in shared memory.
-inline void fit_cluster(Shape& s, std::size_t shared, const char* op) {
-  s.cluster = s.padded_n / kClusterNeurons;
-  s.row_parts = s.cluster;
-  // Half as many samples make a step shorter, if all clusters still run at once.
-  s.samples = s.padded_b / 8 <= clusters_at_once(s.cluster, shared, op) ? 8 : 16;
-  s.threads = kClusterThreads;
-  s.slot_bytes = s.terms * kClusterThreads * static_cast<int>(sizeof(uint4));
-  const std::size_t beside = with_terms(s.terms, [&]<int Terms>() {
-    return s.samples == 8 ? sizeof(ClusterShared<Terms, 8>) : sizeof(ClusterShared<Terms, 16>);
-  });
-  const int room = static_cast<int>((shared - beside) / static_cast<std::size_t>(s.slot_bytes));
-  s.slots = std::clamp(s.channels - held_channels(s.terms), 0, room);
-  s.shared_bytes = beside + static_cast<std::size_t>(s.slots * s.slot_bytes);
-  s.most_shared_bytes = shared;
-}
-
 template <class Element>
-void launch_cluster(const Loop& loop, const char* op, cudaStream_t stream) {
-  const Shape& s = loop.shape;
-  with_terms(s.terms, [&]<int Terms>() {
-    auto* const kernel =
-        s.samples == 8 ? cluster_kernel<Terms, 8, Element> : cluster_kernel<Terms, 16, Element>;
+void launch_cluster(const ClusterLoop<Element>& loop, const Launch& launch) {
+  const LaunchSize& s = loop.tiling.launch;
+  with_terms(loop.layout.terms, [&]<int Terms>() {
+    auto* const kernel = loop.tiling.samples == 8 ? cluster_kernel<Terms, 8, Element>
+                                                  : cluster_kernel<Terms, 16, Element>;
     cudaLaunchAttribute attribute;
     const cudaLaunchConfig_t config = annulus::cuda::cluster_launch(
-        static_cast<unsigned>(s.grid), kClusterThreads, static_cast<unsigned>(s.cluster),
-        s.shared_bytes, stream, attribute);
+        static_cast<unsigned>(s.grid), kClusterThreads, static_cast<unsigned>(loop.tiling.blocks),
+        s.shared_bytes, launch.stream, attribute);
     // Always the most: it is the function's, and another thread may be about to launch it, too.
     annulus::cuda::throw_on_error(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(s.most_shared_bytes)),
-        op, "shared memory of the ring loop in clusters");
-    annulus::cuda::throw_on_error(cudaLaunchKernelEx(&config, kernel, loop), op,
+        launch.op, "shared memory of the ring loop in clusters");
+    annulus::cuda::throw_on_error(cudaLaunchKernelEx(&config, kernel, loop), launch.op,
                                   "launch of the ring loop in clusters");
   });
 }

@@ -22,12 +22,14 @@ class ClusterProducts {
   // product before.
   static constexpr int kSums = Terms == 1 ? 2 : 1;
 
-  __device__ ClusterProducts(const Loop& loop, ClusterShared<Terms, Samples>& shared, int rank)
+  __device__ ClusterProducts(const Pass& loop, const ClusterTiling& tiling,
+                             ClusterShared<Terms, Samples>& shared, int rank)
       : loop_(loop),
         shared_(shared),
+        tiling_(tiling),
         warp_(static_cast<int>(threadIdx.x) >> 5),
         lane_(static_cast<int>(threadIdx.x) & 31) {
-    const Shape& s = loop.shape;
+    const Layout& s = loop.layout;
     deep_tiles_ = s.padded_n / 16;
     deep_ = warp_ >> 1;
     neuron_ = rank * kClusterNeurons + (warp_ & 1) * 16 + (lane_ >> 2);
@@ -40,19 +42,19 @@ class ClusterProducts {
 #pragma unroll
       for (int tile = 0; tile < Terms; ++tile) held_[i][tile] = fetch(i, tile);
     }
-    for (int i = kHeld; i < min(s.channels, kHeld + s.slots); ++i) {
+    for (int i = kHeld; i < min(s.channels, shared_last()); ++i) {
 #pragma unroll
-      for (int tile = 0; tile < Terms; ++tile) *slot(i, tile) = fetch(i, tile);
+      for (int tile = 0; tile < Terms; ++tile) *kept(i, tile) = fetch(i, tile);
     }
   }
 
   // Adds the channels from `first` on that are staged and count. Usual: all of them do, and no c has two
   // terms but perhaps that of Wo.
   __device__ void add(bool usual, int parity, int first) {
-    const Shape& s = loop_.shape;
+    const Layout& s = loop_.layout;
     const int last = min(s.channels, first + kStagedChannels);
     load_x(parity);
-    const std::uint32_t* const c = shared_.c[parity][0] - first * (kFactorWords<Terms> * Samples);
+    const std::uint32_t* const c = shared_.c[parity][0] - first * (factor_words(Terms) * Samples);
     std::uint64_t count = 0, two_terms = 0;  // bits of channels
     usual = usual && (first > 0 || last >= kHeld);
     if (!usual) {
@@ -122,13 +124,13 @@ class ClusterProducts {
       }
       i = kHeld;
     }
-    const int in_slots = min(last, kHeld + s.slots);
+    const int in_shared = min(last, shared_last());
     if (usual) {
-      const auto kept = [&](int h, int tile) { return *slot(i + h, tile); };
+      const auto tile_of = [&](int h, int tile) { return *kept(i + h, tile); };
 #pragma unroll 2
-      for (; i + 1 < in_slots; i += 2) pair.template operator()<false, false, 2>(i, kept);
-      if (i + 1 == last && last == in_slots) {  // or the channels after it would change their sums
-        pair.template operator()<false, false, 1>(i, kept);
+      for (; i + 1 < in_shared; i += 2) pair.template operator()<false, false, 2>(i, tile_of);
+      if (i + 1 == last && last == in_shared) {  // or the channels after it would change their sums
+        pair.template operator()<false, false, 1>(i, tile_of);
         ++i;
       }
       usual = false;  // of what is left: all count
@@ -136,7 +138,7 @@ class ClusterProducts {
     }
     for (; i < last; i += 2) {
       pair.template operator()<true, true, 2>(i, [&](int h, int tile) {
-        return i + h < kHeld + s.slots ? *slot(i + h, tile) : fetch(i + h, tile);
+        return i + h < shared_last() ? *kept(i + h, tile) : fetch(i + h, tile);
       });
     }
   }
@@ -148,7 +150,7 @@ class ClusterProducts {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int sample = j * 8 + (lane_ & 3) * 2 + (e & 1);
-        shared_.parts[parity % kPartPlaces<Terms>][warp_ >> 1][sample]
+        shared_.parts[parity % part_buffers(Terms)][warp_ >> 1][sample]
                      [(warp_ & 1) * 16 + (lane_ >> 2) + (e >> 1) * 8] =
             kSums == 2 ? sum_[0][j][e] + sum_[kSums - 1][j][e] : sum_[0][j][e];
 #pragma unroll
@@ -160,13 +162,15 @@ class ClusterProducts {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < kDepthWarps; ++i) {
-      sum += shared_.parts[parity % kPartPlaces<Terms>][i][sample][neuron];
+      sum += shared_.parts[parity % part_buffers(Terms)][i][sample][neuron];
     }
     return sum;
   }
 
  private:
-  __device__ uint4* slot(int i, int tile) const {
+  // Channels from here on are fetched from L2.
+  __device__ int shared_last() const { return kHeld + tiling_.shared_channels; }
+  __device__ uint4* kept(int i, int tile) const {
     return shared_.weights() + (((i - kHeld) * Terms + tile) * kClusterWarps + warp_) * 32 + lane_;
   }
 
@@ -180,7 +184,7 @@ class ClusterProducts {
       const auto aligned = [](const void* data, std::int64_t stride) {
         return reinterpret_cast<std::uintptr_t>(data) % 8 == 0 && stride % 4 == 0;
       };
-      const bool whole = a.N == loop_.shape.padded_n && a.Wo.stride[1] == 1 &&
+      const bool whole = a.N == loop_.layout.padded_n && a.Wo.stride[1] == 1 &&
                          aligned(a.Wo.data, a.Wo.stride[0]) &&
                          (a.K == 0 || (a.Wa.stride[2] == 1 && aligned(a.Wa.data, a.Wa.stride[1]) &&
                                        a.Wa.stride[0] % 4 == 0));
@@ -189,7 +193,7 @@ class ClusterProducts {
         const T* const own = static_cast<const T*>(a.Wo.data) + neuron_ * a.Wo.stride[0] + m;
         const T* const others = static_cast<const T*>(a.Wa.data) + neuron_ * a.Wa.stride[1] + m;
         const auto read = [&](int i) {
-          if (!deep || i >= loop_.shape.channels) return make_uint4(0, 0, 0, 0);
+          if (!deep || i >= loop_.layout.channels) return make_uint4(0, 0, 0, 0);
           const T* from = i == 0 ? own : others + (i - 1) * a.Wa.stride[0];
           const std::int64_t below = 8 * (i == 0 ? a.Wo.stride[0] : a.Wa.stride[1]);
           const uint2 low = __ldg(reinterpret_cast<const uint2*>(from));
@@ -199,7 +203,7 @@ class ClusterProducts {
 #pragma unroll
         for (int i = 0; i < kHeld; ++i) held_[i][0] = read(i);
 #pragma unroll 4
-        for (int i = kHeld; i < loop_.shape.channels; ++i) *slot(i, 0) = read(i);
+        for (int i = kHeld; i < loop_.layout.channels; ++i) *kept(i, 0) = read(i);
         return;
       }
     }
@@ -218,7 +222,7 @@ class ClusterProducts {
       for (int half = 0; half < 2; ++half) {
         const std::int64_t n = neuron_ + half * 8;
         load_row(from + n * stride_n + m * stride_m, stride_m,
-                 i < loop_.shape.channels && n < a.N ? count : 0, rows[half]);
+                 i < loop_.layout.channels && n < a.N ? count : 0, rows[half]);
       }
     };
     const auto tile = [](const float(&rows)[2][4], uint4(&to)[Terms]) {
@@ -244,16 +248,16 @@ class ClusterProducts {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) tile(v[i], held_[first + i]);
     }
-    for (int first = kHeld; first < loop_.shape.channels; first += kAtOnce) {
+    for (int first = kHeld; first < loop_.layout.channels; first += kAtOnce) {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) load(first + i, v[i]);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        if (first + i >= loop_.shape.channels) break;
+        if (first + i >= loop_.layout.channels) break;
         uint4 terms[Terms];
         tile(v[i], terms);
 #pragma unroll
-        for (int term = 0; term < Terms; ++term) *slot(first + i, term) = terms[term];
+        for (int term = 0; term < Terms; ++term) *kept(first + i, term) = terms[term];
       }
     }
   }
@@ -261,11 +265,11 @@ class ClusterProducts {
   // A tile of channel i, as left operand. The depth is taken in another order
   // than mma.cuh has it, so that a lane's four numbers of a row lie together: 4 q, ..., 4 q + 3.
   __device__ uint4 fetch(int i, int tile) const {
-    const Shape& s = loop_.shape;
+    const Layout& s = loop_.layout;
     if (i >= s.channels || deep_ >= deep_tiles_) return make_uint4(0, 0, 0, 0);
     const int m = deep_ * 16 + (lane_ & 3) * 4;
     const std::int64_t block =
-        (static_cast<std::int64_t>(neuron_ / kTile) * s.chunks + m / kHopperDepth) * s.channels + i;
+        (static_cast<std::int64_t>(neuron_ / kTile) * s.tiles + m / kHopperDepth) * s.channels + i;
     const int row = neuron_ % kTile;
     const int piece = m % kHopperDepth / 8 ^ row % 8;
     const std::byte* at = reinterpret_cast<const std::byte*>(loop_.weights) +
@@ -334,8 +338,9 @@ class ClusterProducts {
     }
   }
 
-  const Loop& loop_;
+  const Pass& loop_;
   ClusterShared<Terms, Samples>& shared_;
+  const ClusterTiling& tiling_;
   int warp_, lane_;
   int deep_tiles_, deep_;
   int neuron_;  // of row lane / 4 of the tile

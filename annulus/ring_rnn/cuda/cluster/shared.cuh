@@ -11,44 +11,24 @@
 
 namespace annulus::ring_rnn::cuda::tensor {
 
-inline constexpr int kClusterThreads = 512;
-inline constexpr int kClusterWarps = kClusterThreads / 32;
-inline constexpr int kDepthWarps = kClusterWarps / 2;  // two rows of 16 neurons
-inline constexpr int kPitch = kClusterNeurons + 4;  // against bank conflicts: 2 pitches = 8 mod 32
-
-// Words of a c in shared memory: with one term, c is multiplied onto X as the sum of two bf16, which
-// lie there as pairs.
-template <int Terms>
-constexpr int kFactorWords = Terms == 1 ? 2 : 1;
-
-// Channels whose weights a warp keeps in registers, two at a time. With one term few, since the rest of
-// a step needs registers, too (B 256, N 128, K 16, T 20 on an H200: 63 us with 4, 64.5 with 8, both ways
-// 139 and 143); with two, as many as let a cluster hold K = 16.
-constexpr int held_channels(int terms) { return terms == 1 ? 4 : 12 / terms / 2 * 2; }
-
-// Neurons of a cluster: see runs_in_clusters().
-template <int Terms>
-constexpr int kMostNeurons = Terms == 3 ? 64 : kClusterNeurons* kMostBlocks;
-// Places for the warps' parts of a sum: with two, a step's are written while the last one's are read;
-// with one, all meet in between.
-template <int Terms>
-constexpr int kPartPlaces = Terms == 1 ? 2 : 1;
-
 // Shared memory of one block. The weights that a thread does not hold lie behind it:
-// [slot][tile][warp][lane].
+// [channel][term][warp][lane].
 template <int Terms, int Samples>
 struct alignas(16) ClusterShared {
-  std::uint16_t x[2][Terms][kMostNeurons<Terms> * Samples];  // [depth / 16][sample][16]
+  std::uint16_t x[2][Terms][most_cluster_neurons(Terms) * Samples];  // [depth / 16][sample][16]
   // f32; with one term the pairs {high, high} of all samples, those of a lane side by side, and behind
   // them the pairs of low terms.
-  std::uint32_t c[2][kStagedChannels][kFactorWords<Terms> * Samples];
-  float parts[kPartPlaces<Terms>][kDepthWarps][Samples][kPitch];
+  std::uint32_t c[2][kStagedChannels][factor_words(Terms) * Samples];
+  float parts[part_buffers(Terms)][kDepthWarps][Samples][kPitch];
   float4 sums[2][Samples];                    // of X, over the neurons of each block
   annulus::cuda::SharedBarrier arrived[2];    // X and its sums
   std::uint8_t channels[2][kStagedChannels];  // what there is to know of them: kCounts, kTwoTerms
 
   __device__ uint4* weights() { return reinterpret_cast<uint4*>(this + 1); }
 };
+static_assert(sizeof(ClusterShared<1, 8>) == cluster_shared_bytes(1, 8) &&
+              sizeof(ClusterShared<2, 16>) == cluster_shared_bytes(2, 16) &&
+              sizeof(ClusterShared<3, 16>) == cluster_shared_bytes(3, 16));
 // A channel's c are not all zero; one of them is no bf16.
 enum : std::uint8_t { kCounts = 1, kTwoTerms = 2 };
 
@@ -60,14 +40,13 @@ enum : std::uint8_t { kCounts = 1, kTwoTerms = 2 };
 template <int Terms, int Samples, bool Backward>
 class Factors {
  public:
-  __device__ Factors(const Loop& loop, std::int64_t first_row)
+  __device__ Factors(const Pass& loop, std::int64_t first_row)
       : loop_(loop),
         sample_(static_cast<int>(threadIdx.x) % Samples),
         channel_(static_cast<int>(threadIdx.x) / Samples),
         row_(first_row + sample_) {
-    const Shape& s = loop.shape;
     if constexpr (Backward) {
-      base_ = channel_ * s.padded_b + row_;
+      base_ = channel_ * loop.layout.padded_b + row_;
     } else {  // channel 0 is not in A
       base_ = offset<float>(loop.args.A, row_, 0, channel_ - 1);
       visit_narrow(loop.dtype, [&]<class T>() { J1_ = get<T>(loop.args.J1); });
@@ -76,13 +55,13 @@ class Factors {
 
   // Asks for c of a step, from channel `first` on.
   __device__ __forceinline__ void load(std::int64_t time, int first) {
-    const Shape& s = loop_.shape;
+    const Layout& s = loop_.layout;
     const Ref<3>& A = loop_.args.A;
     counts_ = Backward || (row_ < s.B && live(loop_.args, row_, time));
     const std::int64_t pitch = Backward ? s.padded_b : A.stride[2];
     const std::int64_t at =
         base_ + first * pitch + time * (Backward ? s.channels * pitch : A.stride[1]);
-    const void* const from = Backward ? static_cast<const void*>(loop_.c) : A.data;
+    const void* const from = Backward ? static_cast<const void*>(loop_.coefficients.c) : A.data;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       bits_[i] = 0;
@@ -97,17 +76,17 @@ class Factors {
   // Wo may have them: it is no tensor.)
   __device__ __forceinline__ bool store(ClusterShared<Terms, Samples>& shared, int parity,
                                         int first) const {
-    const int channels = loop_.shape.channels - first;
+    const int channels = loop_.layout.channels - first;
     const int lane = static_cast<int>(threadIdx.x) & 31;
     bool unusual = false;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       if (i * kApart >= channels) break;
-      const int place = channel_ + i * kApart;
-      const bool own = !Backward && first + place == 0;
+      const int staged = channel_ + i * kApart;
+      const bool own = !Backward && first + staged == 0;
       const float c = own ? (counts_ ? J1_ : 0.0f) : number_of(type(), bits_[i]);
       bool two = false;
-      std::uint32_t* const to = shared.c[parity][place];
+      std::uint32_t* const to = shared.c[parity][staged];
       if constexpr (Terms == 1) {
         __nv_bfloat16 term[2];
         annulus::cuda::split_bf16<2>(c, term);
@@ -124,10 +103,10 @@ class Factors {
       const bool any_two =
           Terms == 1 && (__ballot_sync(~0u, two) >> (lane & ~(Samples - 1)) & kMine) != 0;
       if (sample_ == 0) {
-        shared.channels[parity][place] =
+        shared.channels[parity][staged] =
             static_cast<std::uint8_t>((any ? kCounts : 0) | (any_two ? kTwoTerms : 0));
       }
-      unusual |= place < channels && (!any || (any_two && first + place > 0));
+      unusual |= staged < channels && (!any || (any_two && first + staged > 0));
     }
     return unusual;
   }
@@ -138,7 +117,7 @@ class Factors {
 
   __device__ DType type() const { return Backward ? DType::kF32 : loop_.dtype; }
 
-  const Loop& loop_;
+  const Pass& loop_;
   int sample_, channel_;
   std::int64_t row_, base_;
   float J1_ = 0;

@@ -7,7 +7,7 @@
 // dA_k = s . u_k falls out of the same registers. Sums over neurons are left as one partial a tile,
 // sums over steps are kept by the thread that adds to them: no atomics, one order.
 //
-// With checkpoints, y of a stretch of steps is computed again before its steps are gone through
+// With checkpoints, y of a segment of steps is computed again before its steps are gone through
 // backwards, by the forward's own stages.
 //
 // s comes from `out`, or, where that is rounded to 16 bits, from a buffer of its own: filled before
@@ -500,9 +500,9 @@ CallScratch<Real> lay_out(const Plan& plan, ScratchLayout& scratch) {
   const bool needs_states = grad.dA.defined() || grad.dJ0.defined() || grad.dJ1.defined() ||
                             grad.dalpha.defined() || plan.needs_dweights();
   if (needs_states && size_of(plan.dtype) == 2) {
-    // One stretch at a time is enough where nothing after the loop reads them.
-    const bool stretches = plan.checkpoint > 0 && !plan.needs_dweights();
-    l.step.kept_steps = stretches ? std::min(plan.checkpoint, T) : T;
+    // One segment at a time is enough where nothing after the loop reads them.
+    const bool segments = plan.checkpoint > 0 && !plan.needs_dweights();
+    l.step.kept_steps = segments ? std::min(plan.checkpoint, T) : T;
     l.step.kept = scratch.take<Real>(l.step.kept_steps * B * N);
   }
   return w;

@@ -28,7 +28,7 @@ struct BackwardScratch {
 
 // The loop of a backward is a list of operations with a barrier between each two. Without
 // checkpoints: open T - 1, then backward T - 1 .. 0, each of which opens the step before it. With
-// them, for each stretch of steps t0 .. t1 - 1 from the last on: begin t0, forward t0 .. t1 - 1,
+// them, for each segment of steps t0 .. t1 - 1 from the last on: begin t0, forward t0 .. t1 - 1,
 // open t1 - 1, backward t1 - 1 .. t0.
 struct Operation {
   enum Kind { kBegin, kForward, kOpen, kBackward };
@@ -46,9 +46,9 @@ ANNULUS_HD inline Operation operation(std::int64_t index, std::int64_t T, std::i
     return index == 0 ? Operation{Operation::kOpen, T - 1}
                       : Operation{Operation::kBackward, T - index};
   }
-  const std::int64_t stretches = (T + checkpoint - 1) / checkpoint;
-  std::int64_t t0 = (stretches - 1) * checkpoint;
-  std::int64_t steps = T - t0;  // the last stretch may be short
+  const std::int64_t segments = (T + checkpoint - 1) / checkpoint;
+  std::int64_t t0 = (segments - 1) * checkpoint;
+  std::int64_t steps = T - t0;  // the last segment may be short
   if (index >= 2 * steps + 2) {
     index -= 2 * steps + 2;
     t0 -= (index / (2 * checkpoint + 2) + 1) * checkpoint;

@@ -1,7 +1,7 @@
 // The weights' gradients of the general path: dW_k = sum over steps t and samples b of
 // c_k[b,t] g_t[b,:] s_t[b,:]^T, one product of depth T B a matrix, each element written once.
 //
-// The depth runs t first, then b. It is taken 512 lines at a time, whose coefficients and places of
+// The depth runs t first, then b. It is taken 512 lines at a time, whose coefficients and positions of
 // s are found first; rounds in which every coefficient is 0 are left out, so a channel that nobody
 // uses costs a look at its actions.
 

@@ -26,7 +26,7 @@ inline std::int64_t counter_words(const Plan& plan) {
 }
 
 // Large tiles where there are enough of them to fill a GPU. Depends on neither T nor K: a sequence
-// may be cut and channels may be added without a change of a bit.
+// may be split and channels may be added without a change of a bit.
 inline bool large_tiles(std::int64_t rows, std::int64_t columns) {
   return ceil_div(rows, 64) * ceil_div(columns, 64) >= 64;
 }

@@ -145,7 +145,7 @@ struct Weights {
   }
 };
 
-// The state the stretch of steps from t0 on begins with: from r0, or from a checkpoint.
+// The state the segment of steps from t0 on begins with: from r0, or from a checkpoint.
 template <class T, class TileT, bool kRecompute>
 __device__ void begin_stage(const Args& a, const StepScratch<compute_t<T>>& w,
                             std::int64_t row_tile, std::int64_t column_tile, std::int64_t t0) {
@@ -191,7 +191,7 @@ __device__ __forceinline__ bool can_prepare(const Args& a, std::int64_t columns)
 }
 
 // Step t of one tile. kRecompute: y goes to `ys` (B, N), and nothing else but the next state is kept,
-// that of a step of the same stretch in w.kept, too.
+// that of a step of the same segment in w.kept, too.
 template <class T, class TileT, bool kRecompute>
 __device__ void forward_stage(const Args& a, const StepScratch<compute_t<T>>& w,
                               StageShared<TileT>& shared, Prepared prepared, std::int64_t row_tile,

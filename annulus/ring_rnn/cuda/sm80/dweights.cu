@@ -13,20 +13,19 @@ namespace annulus::ring_rnn::cuda::tensor {
 
 namespace {
 
-constexpr int kSide = 128;   // of the output tile
-constexpr int kRows = 32;    // of the depth at a time
-constexpr int kPitch = 136;  // of a row in shared memory: 16 bytes more, against bank conflicts
+constexpr int kRows = 32;       // of the depth at a time
+constexpr int kRowPitch = 136;  // of a row in shared memory: 16 bytes more, against bank conflicts
 constexpr int kThreads = 256;
 
 template <int Terms>
-constexpr int kBuffer = Terms* kRows* kPitch;  // 16-bit numbers
+constexpr int kBuffer = Terms* kRows* kRowPitch;  // 16-bit numbers
 
-// Walks over the stretches of 32 rows that count for a channel.
-struct Stretch {
+// Walks over the row tiles, of 32 rows, that count for a channel.
+struct RowTiles {
   std::int64_t index, last;
 
   __device__ void skip(const WeightGradients& a, int channel) {
-    const Shape& s = a.shape;
+    const Layout& s = a.layout;
     while (index < last &&
            ((__ldg(a.active_rows + index * s.mask_words + (channel >> 5)) >> (channel & 31)) &
             1u) == 0) {
@@ -37,9 +36,9 @@ struct Stretch {
 
 template <int Terms>
 __global__ void __launch_bounds__(kThreads, Terms == 1 ? 2 : 1)
-    dweights_kernel(const __grid_constant__ WeightGradients a) {
+    dweights_kernel(const __grid_constant__ Sm80WeightGradients a) {
   extern __shared__ __align__(16) std::uint16_t shared_halves[];
-  const Shape& s = a.shape;
+  const Layout& s = a.layout;
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const int warp = static_cast<int>(threadIdx.x) >> 5;
   const int warp_m = warp >> 2;  // 64 rows of the tile
@@ -47,8 +46,8 @@ __global__ void __launch_bounds__(kThreads, Terms == 1 ? 2 : 1)
   const int channel = a.first_channel + static_cast<int>(blockIdx.y);
   const std::int64_t i0 = static_cast<std::int64_t>(blockIdx.x / a.sides) * kSide;
   const std::int64_t j0 = static_cast<std::int64_t>(blockIdx.x % a.sides) * kSide;
-  const std::int64_t stretches = s.T * (s.padded_b / kRows);
-  Stretch at{stretches * blockIdx.z / gridDim.z, stretches * (blockIdx.z + 1) / gridDim.z};
+  const std::int64_t tiles = s.T * (s.padded_b / kRows);
+  RowTiles at{tiles * blockIdx.z / gridDim.z, tiles * (blockIdx.z + 1) / gridDim.z};
   at.skip(a, channel);
 
   const auto g_part = [&](int buffer) { return shared_halves + buffer * 2 * kBuffer<Terms>; };
@@ -56,17 +55,17 @@ __global__ void __launch_bounds__(kThreads, Terms == 1 ? 2 : 1)
   const std::int64_t plane = s.T * s.padded_b * s.padded_n;
 
   // s: 16 bytes of a row at a time, straight into shared memory.
-  const auto load_s = [&](std::int64_t stretch, int buffer) {
+  const auto load_s = [&](std::int64_t tile, int buffer) {
 #pragma unroll
     for (int i = 0; i < Terms * 2; ++i) {
       const int task = i * kThreads + static_cast<int>(threadIdx.x);  // [term][32][16]
       const int term = task >> 9;
       const int row = (task >> 4) & 31;
       const int col = (task & 15) * 8;
-      std::uint16_t* to = s_part(buffer) + (term * kRows + row) * kPitch + col;
+      std::uint16_t* to = s_part(buffer) + (term * kRows + row) * kRowPitch + col;
       if (j0 + col < s.padded_n) {
         annulus::cuda::copy_async_16(
-            to, a.states + term * plane + (stretch * kRows + row) * s.padded_n + j0 + col);
+            to, a.states + term * plane + (tile * kRows + row) * s.padded_n + j0 + col);
       } else {
         *reinterpret_cast<uint4*>(to) = make_uint4(0, 0, 0, 0);
       }
@@ -75,16 +74,16 @@ __global__ void __launch_bounds__(kThreads, Terms == 1 ? 2 : 1)
   };
   float4 g[4];
   float c[4];
-  const auto load_g = [&](std::int64_t stretch) {
-    const std::int64_t row = stretch * kRows + warp;
+  const auto load_g = [&](std::int64_t tile) {
+    const std::int64_t row = tile * kRows + warp;
     const std::int64_t t = row / s.padded_b;
     const std::int64_t b = row % s.padded_b;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const std::int64_t col = i0 + lane * 4;
-      g[i] = col < s.padded_n ? *reinterpret_cast<const float4*>(static_cast<const float*>(a.g) +
-                                                                 (row + i * 8) * s.padded_n + col)
-                              : make_float4(0, 0, 0, 0);
+      g[i] = col < s.padded_n
+                 ? *reinterpret_cast<const float4*>(a.g + (row + i * 8) * s.padded_n + col)
+                 : make_float4(0, 0, 0, 0);
       c[i] = __ldg(a.c + (t * s.channels + channel) * s.padded_b + b + i * 8);
     }
   };
@@ -96,7 +95,7 @@ __global__ void __launch_bounds__(kThreads, Terms == 1 ? 2 : 1)
       annulus::cuda::split_pair<Terms>(c[i] * g[i].z, c[i] * g[i].w, high);
 #pragma unroll
       for (int term = 0; term < Terms; ++term) {
-        std::uint16_t* to = g_part(buffer) + (term * kRows + warp + i * 8) * kPitch + lane * 4;
+        std::uint16_t* to = g_part(buffer) + (term * kRows + warp + i * 8) * kRowPitch + lane * 4;
         *reinterpret_cast<uint2*>(to) = make_uint2(low[term], high[term]);
       }
     }
@@ -130,7 +129,7 @@ __global__ void __launch_bounds__(kThreads, Terms == 1 ? 2 : 1)
         for (int h = 0; h < 2; ++h) {
           const int k = d * 16 + ((lane >> 3) & 1) * 8 + (lane & 7);
           const int n = warp_n * 32 + h * 16 + (lane >> 4) * 8;
-          v[term][h] = annulus::cuda::ldmatrix_transposed(ss + (term * kRows + k) * kPitch + n);
+          v[term][h] = annulus::cuda::ldmatrix_transposed(ss + (term * kRows + k) * kRowPitch + n);
         }
       }
 #pragma unroll
@@ -140,9 +139,9 @@ __global__ void __launch_bounds__(kThreads, Terms == 1 ? 2 : 1)
         for (int term = 0; term < Terms; ++term) {
           const int k = d * 16 + (lane >> 4) * 8 + (lane & 7);
           const int col = warp_m * 64 + m * 16 + ((lane >> 3) & 1) * 8;
-          x[term] = annulus::cuda::ldmatrix_transposed(gs + (term * kRows + k) * kPitch + col);
+          x[term] = annulus::cuda::ldmatrix_transposed(gs + (term * kRows + k) * kRowPitch + col);
         }
-        // The tensor core cuts a sum off where it should round it: with more terms than one it adds no
+        // The tensor core truncates a sum where it should round it: with more terms than one it adds no
         // more than these 16 rows, and the registers add the rest (see cuda/sm90/dweights.cu).
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -193,23 +192,23 @@ __global__ void __launch_bounds__(kThreads, Terms == 1 ? 2 : 1)
 }  // namespace
 
 std::size_t dweights_shared_bytes(int terms) {
-  return static_cast<std::size_t>(4 * terms * kRows * kPitch) * sizeof(std::uint16_t);
+  return static_cast<std::size_t>(4 * terms * kRows * kRowPitch) * sizeof(std::uint16_t);
 }
 
-void run_dweights(const WeightGradients& a, const char* op, cudaStream_t stream) {
+void run_dweights(const Sm80WeightGradients& a, const Launch& launch) {
   const int channels = a.last_channel - a.first_channel;
   if (channels <= 0) return;
-  with_terms(a.shape.terms, [&]<int Terms>() {
+  with_terms(a.layout.state_terms, [&]<int Terms>() {
     const std::size_t bytes = dweights_shared_bytes(Terms);
     annulus::cuda::throw_on_error(
         cudaFuncSetAttribute(dweights_kernel<Terms>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(bytes)),
-        op, "shared memory of the weights' gradient");
+        launch.op, "shared memory of the weights' gradient");
     const dim3 grid(static_cast<unsigned>(a.sides * a.sides), static_cast<unsigned>(channels),
                     static_cast<unsigned>(a.depth_splits));
-    dweights_kernel<Terms><<<grid, kThreads, bytes, stream>>>(a);
+    dweights_kernel<Terms><<<grid, kThreads, bytes, launch.stream>>>(a);
   });
-  annulus::cuda::check_launch(op, "gradient of the ring's weights");
+  annulus::cuda::check_launch(launch.op, "gradient of the ring's weights");
 }
 
 }  // namespace annulus::ring_rnn::cuda::tensor

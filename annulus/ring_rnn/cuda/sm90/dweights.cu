@@ -1,17 +1,17 @@
 // The gradients of the weights for compute capability 9.0: what cuda/sm80/dweights.cu computes,
 //   dV_k[i, j] = sum over (t, b) of (c_k g)[tb, i] s[tb, j]
 // by wgmma. A block of threads owns 64 i x 128 j of several channels at once: two groups of four
-// warps multiply, two or three channels each, and one more thread fetches. g and s come from L2 once
+// consumer warps have two or three channels each, and one more thread is the producer. g and s come from L2 once
 // for all of these channels; with a tile for each channel alone, L2 would be the limit. 64 i and not
 // 128, because g is f32 and s is not: twice the channels cost less than twice the rows of g.
 //
-// Rows tb come 32 at a time (a stretch, one stage of the ring in shared memory), laid out in memory as
+// Rows tb come 32 at a time (a row tile, one stage of the pipeline), laid out in memory as
 // they are needed here: s as the right operand of wgmma; g as f32, or as bf16 where there is one term:
 // with f32, shared memory would be the limit. c is multiplied onto g on the way into the registers that
 // are wgmma's left operand: in f32 or, with one term, as the sum of two bf16.
 //
-// What a channel's sum is does not depend on the other channels: rows are grouped by their place.
-// The blocks stay: while the multiplying warps write a tile out, the next one's rows are fetched.
+// What a channel's sum is does not depend on the other channels: rows are grouped by their position.
+// The blocks are persistent: while the consumers write a tile out, the next one's rows are fetched.
 //
 // Other blocks of the same launch make s . u_k where the loop did not
 // (cuda/sm90/late_dots.cuh).
@@ -35,11 +35,11 @@ using namespace dweights;
 
 #if ANNULUS_DEVICE_HOPPER
 
-// What a multiplying thread knows of its place.
-struct Multiplier {
+// Which rows of the tile a consumer thread has.
+struct ConsumerThread {
   int lane, warp, group;  // warp of the group
 
-  __device__ Multiplier() {
+  __device__ ConsumerThread() {
     lane = static_cast<int>(threadIdx.x) & 31;
     warp = (static_cast<int>(threadIdx.x) >> 5) & 3;
     group = static_cast<int>(threadIdx.x) >> 7;
@@ -57,7 +57,7 @@ template <bool Narrow>
 struct Raw {
   uint4 word;  // bf16: pairs of tb, each for the one and the other i
 
-  __device__ __forceinline__ void load(const std::byte* g, const Multiplier& who, int step) {
+  __device__ __forceinline__ void load(const std::byte* g, const ConsumerThread& who, int step) {
     const int k = step * 16 + (who.lane >> 4) * 8 + (who.lane & 7);
     const int piece = who.warp * 2 + ((who.lane >> 3) & 1);
     word = annulus::cuda::ldmatrix_transposed(g + k * 128 + ((piece ^ (k & 7)) * 16));
@@ -67,7 +67,7 @@ template <>
 struct Raw<false> {
   float2 pair[4];  // f32: both i of a tb
 
-  __device__ __forceinline__ void load(const std::byte* g, const Multiplier& who, int step) {
+  __device__ __forceinline__ void load(const std::byte* g, const ConsumerThread& who, int step) {
     const int q = who.lane & 3;
     const int column = who.lane >> 2;
     const int piece = (who.warp * 4 + (column >> 1)) ^ (q * 2);
@@ -126,7 +126,7 @@ struct alignas(2 * sizeof(T)) Pair {
 template <class T, bool Narrow>
 __device__ __forceinline__ void store_tile(T* to, std::int64_t stride_i, std::int64_t stride_j,
                                            std::int64_t limit, const Item& item,
-                                           const Multiplier& who, const float (&acc)[64]) {
+                                           const ConsumerThread& who, const float (&acc)[64]) {
   const int j = item.j0 + (who.lane & 3) * 2;
   const bool pairs = stride_j == 1 && stride_i % 2 == 0 &&
                      reinterpret_cast<std::uintptr_t>(to) % sizeof(Pair<T>) == 0 &&
@@ -157,11 +157,11 @@ __device__ __forceinline__ void store_tile(T* to, std::int64_t stride_i, std::in
 // Where put_weight_gradient would put it, or to the parts, many at a time.
 template <bool Narrow>
 __device__ __forceinline__ void store_channel(const WeightGradients& a, const Item& item,
-                                              int channel, const Multiplier& who,
+                                              int channel, const ConsumerThread& who,
                                               const float (&acc)[64]) {
   if (a.depth_splits > 1) {
     const std::int64_t side = static_cast<std::int64_t>(a.sides) * 128;
-    float* part = a.parts + (static_cast<std::int64_t>(item.split) * a.shape.channels + channel) *
+    float* part = a.parts + (static_cast<std::int64_t>(item.split) * a.layout.channels + channel) *
                                 side * side;
     store_tile<float, Narrow>(part, side, 1, side, item, who, acc);
     return;
@@ -179,20 +179,20 @@ __device__ __forceinline__ void store_channel(const WeightGradients& a, const It
   });
 }
 
-// A stage as a multiplying group sees it.
+// A stage as a consumer group sees it.
 template <int Terms>
 struct Stage {
-  using C = Cut<Terms>;
+  using C = Config<Terms>;
   const std::byte* g;
   const uint4* c;         // of the thread's rows and the group's first channel
   std::uint32_t operand;  // the low word of s
   std::uint32_t bits;     // bit u kGroups: channel u of the group is not all zero
 
   Stage() = default;
-  __device__ __forceinline__ Stage(const Shared<Terms>& shared, const Multiplier& who, int at,
+  __device__ __forceinline__ Stage(const Shared<Terms>& shared, const ConsumerThread& who, int at,
                                    std::uint32_t all_bits) {
     g = shared.g + at * C::kG;
-    c = reinterpret_cast<const uint4*>(shared.c + at * C::kC + who.group * kStretchChannel) +
+    c = reinterpret_cast<const uint4*>(shared.c + at * C::kC + who.group * kRowTileFactorBytes) +
         (who.lane & 3);
     operand = annulus::cuda::mn_major_low(shared.states + at * C::kStates, C::kBlock);
     bits = all_bits >> who.group;
@@ -202,7 +202,7 @@ struct Stage {
     return ((bits >> (u * C::kGroups)) & 1u) != 0;
   }
   __device__ __forceinline__ const uint4& c_of(int u, int step) const {
-    return c[u * C::kGroups * (kStretchChannel / 16) + step * 4];
+    return c[u * C::kGroups * (kRowTileFactorBytes / 16) + step * 4];
   }
 };
 
@@ -213,7 +213,7 @@ __device__ __forceinline__ void multiply_step(float (&d)[64], const uint4 (&x)[T
   for (int p = 0; p < products_of(Terms); ++p) {
     annulus::cuda::wgmma<bfloat16, annulus::cuda::Major::kMN>(
         d, x[term_of_x<Terms>(p)],
-        annulus::cuda::mn_major(operand + (term_of_v<Terms>(p) * Cut<Terms>::kPlane >> 4), step),
+        annulus::cuda::mn_major(operand + (term_of_v<Terms>(p) * Config<Terms>::kPlane >> 4), step),
         add || p > 0);
   }
 }
@@ -224,11 +224,11 @@ __device__ __forceinline__ void multiply_step(float (&d)[64], const uint4 (&x)[T
 // `stage_before_is_done` is called once nothing of the stage before is in use.
 template <class F>
 __device__ __forceinline__ void multiply_stage(const Stage<1>& stage, std::uint32_t zeros,
-                                               const Multiplier& who,
-                                               float (&acc)[Cut<1>::kEach][64],
-                                               uint4 (&x)[Cut<1>::kEach][1],
+                                               const ConsumerThread& who,
+                                               float (&acc)[Config<1>::kEach][64],
+                                               uint4 (&x)[Config<1>::kEach][1],
                                                F&& stage_before_is_done) {
-  using C = Cut<1>;
+  using C = Config<1>;
 #pragma unroll
   for (int step = 0; step < kRows / 16; ++step) {
     Raw<true> raw;
@@ -254,9 +254,9 @@ __device__ __forceinline__ void multiply_stage(const Stage<1>& stage, std::uint3
 
 // Channels of the first group, as bits of a stage's.
 template <int Terms>
-constexpr std::uint32_t kOwnChannels = (1u | 1u << Cut<Terms>::kGroups |
-                                        1u << 2 * Cut<Terms>::kGroups) &
-                                       ((1u << Cut<Terms>::kChannels) - 1);
+constexpr std::uint32_t kOwnChannels = (1u | 1u << Config<Terms>::kGroups |
+                                        1u << 2 * Config<Terms>::kGroups) &
+                                       ((1u << Config<Terms>::kChannels) - 1);
 
 // Waits for the next stage; its bits.
 template <int Terms>
@@ -264,16 +264,16 @@ __device__ __forceinline__ std::uint32_t next_stage(const Shared<Terms>& shared,
                                                     annulus::cuda::PipelineStage& from) {
   const int at = from.at;
   shared.ring.wait(from);
-  from.next(Cut<Terms>::kStages);
+  from.next(Config<Terms>::kStages);
   return __shfl_sync(~0u, shared.bits[at], 0);
 }
 
 // An item with one term: its sums stay in the tensor cores' registers.
-__device__ __forceinline__ void add_item(const Shared<1>& shared, const Multiplier& who,
+__device__ __forceinline__ void add_item(const Shared<1>& shared, const ConsumerThread& who,
                                          annulus::cuda::PipelineStage& from,
-                                         float (&acc)[Cut<1>::kEach][64]) {
-  const std::uint32_t zeros = annulus::cuda::mn_major_low(shared.zeros, Cut<1>::kBlock);
-  uint4 x[Cut<1>::kEach][1];
+                                         float (&acc)[Config<1>::kEach][64]) {
+  const std::uint32_t zeros = annulus::cuda::mn_major_low(shared.zeros, Config<1>::kBlock);
+  uint4 x[Config<1>::kEach][1];
   int before = -1;  // a stage that wgmma may still read, as it may x
   const auto release_before = [&] {
     if (before >= 0) shared.ring.release(before);
@@ -295,7 +295,7 @@ __device__ __forceinline__ void add_item(const Shared<1>& shared, const Multipli
   }
 }
 
-// An item with two or three terms. The tensor core cuts a sum off where it should round it, each time
+// An item with two or three terms. The tensor core truncates a sum where it should round it, each time
 // it adds: over B T = 5120 rows of random signs dW would be too small by 2.5e-5, and by more the more
 // rows there are. So it adds the 32 rows of a stage, and the registers add the rest: what would be a
 // third channel's sums are the stage's. A left operand takes longer to make than to multiply (loads
@@ -306,10 +306,10 @@ __device__ __forceinline__ void add_item(const Shared<1>& shared, const Multipli
 // ms; without the loads ahead 3.64, without the branches 3.66; a test for infinity with each operand
 // is 5 %, and groups that take turns by barriers gain nothing.
 template <int Terms>
-__device__ __forceinline__ void add_item(const Shared<Terms>& shared, const Multiplier& who,
+__device__ __forceinline__ void add_item(const Shared<Terms>& shared, const ConsumerThread& who,
                                          annulus::cuda::PipelineStage& from, bool always,
-                                         float (&acc)[Cut<Terms>::kEach][64]) {
-  static_assert(Cut<Terms>::kEach == 2 && kRows == 32);
+                                         float (&acc)[Config<Terms>::kEach][64]) {
+  static_assert(Config<Terms>::kEach == 2 && kRows == 32);
   Stage<Terms> next;
   int next_at = 0;
   // The next stage that has something for this group; false at the item's end.
@@ -376,9 +376,9 @@ __device__ __forceinline__ void add_item(const Shared<Terms>& shared, const Mult
 // A group of four warps: channels group, group + kGroups, ... of an item's, so that few channels are
 // spread over all groups.
 template <int Terms>
-__device__ void multiply(const WeightGradients& a, const Shared<Terms>& shared) {
-  using C = Cut<Terms>;
-  const Multiplier who;
+__device__ void consume(const Sm90WeightGradients& a, const Shared<Terms>& shared) {
+  using C = Config<Terms>;
+  const ConsumerThread who;
   const auto items = static_cast<unsigned>(items_of<Terms>(a));
   annulus::cuda::PipelineStage from;
   for (unsigned index = blockIdx.x; index < items; index += a.blocks) {
@@ -402,10 +402,10 @@ __device__ void multiply(const WeightGradients& a, const Shared<Terms>& shared) 
 #endif  // ANNULUS_DEVICE_HOPPER
 
 template <int Terms>
-__global__ void __launch_bounds__(Cut<Terms>::kThreads, 1)
-    hopper_dweights_kernel(const __grid_constant__ WeightGradients a) {
+__global__ void __launch_bounds__(Config<Terms>::kThreads, 1)
+    sm90_dweights_kernel(const __grid_constant__ Sm90WeightGradients a) {
 #if ANNULUS_DEVICE_HOPPER
-  using C = Cut<Terms>;
+  using C = Config<Terms>;
   extern __shared__ __align__(1024) std::byte shared_bytes[];
   if (blockIdx.x >= a.blocks) {
     const late_dots::Shared<Terms> shared(shared_bytes);
@@ -414,19 +414,19 @@ __global__ void __launch_bounds__(Cut<Terms>::kThreads, 1)
       annulus::cuda::fence_barriers();
     }
     __syncthreads();
-    const late_dots::Item item(a.shape, blockIdx.x - a.blocks);
+    const late_dots::Item item(a.layout, blockIdx.x - a.blocks);
     if (annulus::cuda::uniform_warp() >= late_dots::kGroups * 4) {
-      annulus::cuda::give_registers<kFetchRegisters>();
-      if (threadIdx.x == late_dots::kGroups * 128) late_dots::fetch<Terms>(a, shared, item);
+      annulus::cuda::give_registers<kProducerRegisters>();
+      if (threadIdx.x == late_dots::kGroups * 128) late_dots::produce<Terms>(a, shared, item);
     } else {
-      annulus::cuda::take_registers<kMultiplyRegisters>();
-      late_dots::multiply<Terms>(a, shared, item);
+      annulus::cuda::take_registers<kConsumerRegisters>();
+      late_dots::consume<Terms>(a, shared, item);
     }
     return;
   }
   const Shared<Terms> shared(shared_bytes);
   if (threadIdx.x == 0) {
-    // Every lane releases a stage: see Supply::leave_group(). (No slower than one of a warp.)
+    // Every lane releases a stage: see Consumer::leave_group(). (No slower than one of a warp.)
     shared.ring.init(C::kStages, 1, C::kGroups * 128);
     annulus::cuda::fence_barriers();
   }
@@ -436,11 +436,11 @@ __global__ void __launch_bounds__(Cut<Terms>::kThreads, 1)
   annulus::cuda::fence_shared_writes();
   __syncthreads();
   if (annulus::cuda::uniform_warp() >= C::kGroups * 4) {
-    annulus::cuda::give_registers<kFetchRegisters>();
-    if (threadIdx.x == C::kGroups * 128) fetch<Terms>(a, shared);
+    annulus::cuda::give_registers<kProducerRegisters>();
+    if (threadIdx.x == C::kGroups * 128) produce<Terms>(a, shared);
   } else {
-    annulus::cuda::take_registers<kMultiplyRegisters>();
-    multiply<Terms>(a, shared);
+    annulus::cuda::take_registers<kConsumerRegisters>();
+    consume<Terms>(a, shared);
   }
 #else
   __trap();  // not built for this GPU: better than to return with nothing done
@@ -449,21 +449,18 @@ __global__ void __launch_bounds__(Cut<Terms>::kThreads, 1)
 
 }  // namespace
 
-void run_hopper_dweights(WeightGradients a, const char* op, cudaStream_t stream) {
-  int device = 0, multiprocessors = 0;
-  annulus::cuda::throw_on_error(cudaGetDevice(&device), op, "cudaGetDevice");
-  annulus::cuda::throw_on_error(
-      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), op,
-      "number of multiprocessors");
-  with_terms(a.shape.terms, [&]<int Terms>() {
-    constexpr int kBytes = std::max(Cut<Terms>::kSharedBytes, late_dots::Cut<Terms>::kSharedBytes);
-    static_assert(Cut<Terms>::kGroups == late_dots::kGroups);
+void run_dweights(Sm90WeightGradients a, int multiprocessors, const Launch& launch) {
+  const char* const op = launch.op;
+  with_terms(a.layout.state_terms, [&]<int Terms>() {
+    constexpr int kBytes =
+        std::max(Config<Terms>::kSharedBytes, late_dots::Config<Terms>::kSharedBytes);
+    static_assert(Config<Terms>::kGroups == late_dots::kGroups);
     annulus::cuda::throw_on_error(
-        cudaFuncSetAttribute(hopper_dweights_kernel<Terms>,
+        cudaFuncSetAttribute(sm90_dweights_kernel<Terms>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
         op, "shared memory of the weights' gradient");
     const std::int64_t items = items_of<Terms>(a);
-    const std::int64_t dots = a.dots == nullptr ? 0 : late_dots::items_of(a.shape);
+    const std::int64_t dots = a.dots == nullptr ? 0 : late_dots::items_of(a.layout);
     if (items > INT32_MAX || dots > INT32_MAX - multiprocessors) {
       throw NotSupported("[" + std::string(op) +
                          "] weights and steps must make fewer than 2^31 tiles but make " +
@@ -472,8 +469,8 @@ void run_hopper_dweights(WeightGradients a, const char* op, cudaStream_t stream)
     a.blocks = static_cast<unsigned>(std::min<std::int64_t>(items, multiprocessors));
     const std::int64_t grid = a.blocks + dots;
     if (grid == 0) return;
-    hopper_dweights_kernel<Terms>
-        <<<static_cast<unsigned>(grid), Cut<Terms>::kThreads, kBytes, stream>>>(a);
+    sm90_dweights_kernel<Terms>
+        <<<static_cast<unsigned>(grid), Config<Terms>::kThreads, kBytes, launch.stream>>>(a);
   });
   annulus::cuda::check_launch(op, "gradient of the ring's weights");
 }

@@ -1,5 +1,5 @@
-// The gradients of the weights for compute capability 9.0: how the work is cut, what lies where in
-// shared memory, and the thread that fetches. cuda/sm90/dweights.cu multiplies.
+// The gradients of the weights for compute capability 9.0: work items, what lies where in shared memory,
+// and the producer. cuda/sm90/dweights.cu has the consumers.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +9,16 @@
 #include "annulus/cuda/tma.cuh"
 #include "annulus/cuda/wgmma.cuh"
 #include "annulus/ring_rnn/cuda/sm90/row_tiles.cuh"
+#include "annulus/ring_rnn/cuda/tensor.cuh"
 
 namespace annulus::ring_rnn::cuda::tensor::dweights {
 
-inline constexpr int kRows = kStretch;  // of a stage
+inline constexpr int kRows = kRowTile;  // of a stage
 inline constexpr int kTileI = kTile;    // one wgmma
 
 // What depends on the number of terms. The accumulators take what registers there are.
 template <int Terms>
-struct Cut {
+struct Config {
   static constexpr bool kNarrow = Terms == 1;  // g is bf16 in shared memory
   static constexpr int kGroups = 2;            // of four warps that multiply
   // Channels of a group. With more terms than one, a third of the accumulators are sums of few rows:
@@ -29,25 +30,25 @@ struct Cut {
   static constexpr int kStages = Terms == 1 ? 12 : Terms == 2 ? 8 : 6;
   static constexpr int kThreads = kGroups * 128 + 128;  // one group more: a thread of it fetches
 
-  static constexpr int kBlock = kStretchNarrow;  // bytes: 64 j
-  static constexpr int kPlane = 2 * kBlock;      // 128 j
+  static constexpr int kBlock = kRowTileBytes;  // bytes: 64 j
+  static constexpr int kPlane = 2 * kBlock;     // 128 j
   static constexpr int kStates = Terms * kPlane;
   static constexpr int kG = kRows * kTileI * (kNarrow ? 2 : 4);
-  static constexpr int kC = kChannels * kStretchChannel;
+  static constexpr int kC = kChannels * kRowTileFactorBytes;
   static constexpr int kZeros = Terms == 1 ? kStates : 0;
   // 32 bytes a stage for the barriers and what it holds.
   static constexpr int kSharedBytes = kZeros + kStages * (kStates + kG + kC + 32);
 };
 
-// Which tile, channels and stretches a block of threads works on. Channels change fastest and tiles
+// A work item: which tile, channels and row tiles. Channels change fastest and tiles
 // go in bands: the blocks that run at the same time read the same few columns of g and s, at about
 // the same depth, so that memory delivers them once and L2 the rest. The channels of a tile begin at
-// another place for each tile, or a block might meet the same, perhaps fuller, set every time.
+// another offset for each tile, or a block might get the same, perhaps fuller, set every time.
 struct Item {
   int i0, j0;
   int first_channel, channels;
   int split;
-  unsigned first, last;  // stretches: fewer than 2^32, or g would have more than 2^45 bytes
+  unsigned first, last;  // row tiles: fewer than 2^32, or g would have more than 2^45 bytes
 };
 
 template <int Terms>
@@ -57,8 +58,8 @@ __host__ __device__ inline int channel_groups(const WeightGradients& a) {
 
 template <int Terms>
 __host__ __device__ inline std::int64_t items_of(const WeightGradients& a) {
-  return static_cast<std::int64_t>(a.shape.padded_n / kTileI) * a.sides * channel_groups<Terms>(a) *
-         a.depth_splits;
+  return static_cast<std::int64_t>(a.layout.padded_n / kTileI) * a.sides *
+         channel_groups<Terms>(a) * a.depth_splits;
 }
 
 #if ANNULUS_DEVICE_HOPPER
@@ -67,18 +68,18 @@ inline constexpr int kTileJ = 128;    // two blocks of 64, as wgmma's 128-byte r
 inline constexpr unsigned kBand = 8;  // tiles along i that run side by side
 // Of 168 a thread at the start. 192 are accumulators: the compiler has no room for wgmma with fewer
 // than 232, and with 240 it spills nothing.
-inline constexpr int kMultiplyRegisters = 240, kFetchRegisters = 24;
+inline constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
 
 template <int Terms>
 __device__ Item item_of(const WeightGradients& a, unsigned index) {
-  const Shape& s = a.shape;
+  const Layout& s = a.layout;
   const auto groups = static_cast<unsigned>(channel_groups<Terms>(a));
   const auto tall = static_cast<unsigned>(s.padded_n / kTileI);
   const auto wide = static_cast<unsigned>(a.sides);
-  const unsigned place = index / groups;
-  const unsigned group = (index + place) % groups;
-  const unsigned tile = place % (tall * wide);
-  const unsigned split = place / (tall * wide);
+  const unsigned item_tile = index / groups;
+  const unsigned group = (index + item_tile) % groups;
+  const unsigned tile = item_tile % (tall * wide);
+  const unsigned split = item_tile / (tall * wide);
   const unsigned band = tile / (kBand * wide);
   const unsigned within = tile % (kBand * wide);
   const unsigned height = min(kBand, tall - band * kBand);
@@ -91,20 +92,20 @@ __device__ Item item_of(const WeightGradients& a, unsigned index) {
   item.first_channel = a.first_channel + begin;
   item.channels = static_cast<int>(channels * (group + 1) / groups) - begin;
   item.split = static_cast<int>(split);
-  const std::int64_t stretches = s.T * (s.padded_b / kRows);
-  item.first = static_cast<unsigned>(stretches * split / a.depth_splits);
-  item.last = static_cast<unsigned>(stretches * (split + 1) / a.depth_splits);
+  const std::int64_t row_tiles = s.T * (s.padded_b / kRows);
+  item.first = static_cast<unsigned>(row_tiles * split / a.depth_splits);
+  item.last = static_cast<unsigned>(row_tiles * (split + 1) / a.depth_splits);
   return item;
 }
 
 // Shared memory, front to back. The states come first: they must be aligned to 1024 bytes.
 template <int Terms>
 struct Shared {
-  using C = Cut<Terms>;
+  using C = Config<Terms>;
   std::byte* states;    // [stage][term][64 j block][32 rows][64 j], swizzled: MN-major
   std::byte* zeros;     // a stage of it
   std::byte* g;         // [stage][32 rows][64 i], swizzled
-  std::byte* c;         // [stage][channel]: see store_stretch_c()
+  std::byte* c;         // [stage][channel]: see store_tile_c()
   std::uint32_t* bits;  // [stage]: which of the item's channels are not all zero; none: its end
   annulus::cuda::Pipeline ring;
 
@@ -118,13 +119,13 @@ struct Shared {
   }
 };
 
-// Walks over the stretches in which some channel of an item is not zero.
+// Walks over the row tiles in which some channel of an item is not zero.
 struct Walk {
   unsigned index, last;
   std::uint32_t bits;  // of `index`; zero at the end
 
   __device__ __forceinline__ void skip(const WeightGradients& a, const Item& item) {
-    const std::int64_t words = a.shape.mask_words;
+    const std::int64_t words = a.layout.mask_words;
     const int word = item.first_channel >> 5;
     const int shift = item.first_channel & 31;
     const bool second = shift + item.channels > 32;
@@ -138,11 +139,11 @@ struct Walk {
   }
 };
 
-// The thread that fetches: three bulk copies a stretch, or more with more terms.
+// The producer, one thread: three bulk copies a row tile, or more with more terms.
 template <int Terms>
-__device__ void fetch(const WeightGradients& a, const Shared<Terms>& shared) {
-  using C = Cut<Terms>;
-  const Shape& s = a.shape;
+__device__ void produce(const Sm90WeightGradients& a, const Shared<Terms>& shared) {
+  using C = Config<Terms>;
+  const Layout& s = a.layout;
   const std::int64_t blocks = s.padded_n / kTile;
   const std::int64_t plane = s.T * (s.padded_b / kRows) * blocks;  // blocks of a term of s
   const auto items = static_cast<unsigned>(items_of<Terms>(a));
@@ -154,17 +155,17 @@ __device__ void fetch(const WeightGradients& a, const Shared<Terms>& shared) {
     // result, and nobody reads theirs.
     const auto s_bytes = static_cast<unsigned>(
         min(blocks - item.j0 / kTile, std::int64_t{kTileJ / kTile}) * C::kBlock);
-    const auto c_bytes = static_cast<unsigned>(item.channels * kStretchChannel);
+    const auto c_bytes = static_cast<unsigned>(item.channels * kRowTileFactorBytes);
     const std::byte* states =
         reinterpret_cast<const std::byte*>(a.states) + item.j0 / kTile * C::kBlock;
-    const std::byte* g = static_cast<const std::byte*>(a.g) + item.i0 / kTile * C::kG;
+    const std::byte* g = a.g + item.i0 / kTile * C::kG;
     const std::byte* c =
-        reinterpret_cast<const std::byte*>(a.stretch_c) + item.first_channel * kStretchChannel;
+        reinterpret_cast<const std::byte*>(a.tile_c) + item.first_channel * kRowTileFactorBytes;
     Walk walk{item.first, item.last, 0};
     walk.skip(a, item);
     while (true) {
       const std::uint32_t bits = walk.bits;
-      const std::int64_t stretch = walk.index;
+      const std::int64_t row_tile = walk.index;
       const int at = to.at;
       annulus::cuda::SharedBarrier* full = ring.full + at;
       ring.acquire(to);
@@ -178,12 +179,12 @@ __device__ void fetch(const WeightGradients& a, const Shared<Terms>& shared) {
 #pragma unroll
       for (int term = 0; term < Terms; ++term) {
         annulus::cuda::copy_bulk(shared.states + at * C::kStates + term * C::kPlane,
-                                 states + (term * plane + stretch * blocks) * C::kBlock, s_bytes,
+                                 states + (term * plane + row_tile * blocks) * C::kBlock, s_bytes,
                                  full);
       }
-      annulus::cuda::copy_bulk(shared.g + at * C::kG, g + stretch * blocks * C::kG, C::kG, full);
-      annulus::cuda::copy_bulk(shared.c + at * C::kC, c + stretch * s.channels * kStretchChannel,
-                               c_bytes, full);
+      annulus::cuda::copy_bulk(shared.g + at * C::kG, g + row_tile * blocks * C::kG, C::kG, full);
+      annulus::cuda::copy_bulk(shared.c + at * C::kC,
+                               c + row_tile * s.channels * kRowTileFactorBytes, c_bytes, full);
       ++walk.index;
       walk.skip(a, item);
     }

@@ -4,7 +4,7 @@
 // and takes 10 here. Larger networks multiply for the loop what is multiplied here.)
 //
 // Two groups of four warps have 64 rows tb each, a part of the channels, and all columns, 64 at a
-// time: g as left operand in registers, V_k in shared memory, where one thread fetches its blocks.
+// time: g as left operand in registers, V_k in shared memory, where one producer thread brings its blocks.
 #pragma once
 
 #include <cstddef>
@@ -23,17 +23,17 @@ inline constexpr int kRows = 64;     // of a group
 inline constexpr int kChannels = 6;  // of a block of threads, at most
 
 template <int Terms>
-struct Cut {
+struct Config {
   static constexpr int kBlock = hopper_block_bytes(Terms);
   static constexpr int kStages = Terms == 1 ? 12 : Terms == 2 ? 8 : 6;
-  static constexpr int kMostChunks = Terms == 3 ? 1 : 2;  // see runs_in_clusters()
+  static constexpr int kMostChunks = Terms == 3 ? 1 : 2;  // see cluster_blocks()
   static constexpr int kSharedBytes = kStages * kBlock + annulus::cuda::Pipeline::bytes(kStages);
 };
 
-__host__ __device__ inline int channel_groups(const Shape& s) {
+__host__ __device__ inline int channel_groups(const Layout& s) {
   return (s.channels + kChannels - 1) / kChannels;
 }
-__host__ __device__ inline std::int64_t items_of(const Shape& s) {
+__host__ __device__ inline std::int64_t items_of(const Layout& s) {
   const std::int64_t pairs = (s.T * (s.padded_b / kRows) + kGroups - 1) / kGroups;
   return pairs * channel_groups(s);
 }
@@ -42,7 +42,7 @@ __host__ __device__ inline std::int64_t items_of(const Shape& s) {
 
 template <int Terms>
 struct Shared {
-  using C = Cut<Terms>;
+  using C = Config<Terms>;
   std::byte* weights;  // [stage][term][64 n][64 m], swizzled
   annulus::cuda::Pipeline ring;
 
@@ -56,7 +56,7 @@ struct Item {
   std::int64_t first_row;  // tb
   int first_channel, last_channel;
 
-  __device__ Item(const Shape& s, std::int64_t index) {
+  __device__ Item(const Layout& s, std::int64_t index) {
     const std::int64_t groups = channel_groups(s);
     const std::int64_t group = index % groups;
     first_row = index / groups * (kGroups * kRows);
@@ -66,13 +66,14 @@ struct Item {
 };
 
 template <int Terms>
-__device__ void fetch(const WeightGradients& a, const Shared<Terms>& shared, const Item& item) {
-  using C = Cut<Terms>;
-  const Shape& s = a.shape;
+__device__ void produce(const Sm90WeightGradients& a, const Shared<Terms>& shared,
+                        const Item& item) {
+  using C = Config<Terms>;
+  const Layout& s = a.layout;
   const annulus::cuda::Pipeline& ring = shared.ring;
   annulus::cuda::PipelineStage to = ring.producer();
   for (int channel = item.first_channel; channel < item.last_channel; ++channel) {
-    for (int block = 0; block < s.tiles * s.chunks; ++block) {
+    for (int block = 0; block < s.tiles * s.tiles; ++block) {
       ring.acquire(to);
       ring.expect(to, C::kBlock);
       annulus::cuda::copy_bulk(shared.weights + to.at * C::kBlock,
@@ -86,16 +87,16 @@ __device__ void fetch(const WeightGradients& a, const Shared<Terms>& shared, con
 
 // g of a warp's 16 rows, one chunk of columns, as left operands.
 template <int Terms>
-__device__ __forceinline__ void load_g(const WeightGradients& a, std::int64_t step,
+__device__ __forceinline__ void load_g(const Sm90WeightGradients& a, std::int64_t step,
                                        std::int64_t row, int col, uint4 (&x)[Terms][4]) {
-  const Shape& s = a.shape;
+  const Layout& s = a.layout;
   const auto words = [&](std::int64_t r, int c, std::uint32_t(&word)[Terms]) {
     if constexpr (Terms == 1) {
-      word[0] = *reinterpret_cast<const std::uint32_t*>(static_cast<const std::uint16_t*>(a.g) +
-                                                        step + stretch_narrow(s, r, c));
+      word[0] = *reinterpret_cast<const std::uint32_t*>(
+          reinterpret_cast<const std::uint16_t*>(a.g) + step + row_tile_narrow(s, r, c));
     } else {
-      const float2 v = *reinterpret_cast<const float2*>(static_cast<const float*>(a.g) + step +
-                                                        stretch_wide(s, r, c));
+      const float2 v = *reinterpret_cast<const float2*>(reinterpret_cast<const float*>(a.g) + step +
+                                                        row_tile_wide(s, r, c));
       annulus::cuda::split_pair<Terms>(v.x, v.y, word);
     }
   };
@@ -118,7 +119,8 @@ struct States {
   __device__ __forceinline__ void load(const WeightGradients& a, std::int64_t time,
                                        std::int64_t row, int col) {
 #pragma unroll
-    for (int n = 0; n < 8; ++n) v[n] = state_quad<Terms>(a.shape, a.states, time, row, col + n * 8);
+    for (int n = 0; n < 8; ++n)
+      v[n] = state_quad<Terms>(a.layout, a.states, time, row, col + n * 8);
   }
   __device__ __forceinline__ float4 quad(int n) const { return v[n]; }
 };
@@ -129,16 +131,17 @@ struct States<1> {
                                        std::int64_t row, int col) {
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
-      words[n] = state_words(a.shape, a.states, time, row, col + n * 8, 0);
+      words[n] = state_words(a.layout, a.states, time, row, col + n * 8, 0);
     }
   }
   __device__ __forceinline__ float4 quad(int n) const { return quad_of(words[n].x, words[n].y); }
 };
 
 template <int Terms>
-__device__ void multiply(const WeightGradients& a, const Shared<Terms>& shared, const Item& item) {
-  using C = Cut<Terms>;
-  const Shape& s = a.shape;
+__device__ void consume(const Sm90WeightGradients& a, const Shared<Terms>& shared,
+                        const Item& item) {
+  using C = Config<Terms>;
+  const Layout& s = a.layout;
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const int warp = static_cast<int>(threadIdx.x) >> 5;  // 16 rows each, over both groups
   const std::int64_t row = item.first_row + warp * 16 + (lane >> 2);  // and the one 8 below
@@ -152,7 +155,7 @@ __device__ void multiply(const WeightGradients& a, const Shared<Terms>& shared, 
   States<Terms> states[C::kMostChunks];  // as many tiles as chunks
 #pragma unroll
   for (int i = 0; i < C::kMostChunks; ++i) {
-    if (i >= s.chunks) break;
+    if (i >= s.tiles) break;
     load_g<Terms>(a, time * s.padded_b * s.padded_n, b, i * kHopperDepth + col, x[i]);
     states[i].load(a, time, b, i * kTile + col);
   }
@@ -166,10 +169,10 @@ __device__ void multiply(const WeightGradients& a, const Shared<Terms>& shared, 
       float part[32];
 #pragma unroll
       for (int chunk = 0; chunk < C::kMostChunks; ++chunk) {
-        if (chunk >= s.chunks) break;
+        if (chunk >= s.tiles) break;
         // One term adds the chunks up in the tensor core; more add them in f32, which rounds.
         const bool fresh = Terms > 1 || chunk == 0;
-        const bool complete = Terms > 1 || chunk + 1 == s.chunks;
+        const bool complete = Terms > 1 || chunk + 1 == s.tiles;
         const int stage = from.at;
         shared.ring.wait(from);
         const std::uint32_t operand =

@@ -1,9 +1,9 @@
-// How the multiplying warps of Hopper's loop get their weights: what lies where in shared memory, and
-// the warps that fetch it.
+// The pipeline of weights of sm90's loop: what lies where in shared memory, the producer warps that fetch
+// it, and the consumer's side.
 //
-// Both sides walk through the blocks of weights in the same order and so need no words about them:
-// an item's channels in groups of at most 32; of a group its chunks of m, `kDeep` at a time; of those
-// the channels that are not zero. A stage of the ring holds the blocks of one turn: two channels or,
+// Both sides walk through the blocks of weights in the same order and so exchange nothing about them:
+// a work item's channels in groups of at most 32; of a group its chunks of m, `kDeep` at a time; of those
+// the channels that are not zero. A stage holds the blocks of one turn: two channels or,
 // where kDeep is 2, two chunks of a channel; with more terms one block. What both must know of a
 // group, which channels it has, comes with c of all of them ahead of its blocks.
 #pragma once
@@ -15,10 +15,13 @@
 
 namespace annulus::ring_rnn::cuda::tensor {
 
+template <class Format>
+inline constexpr int kStageBlocks = hopper_stage_blocks(Format::kFactorsOnX);
+
 #if ANNULUS_DEVICE_HOPPER
 // Chunks whose products with a channel are added up before c comes in.
-template <int Terms, class Direction>
-constexpr int kDeep = Terms == 1 && Direction::kDots ? kGroupChunks : 1;
+template <class Format, class Direction>
+constexpr int kDeep = Format::kFactorsOnX&& Direction::kDots ? kGroupChunks : 1;
 
 // The channels of a group that are not zero, as bits from its first channel on; and which of those, in
 // this order, have a c that is no bf16.
@@ -27,11 +30,11 @@ struct alignas(8) ChannelGroup {
 };
 
 // Shared memory, front to back. The weights come first: they must be aligned to 1024 bytes.
-template <int Terms>
+template <class Format>
 struct HopperShared {
-  static constexpr int kBytes = hopper_block_bytes(Terms);
+  static constexpr int kBytes = hopper_block_bytes(Format::kTerms);
 
-  std::byte* weights;   // [slot][term][64 n][64 m], swizzled
+  std::byte* weights;   // [block][term][64 n][64 m], swizzled
   std::byte* x;         // [buffer][rows / 64][chunk of the turn][64 rows][64 m], swizzled
   std::byte* c;         // [channel of the group][rows]: float, or Scale
   ChannelGroup* group;  // the one that is multiplied
@@ -40,73 +43,74 @@ struct HopperShared {
   annulus::cuda::Pipeline groups;  // of `c` and `group`: a single stage
   annulus::cuda::SharedBarrier* resident;
 
-  __device__ HopperShared(std::byte* base, const Shape& s) {
+  __device__ HopperShared(std::byte* base, const Sm90Tiling& s, int channels) {
     weights = base + (1024 - (annulus::cuda::shared_address(base) & 1023)) % 1024;
-    x = weights + s.slots * kBytes;
+    x = weights + s.weight_blocks * kBytes;
     c = x + s.x_buffers * x_buffer_bytes(s.rows);
-    std::byte* const at = c + min(kGroupChannels, s.channels) * s.rows * s.scale_bytes;
+    std::byte* const at = c + min(kGroupChannels, channels) * s.rows * s.factor_bytes;
     group = reinterpret_cast<ChannelGroup*>(at);
     begun = reinterpret_cast<int*>(at + 8);
-    stages = annulus::cuda::Pipeline(at + 16, s.ring);
-    groups = annulus::cuda::Pipeline(stages.end(s.ring), 1);
+    stages = annulus::cuda::Pipeline(at + 16, s.stages);
+    groups = annulus::cuda::Pipeline(stages.end(s.stages), 1);
     resident = static_cast<annulus::cuda::SharedBarrier*>(groups.end(1));
   }
-  // The low word of what wgmma needs to find a block that lies in a slot: addresses count in 16 bytes.
-  __device__ __forceinline__ std::uint32_t operand(int slot) const {
-    return annulus::cuda::k_major_low(weights) + static_cast<std::uint32_t>(slot * (kBytes / 16));
+  // The low word of what wgmma needs to find a block: addresses count in 16 bytes.
+  __device__ __forceinline__ std::uint32_t operand(int block) const {
+    return annulus::cuda::k_major_low(weights) + static_cast<std::uint32_t>(block * (kBytes / 16));
   }
 };
 
-// The slot of a block of weights where all of them stay.
-__device__ __forceinline__ int resident_slot(const Shape& s, const Place& p, int chunk,
-                                             int channel) {
+// Where a block of weights lies if all of them stay.
+__device__ __forceinline__ int resident_block(const Sm90Tiling& s, const WorkItem& p, int chunk,
+                                              int channel) {
   return (chunk - p.first_chunk) * s.resident_channels + (channel >> s.channel_split_bits);
 }
 
 // The blocks of weights of a tile and chunk, channel 0 first.
-template <int Terms>
-__device__ __forceinline__ const std::byte* blocks_of(const Loop& loop, const Place& p, int chunk) {
-  const Shape& s = loop.shape;
+template <class Format>
+__device__ __forceinline__ const std::byte* blocks_of(const Pass& loop, const Sm90Tiling& s,
+                                                      const WorkItem& p, int chunk) {
   return reinterpret_cast<const std::byte*>(loop.weights) +
-         (static_cast<std::int64_t>(p.tile) * s.chunks + chunk) * s.channels *
-             HopperShared<Terms>::kBytes;
+         (static_cast<std::int64_t>(p.tile) * s.chunks + chunk) * loop.layout.channels *
+             HopperShared<Format>::kBytes;
 }
 
-template <int Terms>
-__device__ void fetch_resident(const Loop& loop, const HopperShared<Terms>& shared) {
-  const Shape& s = loop.shape;
-  constexpr int kBytes = HopperShared<Terms>::kBytes;
-  const Place p = place_of(s, blockIdx.x);
+template <class Format>
+__device__ void fetch_resident(const Pass& loop, const Sm90Tiling& s,
+                               const HopperShared<Format>& shared) {
+  const int channels = loop.layout.channels;
+  constexpr int kBytes = HopperShared<Format>::kBytes;
+  const WorkItem p = work_item(s, blockIdx.x);
   const int first = p.split % s.channel_splits;
-  const int mine = (s.channels - first + s.channel_splits - 1) / s.channel_splits;
+  const int mine = (channels - first + s.channel_splits - 1) / s.channel_splits;
   shared.resident->arrive_expecting(
       static_cast<unsigned>((p.last_chunk - p.first_chunk) * mine * kBytes));
   for (int chunk = p.first_chunk; chunk < p.last_chunk; ++chunk) {
-    for (int k = first; k < s.channels; k += s.channel_splits) {
-      annulus::cuda::copy_bulk(shared.weights + resident_slot(s, p, chunk, k) * kBytes,
-                               blocks_of<Terms>(loop, p, chunk) + k * kBytes, kBytes,
+    for (int k = first; k < channels; k += s.channel_splits) {
+      annulus::cuda::copy_bulk(shared.weights + resident_block(s, p, chunk, k) * kBytes,
+                               blocks_of<Format>(loop, s, p, chunk) + k * kBytes, kBytes,
                                shared.resident);
     }
   }
 }
 
-// The fetching warps, one thread each, to which the stages go by turns; c of a group is the first
-// one's. No more than there are stages: a thread must not come to
-// a stage before the others have been through it once, since barriers tell odd from even rounds only.
-template <int Terms, class Direction>
-class Fetcher {
+// The producer warps, one thread each, to which the stages go by turns; c of a group is the first one's.
+// No more than there are stages: a thread must not come to a stage before the others have been through it once, since barriers tell odd from even rounds only.
+template <class Format, class Direction>
+class Producer {
  public:
-  __device__ Fetcher(const Loop& loop, const HopperShared<Terms>& shared, int fetcher)
-      : loop_(loop), s_(loop.shape), shared_(shared), fetcher_(fetcher) {}
+  using Loop = Sm90Loop<Direction>;
+  __device__ Producer(const Loop& loop, const HopperShared<Format>& shared, int producer)
+      : loop_(loop), s_(loop.tiling), shared_(shared), producer_(producer) {}
 
   __device__ void run() {
-    if (s_.resident && fetcher_ == 0) fetch_resident<Terms>(loop_, shared_);
-    if (s_.resident && fetcher_ != 0) return;
+    if (s_.resident && producer_ == 0) fetch_resident<Format>(loop_, s_, shared_);
+    if (s_.resident && producer_ != 0) return;
     for (std::int64_t step = loop_.first; step < loop_.last; ++step) {
       const std::int64_t time = Direction::kBackward ? loop_.last - 1 - (step - loop_.first) : step;
       for (std::int64_t item = blockIdx.x; item < s_.items(); item += gridDim.x) {
-        const Place p = place_of(s_, item);
-        for (int first = 0; first < s_.channels; first += kGroupChannels) {
+        const WorkItem p = work_item(s_, item);
+        for (int first = 0; first < loop_.layout.channels; first += kGroupChannels) {
           fetch_group(time, p, first);
         }
       }
@@ -114,19 +118,19 @@ class Fetcher {
   }
 
  private:
-  static constexpr int kBytes = HopperShared<Terms>::kBytes;
+  static constexpr int kBytes = HopperShared<Format>::kBytes;
 
-  __device__ __forceinline__ void fetch_group(std::int64_t time, const Place& p, int first) {
+  __device__ __forceinline__ void fetch_group(std::int64_t time, const WorkItem& p, int first) {
     const std::int64_t masks =
-        (time * s_.batch_tiles + p.batch_tile) * s_.mask_words + first / kGroupChannels;
+        (time * s_.batch_tiles + p.batch_tile) * loop_.layout.mask_words + first / kGroupChannels;
     const auto part = [&](const std::uint32_t* bits) {
       return __ldg(bits + masks) & p.channel_pattern;
     };
-    const std::uint32_t channels = part(loop_.active);
-    if (fetcher_ == 0) {
+    const std::uint32_t channels = part(loop_.coefficients.active);
+    if (producer_ == 0) {
       std::uint32_t ranked = 0;
-      if (loop_.two_terms != nullptr) {
-        const std::uint32_t two_terms = part(loop_.two_terms);
+      if (loop_.coefficients.two_terms != nullptr) {
+        const std::uint32_t two_terms = part(loop_.coefficients.two_terms);
         int rank = 0;
         for (std::uint32_t rest = channels; rest != 0; rest &= rest - 1, ++rank) {
           if ((two_terms & rest & (0u - rest)) != 0) ranked |= 1u << rank;
@@ -135,17 +139,17 @@ class Fetcher {
       fetch_c(time, p, first, {channels, ranked});
     }
     if (s_.resident) return;
-    constexpr int kStep = kDeep<Terms, Direction>;
-    const std::int64_t pitch = std::int64_t{s_.channels} * kBytes;  // from chunk to chunk
+    constexpr int kStep = kDeep<Format, Direction>;
+    const std::int64_t pitch = std::int64_t{loop_.layout.channels} * kBytes;  // from chunk to chunk
     const std::byte* blocks =
-        blocks_of<Terms>(loop_, p, p.first_chunk) + std::int64_t{first} * kBytes;
+        blocks_of<Format>(loop_, s_, p, p.first_chunk) + std::int64_t{first} * kBytes;
     for (int chunk = p.first_chunk; chunk < p.last_chunk; chunk += kStep) {
       for (std::uint32_t rest = channels; rest != 0; rest &= rest - 1) {
         const int at = (__ffs(static_cast<int>(rest)) - 1) * kBytes;
         std::int64_t second = 0;  // bytes further on; 0: there is none
         if constexpr (kStep > 1) {
           if (chunk + 1 < p.last_chunk) second = pitch;
-        } else if constexpr (kStageBlocks<Terms> > 1) {
+        } else if constexpr (kStageBlocks<Format> > 1) {
           const std::uint32_t after = rest & (rest - 1);
           if (after != 0) {
             second = (__ffs(static_cast<int>(after)) - 1) * kBytes - at;
@@ -158,34 +162,35 @@ class Fetcher {
     }
   }
 
-  __device__ __forceinline__ void fetch_c(std::int64_t time, const Place& p, int first,
+  __device__ __forceinline__ void fetch_c(std::int64_t time, const WorkItem& p, int first,
                                           ChannelGroup group) {
     shared_.groups.acquire(group_);
     group_.next(1);
     *shared_.group = group;
-    const auto row = static_cast<unsigned>(s_.rows * s_.scale_bytes);
+    const auto row = static_cast<unsigned>(s_.rows * s_.factor_bytes);
     shared_.groups.full->arrive_expecting(row * static_cast<unsigned>(__popc(group.channels)));
-    const std::byte* from = reinterpret_cast<const std::byte*>(
-                                s_.scale_bytes == 8 ? static_cast<const void*>(loop_.scales)
-                                                    : static_cast<const void*>(loop_.c)) +
-                            ((time * s_.channels + first) * s_.padded_b +
-                             static_cast<std::int64_t>(p.batch_tile) * s_.rows) *
-                                s_.scale_bytes;
+    const std::byte* from =
+        reinterpret_cast<const std::byte*>(s_.factor_bytes == kPairFactorBytes
+                                               ? static_cast<const void*>(loop_.coefficients.scales)
+                                               : static_cast<const void*>(loop_.coefficients.c)) +
+        ((time * loop_.layout.channels + first) * loop_.layout.padded_b +
+         static_cast<std::int64_t>(p.batch_tile) * s_.rows) *
+            s_.factor_bytes;
     std::byte* to = shared_.c;
     for (std::uint32_t rest = group.channels; rest != 0; rest &= rest - 1) {
       annulus::cuda::copy_bulk(
-          to, from + (__ffs(static_cast<int>(rest)) - 1) * s_.padded_b * s_.scale_bytes, row,
-          shared_.groups.full);
+          to, from + (__ffs(static_cast<int>(rest)) - 1) * loop_.layout.padded_b * s_.factor_bytes,
+          row, shared_.groups.full);
       to += row;
     }
   }
 
   // One block, or two.
   __device__ __forceinline__ void fetch_stage(const std::byte* block, std::int64_t second) {
-    const bool mine = turn_ == fetcher_;
-    turn_ = (turn_ + 1) % kFetchers;
+    const bool mine = turn_ == producer_;
+    turn_ = (turn_ + 1) % kProducers;
     if (mine) {
-      std::byte* to = shared_.weights + stage_.at * (kStageBlocks<Terms> * kBytes);
+      std::byte* to = shared_.weights + stage_.at * (kStageBlocks<Format> * kBytes);
       annulus::cuda::SharedBarrier* full = shared_.stages.full + stage_.at;
       shared_.stages.acquire(stage_);
       full->arrive_expecting(static_cast<unsigned>(second == 0 ? kBytes : 2 * kBytes));
@@ -199,30 +204,32 @@ class Fetcher {
         annulus::cuda::copy_bulk(to + kBytes, block + second, kBytes, full, policy);
       }
     }
-    stage_.next(s_.ring);
+    stage_.next(s_.stages);
   }
 
   const Loop& loop_;
-  const Shape& s_;
-  const HopperShared<Terms>& shared_;
-  int fetcher_;
+  const Sm90Tiling& s_;
+  const HopperShared<Format>& shared_;
+  int producer_;
   int turn_ = 0;
   annulus::cuda::PipelineStage stage_ = annulus::cuda::Pipeline::producer();
   annulus::cuda::PipelineStage group_ = annulus::cuda::Pipeline::producer();
 };
 
-__device__ __forceinline__ Place uniform(Place p) {
+__device__ __forceinline__ WorkItem uniform(WorkItem p) {
   p.first_chunk = annulus::cuda::uniform(p.first_chunk);
   p.last_chunk = annulus::cuda::uniform(p.last_chunk);
   return p;
 }
 
-// A warp that, while the others multiply, sees to it that what the end of the step reads has come from
-// memory to L2, and s of the next step, too: nothing of it depends on the step before. It goes by the
+// A warp that, while the others multiply, sees to it that what the epilogue reads has come from memory
+// to L2, and s of the next step, too: nothing of it depends on the step before. It goes by the
 // steps that have begun, and nobody waits for it.
-template <int Terms, class Direction>
-__device__ void prefetch_ends(const Loop& loop, const HopperShared<Terms>& shared) {
-  const Shape& s = loop.shape;
+template <class Format, class Direction>
+__device__ void prefetch_epilogue(const Sm90Loop<Direction>& loop,
+                                  const HopperShared<Format>& shared) {
+  const Sm90Tiling& s = loop.tiling;
+  [[maybe_unused]] const Layout& layout = loop.layout;
   const int lane = static_cast<int>(threadIdx.x) & 31;
   for (std::int64_t step = loop.first; step < loop.last; ++step) {
     const std::int64_t time = Direction::kBackward ? loop.last - 1 - (step - loop.first) : step;
@@ -231,17 +238,17 @@ __device__ void prefetch_ends(const Loop& loop, const HopperShared<Terms>& share
     }
     __syncwarp();
     for (std::int64_t item = blockIdx.x; item < s.items(); item += gridDim.x) {
-      const Place p = place_of(s, item);
+      const WorkItem p = work_item(s, item);
       const std::int64_t first_row = static_cast<std::int64_t>(p.batch_tile) * s.rows;
-      if (Direction::kDots && time > loop.first) {
-        const int stretches = s.rows / kStretch;
-        for (int i = lane; i < stretches * Terms; i += 32) {
-          const std::int64_t plane = s.T * s.padded_b * s.padded_n;
-          const std::int64_t row = first_row + i % stretches * kStretch;
-          annulus::cuda::prefetch_bulk(loop.states + i / stretches * plane +
-                                           (time - 1) * s.padded_b * s.padded_n +
-                                           stretch_block(s, row, p.tile * kTile),
-                                       kStretchNarrow);
+      if constexpr (Direction::kDots) {
+        const int row_tiles = s.rows / kRowTile;
+        for (int i = lane; time > loop.first && i < row_tiles * Format::kStateTerms; i += 32) {
+          const std::int64_t plane = layout.T * layout.padded_b * layout.padded_n;
+          const std::int64_t row = first_row + i % row_tiles * kRowTile;
+          annulus::cuda::prefetch_bulk(loop.states + i / row_tiles * plane +
+                                           (time - 1) * layout.padded_b * layout.padded_n +
+                                           row_tile_block(layout, row, p.tile * kTile),
+                                       kRowTileBytes);
         }
       }
       // Two lanes a row, half of its columns each.
@@ -253,11 +260,12 @@ __device__ void prefetch_ends(const Loop& loop, const HopperShared<Terms>& share
   }
 }
 
-// The other side: a multiplying warp's view of groups and stages.
-template <int Terms>
-class Supply {
+// The other side: a consumer warp's view of groups and stages.
+template <class Format>
+class Consumer {
  public:
-  __device__ Supply(const Shape& s, const HopperShared<Terms>& shared) : s_(s), shared_(shared) {}
+  __device__ Consumer(const Sm90Tiling& s, const HopperShared<Format>& shared)
+      : s_(s), shared_(shared) {}
 
   __device__ __forceinline__ ChannelGroup enter_group() {
     shared_.groups.wait(group_);
@@ -280,18 +288,18 @@ class Supply {
   }
   // Block i of the stage that has been waited for ...
   __device__ __forceinline__ std::uint32_t operand(int i) const {
-    return shared_.operand(stage_.at * kStageBlocks<Terms> + i);
+    return shared_.operand(stage_.at * kStageBlocks<Format> + i);
   }
   // ... which is (chunk, channel) and may be resident.
-  __device__ __forceinline__ std::uint32_t operand(const Place& p, int i, int chunk,
+  __device__ __forceinline__ std::uint32_t operand(const WorkItem& p, int i, int chunk,
                                                    int channel) const {
-    return s_.resident ? shared_.operand(resident_slot(s_, p, chunk, channel)) : operand(i);
+    return s_.resident ? shared_.operand(resident_block(s_, p, chunk, channel)) : operand(i);
   }
   // Goes on to the next stage; release() takes what this returns once the blocks have been read.
   template <bool Resident>
   __device__ __forceinline__ int next() {
     const int at = stage_.at;
-    if constexpr (!Resident) stage_.next(s_.ring);
+    if constexpr (!Resident) stage_.next(s_.stages);
     return at;
   }
   template <bool Resident>
@@ -304,8 +312,8 @@ class Supply {
   }
 
  private:
-  const Shape& s_;
-  const HopperShared<Terms>& shared_;
+  const Sm90Tiling& s_;
+  const HopperShared<Format>& shared_;
   annulus::cuda::PipelineStage stage_, group_;
 };
 #endif  // ANNULUS_DEVICE_HOPPER

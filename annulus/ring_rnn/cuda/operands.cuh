@@ -1,0 +1,105 @@
+// What the loops over steps work on, small structs that a kernel takes by value: the pass (what either
+// direction reads and leaves behind), the operands that the blocks of a grid exchange, and the tiling.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "annulus/ring_rnn/cuda/arguments.cuh"
+#include "annulus/ring_rnn/cuda/tiling.h"
+
+namespace annulus::ring_rnn::cuda::tensor {
+
+// A factor of pairs of bf16, the sum of two pairs.
+struct alignas(8) Scale {
+  std::uint32_t high, low;
+};
+static_assert(sizeof(Scale) == kPairFactorBytes);
+
+// c of all steps and which channels count, as prepare.cu makes them.
+struct Coefficients {
+  float* c = nullptr;                  // [T][channel][padded_b]
+  std::uint32_t* active = nullptr;     // [T][batch tile][mask_words]: channels not all zero
+  Scale* scales = nullptr;             // as c, where c is multiplied onto X
+  std::uint32_t* two_terms = nullptr;  // as active: channels with a c that is no bf16
+};
+
+// What both directions have.
+struct Pass {
+  Args args;
+  Layout layout;
+  DType dtype = DType::kF32;
+  const uint4* weights = nullptr;  // V; null: the cluster packs them itself
+  Coefficients coefficients;
+  std::int64_t first = 0, last = 0;  // this launch runs steps first .. last - 1
+};
+
+struct ForwardPass : Pass {
+  static constexpr bool kBackward = false;
+
+  float* s = nullptr;        // [padded_b][padded_n], between steps
+  float* vectors = nullptr;  // [T][row part][padded_b][2]: of the population vector, or not
+  // Computing again what a backward needs: begins with `restart`, and of each step y is all that is
+  // written, [t - again_first][B][N].
+  Ref<2> restart;
+  float* y_again = nullptr;
+  std::int64_t again_first = 0;
+};
+
+// Sums that the backward loop leaves to gather.cu; null: not needed.
+struct LoopSums {
+  float* dots = nullptr;        // [T][tile * splits * warps][channel][padded_b]: parts of s . u_k
+  float* alpha_sums = nullptr;  // [padded_b][padded_n]: l (F(y) - s), summed over steps
+  float* g_sums = nullptr;      // [T][row part][padded_b]
+  float* s_sums = nullptr;      // [T][row part][padded_b]
+};
+
+// Runs from the last step to the first.
+struct BackwardPass : Pass, LoopSums {
+  static constexpr bool kBackward = true;
+
+  float* l = nullptr;           // [padded_b][padded_n]: dL/dr, between steps
+  float* reset_sums = nullptr;  // [padded_b][padded_n]: l of the steps that began with a reset
+  std::byte* g = nullptr;       // of all steps, by store_g()
+  const std::uint16_t* states = nullptr;  // [term]: s_t of all steps, by state_at()
+  const float* y = nullptr;               // of steps y_first.., [.][B][N]: saved, or computed again
+  std::int64_t y_first = 0;
+  std::int64_t y_stride[3] = {};
+  bool own_reset_state = false;  // resets have a state, and a gradient, of their own
+  // This launch leaves l of the step before this one to the next launch, which makes g.
+  std::int64_t leave_at = 0;
+};
+
+// Phases of a step. kBegin makes the X of the first.
+inline constexpr unsigned kBegin = 1, kMultiply = 2, kFinish = 4;
+
+// What the blocks of a grid write for each other. X is s or g; of its two buffers a step reads one and
+// writes the other.
+struct GridOperands {
+  std::uint32_t* x_fragments = nullptr;  // [2][term][row / 16][column / 16][lane][4]
+  std::uint16_t* x_rows = nullptr;       // [2][padded_b][padded_n] instead, where not null
+  float* x_scales = nullptr;             // [2][tile][padded_b]: X times them is meant; F16 alone
+  float* row_sums = nullptr;             // [2][tile][padded_b]: of X
+  float* partial = nullptr;              // [item][rows][64]
+  unsigned* counters = nullptr;          // of the barriers; zero before a launch
+  unsigned phases = kBegin | kMultiply | kFinish;
+  bool together = true;  // all phases in one launch, with barriers in between
+};
+
+template <class Direction, class Tiling>
+struct GridLoop : Direction::Pass, GridOperands {
+  Tiling tiling;
+};
+template <class Direction>
+using Sm80Loop = GridLoop<Direction, Sm80Tiling>;
+template <class Direction>
+using Sm90Loop = GridLoop<Direction, Sm90Tiling>;
+
+template <class Element>
+struct ClusterLoop : Element::Pass {
+  ClusterTiling tiling;
+};
+
+}  // namespace annulus::ring_rnn::cuda::tensor
