@@ -8,7 +8,7 @@
 #include "annulus/core/buffer.h"
 #include "bench/cpu_peak.h"
 #include "bench/gpu.h"
-#include "bench/movers.h"
+#include "bench/mover.h"
 #if ANNULUS_HAVE_BLAS
 #include <cblas.h>
 #endif

@@ -22,6 +22,24 @@ using files::printable;
 constexpr std::size_t kMostFileBytes = std::size_t{64} << 20, kMostLineBytes = std::size_t{1} << 20;
 constexpr std::size_t kMostRows = 100'000;
 
+struct OptionalReal {
+  const char* key;
+  std::optional<double> Record::*value;
+  double most = 1e30;
+};
+constexpr OptionalReal kOptionalReals[] = {
+    {"zero_rows", &Record::zero_rows, 1},          {"flops_needed", &Record::flops_needed},
+    {"flops_executed", &Record::flops_executed},   {"bytes", &Record::bytes},
+    {"workspace_bytes", &Record::workspace_bytes}, {"peak_bytes", &Record::peak_bytes},
+    {"floor_ms", &Record::floor_ms, 1e12}};
+struct Word {
+  const char* key;
+  std::string Record::*value;
+};
+constexpr Word kWords[] = {{"suite", &Record::suite},   {"row", &Record::row},
+                           {"op", &Record::op},         {"impl", &Record::impl},
+                           {"device", &Record::device}, {"dtype", &Record::dtype}};
+
 // --- writing ------------------------------------------------------------------------------------
 
 // JSON has no NaN and no infinity; as strings they survive every parser.
@@ -108,12 +126,7 @@ Record from_json(const Json& j) {
         fmt::format("schema {} is not the one this program reads ({})", schema, kSchemaVersion));
   }
   Record r;
-  r.suite = o.text("suite");
-  r.row = o.text("row");
-  r.op = o.text("op");
-  r.impl = o.text("impl");
-  r.device = o.text("device");
-  r.dtype = o.text("dtype");
+  for (const Word& w : kWords) r.*w.value = o.text(w.key);
   r.hardware = o.text("hardware", true);
   r.commit = o.text_or("commit", "");
   r.date = o.text_or("date", "");
@@ -130,13 +143,7 @@ Record from_json(const Json& j) {
     for (const auto& [key, value] : p.items()) r.params[key] = read_param(key, value);
   }
   read_measurement(o, r);
-  r.zero_rows = o.maybe_real("zero_rows", 0, 1);
-  r.flops_needed = o.maybe_real("flops_needed");
-  r.flops_executed = o.maybe_real("flops_executed");
-  r.bytes = o.maybe_real("bytes");
-  r.workspace_bytes = o.maybe_real("workspace_bytes");
-  r.peak_bytes = o.maybe_real("peak_bytes");
-  r.floor_ms = o.maybe_real("floor_ms", 0, 1e12);
+  for (const OptionalReal& f : kOptionalReals) r.*f.value = o.maybe_real(f.key, 0, f.most);
   if (o.has("floor_kind")) {
     r.floor_kind =
         one_of(o, "floor_kind", {FloorKind::kBandwidth, FloorKind::kCompute, FloorKind::kLatency});
@@ -192,12 +199,7 @@ std::string to_string(const ParamValue& value) {
 std::string to_json_line(const Record& r) {
   Json j;
   j["schema"] = kSchemaVersion;
-  j["suite"] = r.suite;
-  j["row"] = r.row;
-  j["op"] = r.op;
-  j["impl"] = r.impl;
-  j["device"] = r.device;
-  j["dtype"] = r.dtype;
+  for (const Word& w : kWords) j[w.key] = r.*w.value;
   j["params"] = Json::object();
   for (const auto& [key, value] : r.params) j["params"][key] = param(value);
   if (r.measures != Measures::kTime) j["measures"] = name_of(r.measures);
@@ -208,16 +210,9 @@ std::string to_json_line(const Record& r) {
                     {"n", r.time_ms->n}};
   }
   if (r.error) j["error"] = {{"metric", r.error->metric}, {"value", number(r.error->value)}};
-  const auto put = [&](const char* key, const std::optional<double>& v) {
-    if (v) j[key] = number(*v);
-  };
-  put("zero_rows", r.zero_rows);
-  put("flops_needed", r.flops_needed);
-  put("flops_executed", r.flops_executed);
-  put("bytes", r.bytes);
-  put("workspace_bytes", r.workspace_bytes);
-  put("peak_bytes", r.peak_bytes);
-  put("floor_ms", r.floor_ms);
+  for (const OptionalReal& f : kOptionalReals) {
+    if (r.*f.value) j[f.key] = number(*(r.*f.value));
+  }
   if (r.floor_kind) j["floor_kind"] = name_of(*r.floor_kind);
   if (r.ceiling) {
     j["ceiling"] = {{"copy_gbs", number(r.ceiling->copy_gbs)},

@@ -13,8 +13,7 @@
 #include "annulus/core/errors.h"
 #include "annulus/core/info.h"
 #include "annulus/cuda/memory.h"
-#include "bench/mover_impl.h"
-#include "bench/movers.h"
+#include "bench/mover.h"
 #include "bench/problem.h"
 #include "bench/statistics.h"
 

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <iostream>
 #include <memory>
-#include <optional>
-#include <regex>
 
 #include "annulus/core/errors.h"
 #include "annulus/core/info.h"
@@ -14,7 +12,7 @@
 #include "bench/runner.h"
 #include "bench/suite.h"
 #include "cli/commands.h"
-#include "cli/device.h"
+#include "cli/options.h"
 #include "cli/progress.h"
 #include "cli/stop_signal.h"
 #include "files/file.h"
@@ -69,19 +67,11 @@ std::vector<Job> pick_rows(const BenchOptions& o, Device device) {
                                        : bench::Size::kQuick;
   request.device = device.type;
   request.memory_bytes = bench::available_bytes(device) / 10 * 9;
-  std::optional<std::regex> filter;
-  if (!o.filter.empty()) {
-    try {
-      filter.emplace(o.filter, std::regex::ECMAScript | std::regex::optimize);
-    } catch (const std::regex_error& e) {
-      throw InvalidArgument("--filter must be a regular expression but \"" +
-                            files::printable(o.filter) + "\" is not one: " + e.what());
-    }
-  }
+  const auto wanted = name_filter(o.filter);
   std::vector<Job> jobs;
   for (const bench::Suite* suite : pick_suites(o.suites)) {
     for (bench::Row& row : suite->rows(request)) {
-      if (!filter || std::regex_search(full_name(*suite, row), *filter)) {
+      if (!wanted || wanted(full_name(*suite, row))) {
         jobs.push_back({suite, std::move(row)});
       }
     }

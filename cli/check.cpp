@@ -9,16 +9,14 @@
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <regex>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "annulus/cuda/memory.h"
 #include "cli/commands.h"
+#include "cli/options.h"
 #include "cli/stop_signal.h"
-#include "cli/whole_number.h"
 #include "testing/suite.h"
 
 namespace annulus::cli {
@@ -118,19 +116,7 @@ std::vector<SuiteRow> run_all(const CheckArguments& a, Device device, const Stop
   }
   testing::SuiteOptions options{.device = device, .jobs = a.jobs};
   options.stop = [&signals] { return signals.asked(); };
-  const auto want_matches = [&](const std::string& expression) {
-    std::regex filter;
-    try {
-      filter.assign(expression, std::regex::ECMAScript | std::regex::optimize);
-    } catch (const std::regex_error& e) {
-      throw std::invalid_argument("--filter: '" + expression +
-                                  "' is no regular expression: " + e.what());
-    }
-    options.wants = [filter](const std::string& params) {
-      return std::regex_search(params, filter);
-    };
-  };
-  if (!a.filter.empty()) want_matches(a.filter);
+  options.wants = name_filter(a.filter);
   // One stream and one device: more host threads would only take turns.
   if (device.type == DeviceType::kCUDA) options.jobs = 1;
   if (options.jobs <= 0) {
@@ -140,7 +126,8 @@ std::vector<SuiteRow> run_all(const CheckArguments& a, Device device, const Stop
   for (const OperatorCases* op : ops) {
     if (signals.asked()) break;
     if (!a.sanitizer.empty()) {
-      want_matches(a.sanitizer == "racecheck" && !op->raced.empty() ? op->raced : op->sanitized);
+      const bool race = a.sanitizer == "racecheck" && !op->raced.empty();
+      options.wants = name_filter(race ? op->raced : op->sanitized);
     }
     options.progress = bar_of(op->op, "named");
     rows.push_back(testing::run_named(*op, options));
@@ -158,42 +145,34 @@ std::vector<SuiteRow> run_all(const CheckArguments& a, Device device, const Stop
   return rows;
 }
 
-int check(const CheckArguments& a) {
-  testing::Repro repro;
+testing::Repro repro_of(const CheckArguments& a) {
+  if (!a.repro_given) return {};
   try {
-    if (a.repro_given) repro = testing::parse_repro(a.repro);
-    if (a.repro_given && !a.ops.empty() &&
-        std::find(a.ops.begin(), a.ops.end(), repro.op->op) == a.ops.end()) {
-      throw std::invalid_argument("it names " + repro.op->op + ", but the operator asked for is " +
+    testing::Repro repro = testing::parse_repro(a.repro);
+    const std::string& op = repro.op->op;
+    if (!a.ops.empty() && std::find(a.ops.begin(), a.ops.end(), op) == a.ops.end()) {
+      throw std::invalid_argument("it names " + op + ", but the operator asked for is " +
                                   a.ops.front());
     }
+    return repro;
   } catch (const std::invalid_argument& e) {
-    std::fprintf(stderr, "annulus check: --repro: %s\n", e.what());
-    return kBadUsage;
+    throw std::invalid_argument(std::string("--repro: ") + e.what());
   }
-  const Device device = a.device == "cuda"  ? cuda_device(0)
-                        : a.device == "cpu" ? kCPU
-                                            : repro.device;
-  const std::string device_name = device.type == DeviceType::kCPU ? "cpu" : "cuda";
-  if (device.type == DeviceType::kCUDA) {
-    const std::string reason = cuda::why_unavailable();
-    if (!reason.empty()) {
-      std::fprintf(stderr, "annulus check: device cuda is not available: %s\n", reason.c_str());
-      return kNotAvailable;
-    }
-  }
+}
+
+int check(const CheckArguments& a) {
+  testing::Repro repro = repro_of(a);
+  const std::string device_name = !a.device.empty()                       ? a.device
+                                  : repro.device.type == DeviceType::kCPU ? "cpu"
+                                                                          : "cuda";
+  const Device device = pick_device(device_name);
   const StopOnSignal signals;
   std::vector<SuiteRow> rows;
-  try {
-    if (repro.op != nullptr) {
-      repro.device = device;
-      rows.push_back(testing::run_repro(repro));
-    } else {
-      rows = run_all(a, device, signals);
-    }
-  } catch (const std::invalid_argument& e) {
-    std::fprintf(stderr, "annulus check: %s\n", e.what());
-    return kBadUsage;
+  if (repro.op != nullptr) {
+    repro.device = device;
+    rows.push_back(testing::run_repro(repro));
+  } else {
+    rows = run_all(a, device, signals);
   }
   if (a.format == "json") {
     print_json(rows, device_name);
@@ -203,7 +182,7 @@ int check(const CheckArguments& a) {
   if (signals.asked()) {
     std::int64_t cases = 0;
     for (const SuiteRow& r : rows) cases += r.cases;
-    std::fprintf(stderr, "annulus check: stopped; the %lld cases so far are in the table\n",
+    std::fprintf(stderr, "annulus: stopped; the %lld cases so far are in the table\n",
                  static_cast<long long>(cases));
     return signals.exit_code();
   }

@@ -7,6 +7,7 @@
 #include <exception>
 #include <iostream>
 #include <new>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -103,6 +104,8 @@ int main(int argc, char** argv) {
   } catch (const annulus::files::FileError& e) {
     return explain(e, kBadUsage);
   } catch (const annulus::InvalidArgument& e) {
+    return explain(e, kBadUsage);
+  } catch (const std::invalid_argument& e) {  // of the case runner
     return explain(e, kBadUsage);
   } catch (const annulus::NotSupported& e) {
     return explain(e, kNotAvailable);

@@ -7,10 +7,9 @@
 
 #include "annulus/core/errors.h"
 #include "cli/commands.h"
-#include "cli/device.h"
+#include "cli/options.h"
 #include "cli/progress.h"
 #include "cli/stop_signal.h"
-#include "cli/whole_number.h"
 #include "train/checkpoint.h"
 #include "train/run.h"
 

@@ -3,7 +3,7 @@
 #   annulus_dependencies                                 what the library compiles and links with
 #   annulus_torch                                        headers of the PyTorch found (for python/)
 # A definition of the same name (=1/0) has only what reads it, by annulus_reads(): the objects of a build with
-# CUDA and one without are then the same files to a compiler cache. -Wundef finds a reader that has it not.
+# CUDA and one without are then the same files to a compiler cache.
 # An option that is ON must be found or the configure step stops; AUTO uses what is there, and
 # annulus_print_summary() says what follows. Nothing is ever downloaded.
 include_guard(GLOBAL)

@@ -32,6 +32,10 @@ class AttemptTensors {
   std::vector<std::unique_ptr<TestTensor>> tensors_;
 };
 
+// Ways to spoil a view.
+void set_shape(TensorView& v, std::initializer_list<std::int64_t> shape);
+void shift_bytes(TensorView& v, int bytes);
+
 // Collects calls f(attempt), each on an Attempt of its own.
 template <class Attempt>
 class BadCallsOf {
@@ -60,9 +64,5 @@ class BadCallsOf {
 std::vector<BadCall> derived_bad_calls(const OperatorCases& op, Device device);
 // Those and the operator's own, which come first.
 std::vector<BadCall> all_bad_calls(const OperatorCases& op, Device device);
-
-// Ways to spoil a view.
-void set_shape(TensorView& v, std::initializer_list<std::int64_t> shape);
-void shift_bytes(TensorView& v, int bytes);
 
 }  // namespace annulus::testing

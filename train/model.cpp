@@ -33,24 +33,7 @@ void DeviceTensor::download(std::span<float> values) const {
 }
 
 RingModel::RingModel(const Recipe& recipe, Device device, int threads)
-    : recipe_(recipe),
-      device_(device),
-      A_(device),
-      Wa_(device),
-      Wo_(device),
-      r0_(device),
-      out_(device),
-      saved_(device),
-      ring_(device),
-      sums_(device),
-      dsums_(device),
-      dout_(device),
-      dA_(device),
-      dWa_(device),
-      dWo_(device),
-      h_(device),
-      angle_(device),
-      amplitude_(device) {
+    : recipe_(recipe), device_(device) {
   check(recipe_);
   context_.threads = threads;
   options_.activation = recipe_.activation;

@@ -72,8 +72,10 @@ class RingModel {
   RingRnnOptions options_;
   std::optional<GainNetwork> gain_;
   std::vector<Parameter> parameters_;  // Wa, Wo, then the gain network's four
-  DeviceTensor A_, Wa_, Wo_, r0_, out_, saved_, ring_, sums_, dsums_, dout_, dA_, dWa_, dWo_, h_,
-      angle_, amplitude_;
+  DeviceTensor A_{device_}, Wa_{device_}, Wo_{device_}, r0_{device_}, out_{device_};
+  DeviceTensor saved_{device_}, ring_{device_}, sums_{device_}, h_{device_}, angle_{device_};
+  DeviceTensor amplitude_{device_}, dsums_{device_}, dout_{device_}, dA_{device_}, dWa_{device_};
+  DeviceTensor dWo_{device_};
 };
 
 }  // namespace annulus::train

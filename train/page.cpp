@@ -68,32 +68,19 @@ std::string results_rows(const Results& results) {
                                     {"max"},
                                     {"final"},
                                     {"mean °"}});
-  const auto row = [&](bool first, const std::string& name, std::int64_t steps, double seconds,
-                       std::int64_t parameters, const std::string& what, double mean, double std,
-                       double max, double final) {
-    const auto known = [&](bool is, const std::string& word) {
-      return cell(first && is ? word : "");
+  for (const ResultRow& r : result_rows(results)) {
+    const auto said = [&](bool is, const std::string& word) {
+      return cell(r.first && is ? word : "");
     };
-    s += first ? "<tr class=\"g\">" : "<tr>";
-    s += cell(first ? text(name, 48) : "", "l") + known(steps > 0, fmt::format("{}", steps)) +
-         known(seconds > 0, fmt::format("{:.0f} s", seconds)) +
-         known(parameters > 0, fmt::format("{}", parameters)) + cell(text(what, 80), "l") +
-         cell(radians(mean), "ours") + cell(radians(std)) + cell(fmt::format("{:.3f}", max)) +
-         cell(radians(final)) + cell(fmt::format("{:.2f}", mean * 180 / std::numbers::pi)) +
+    s += r.first ? "<tr class=\"g\">" : "<tr>";
+    s += cell(r.first ? text(r.name, 48) : "", "l") +
+         said(r.steps > 0, fmt::format("{}", r.steps)) +
+         said(r.seconds > 0, fmt::format("{:.0f} s", r.seconds)) +
+         said(r.parameters > 0, fmt::format("{}", r.parameters)) +
+         cell(fmt::format("{} steps{}", r.T, r.abrupt ? ", moving almost at once" : ""), "l") +
+         cell(radians(r.mean), "ours") + cell(radians(r.std)) + cell(fmt::format("{:.3f}", r.max)) +
+         cell(radians(r.final)) + cell(fmt::format("{:.2f}", r.mean * 180 / std::numbers::pi)) +
          "</tr>";
-  };
-  for (const RecipeResult& r : results.recipes) {
-    const auto line = [&](bool first, const Evaluation& e, const std::string& what) {
-      row(first, r.recipe.name, r.recipe.steps, r.seconds, r.parameters, what, e.mean, e.std, e.max,
-          e.final);
-    };
-    line(true, r.test, fmt::format("{} steps", r.test.T));
-    line(false, r.long_test, fmt::format("{} steps", r.long_test.T));
-    line(false, r.abrupt, fmt::format("{} steps, moving almost at once", r.abrupt.T));
-  }
-  for (const Peer& p : results.peers) {
-    row(true, p.name, p.steps, p.seconds, p.parameters, fmt::format("{} steps", p.T), p.mean, p.std,
-        p.max, p.final);
   }
   return s + std::string(draw::kCloseTable);
 }

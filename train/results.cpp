@@ -103,32 +103,35 @@ std::string curve_csv(const RecipeResult& r) {
   return csv;
 }
 
+std::vector<ResultRow> result_rows(const Results& results) {
+  std::vector<ResultRow> rows;
+  for (const RecipeResult& r : results.recipes) {
+    for (const Evaluation* e : {&r.test, &r.long_test, &r.abrupt}) {
+      rows.push_back({r.recipe.name, e == &r.test, e == &r.abrupt, r.recipe.steps, r.parameters,
+                      r.seconds, e->T, e->mean, e->std, e->max, e->final});
+    }
+  }
+  for (const Peer& p : results.peers) {
+    rows.push_back({p.name, true, false, p.steps, p.parameters, p.seconds, p.T, p.mean, p.std,
+                    p.max, p.final});
+  }
+  return rows;
+}
+
 std::string results_table(const Results& results) {
   std::string s =
       "| model | steps | seconds | parameters | T | mean rad | std | max | final |\n"
       "|---|--:|--:|--:|--:|--:|--:|--:|--:|\n";
-  const auto line = [&](const std::string& name, std::int64_t steps, double seconds,
-                        std::int64_t parameters, std::int64_t T, double mean, double std,
-                        double max, double final) {
-    s += fmt::format("| {} | {} | {} | {} | {} | {:.4f} | {:.4f} | {:.3f} | {:.4f} |\n", name,
-                     steps > 0 ? fmt::format("{}", steps) : "",
-                     seconds > 0 ? fmt::format("{:.1f}", seconds) : "",
-                     parameters > 0 ? fmt::format("{}", parameters) : "", T, mean, std, max, final);
-  };
-  for (const RecipeResult& r : results.recipes) {
-    for (const auto& [note, e] : {std::pair<const char*, const Evaluation*>{"", &r.test},
-                                  {"", &r.long_test},
-                                  {", moving at once", &r.abrupt}}) {
-      line(r.recipe.name + note, r.recipe.steps, r.seconds, r.parameters, e->T, e->mean, e->std,
-           e->max, e->final);
-    }
-  }
-  for (const Peer& p : results.peers) {
-    std::string name = p.name;
-    for (char& c : name) {
+  for (ResultRow& r : result_rows(results)) {
+    for (char& c : r.name) {  // a peer's may be anything
       if (c == '|' || static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
     }
-    line(name, p.steps, p.seconds, p.parameters, p.T, p.mean, p.std, p.max, p.final);
+    s += fmt::format("| {}{} | {} | {} | {} | {} | {:.4f} | {:.4f} | {:.3f} | {:.4f} |\n", r.name,
+                     r.abrupt ? ", moving at once" : "",
+                     r.steps > 0 ? fmt::format("{}", r.steps) : "",
+                     r.seconds > 0 ? fmt::format("{:.1f}", r.seconds) : "",
+                     r.parameters > 0 ? fmt::format("{}", r.parameters) : "", r.T, r.mean, r.std,
+                     r.max, r.final);
   }
   return s;
 }

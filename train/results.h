@@ -39,6 +39,18 @@ struct Results {
   std::string device;
 };
 
+// A line of the table of results: the same for a terminal and for the page.
+struct ResultRow {
+  std::string name;
+  bool first = true;  // of its model
+  bool abrupt = false;
+  std::int64_t steps = 0, parameters = 0;  // 0: not said
+  double seconds = 0;                      // 0: not said
+  std::int64_t T = 0;
+  double mean = 0, std = 0, max = 0, final = 0;
+};
+std::vector<ResultRow> result_rows(const Results& results);
+
 RecipeResult collect(Trainer& trainer, std::int64_t sequences = kTestSequences);
 
 std::string results_json(const Results& results);

@@ -22,8 +22,8 @@ namespace annulus::cuda {
 
 // A barrier of `arrivals` a phase, and of the bytes that were announced for it: those of bulk
 // copies, and those that other blocks of a cluster store. Phases are told apart by parity: 0, 1, 0,
-// ... (As asm: <cuda/ptx> makes the same instructions and takes 2 s a file to compile, a tenth of
-// the kernels'.)
+// ... (As asm: <cuda/ptx> has these instructions, too, but takes 2 s of compiling a file, a tenth of
+// what the kernels take.)
 struct SharedBarrier {
   std::uint64_t word;
 

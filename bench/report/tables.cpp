@@ -31,6 +31,44 @@ std::string left_out(std::size_t rows) {
                      rows == 1 ? "1 more row is" : fmt::format("{} more rows are", rows));
 }
 
+// One row of the page's budget, or one more that is left out.
+bool take(std::size_t* budget, std::size_t* omitted) {
+  if (*budget == 0) {
+    ++*omitted;
+    return false;
+  }
+  --*budget;
+  return true;
+}
+
+// What the seed's table has beside its own figure: at most eight columns of all records.
+struct SeedColumns {
+  std::vector<std::string> names;
+  std::string hardware;
+
+  void add(const Record& r) {
+    if (!r.seed) return;
+    hardware = r.seed->hardware;
+    for (const auto& [name, value] : r.seed->columns) {
+      const bool known = std::find(names.begin(), names.end(), name) != names.end();
+      if (!known && names.size() < 8) names.push_back(name);
+    }
+  }
+};
+
+std::optional<double> seed_value(const Record& r, const std::string& column) {
+  std::optional<double> found;
+  if (!r.seed) return found;
+  for (const auto& [name, value] : r.seed->columns) {
+    if (name == column) found = value;
+  }
+  return found;
+}
+
+std::string problem_cells(const ProblemGroup& g) {
+  return "<tr class=\"g\">" + cell(text(g.row, 60), "l row") + cell(text(g.dtype, 12), "l dim");
+}
+
 bool has_seed_time(const Record& r) { return r.seed && r.seed->unit == "ms"; }
 
 // The length says time / floor on a log scale: nothing at the floor, full at a hundred times it.
@@ -124,11 +162,7 @@ std::string time_table(const Place& place, std::size_t* budget) {
   for (const ProblemGroup& g : place.time) {
     bool first = true;
     for (const Record* r : g.records) {
-      if (*budget == 0) {
-        ++omitted;
-        continue;
-      }
-      --*budget;
+      if (!take(budget, &omitted)) continue;
       s += time_row(place, g, *r, first, with_seed);
       first = false;
     }
@@ -138,92 +172,59 @@ std::string time_table(const Place& place, std::size_t* budget) {
 
 std::string memory_table(const Place& place, std::size_t* budget) {
   if (place.memory.empty()) return "";
-  std::vector<std::string> columns;
-  std::string hardware;
+  SeedColumns seeds;
   for (const ProblemGroup& g : place.memory) {
-    for (const Record* r : g.records) {
-      if (!r->seed) continue;
-      hardware = r->seed->hardware;
-      for (const auto& [name, value] : r->seed->columns) {
-        const bool known = std::find(columns.begin(), columns.end(), name) != columns.end();
-        if (!known && columns.size() < 8) columns.push_back(name);
-      }
-    }
+    for (const Record* r : g.records) seeds.add(*r);
   }
   std::vector<Column> heads = {
       {"row", true}, {"dtype", true}, {"implementation", true}, {"peak MiB"}, {"of it scratch"}};
-  for (const auto& c : columns) heads.push_back({c});
+  for (const auto& c : seeds.names) heads.push_back({c});
   heads.push_back({"seed / ours"});
-  std::string s = fmt::format("<h3>Memory{}</h3>",
-                              hardware.empty() ? "" : ", beside the seed's on " + text(hardware)) +
-                  draw::open_table(heads);
+  const std::string beside =
+      seeds.hardware.empty() ? "" : ", beside the seed's on " + text(seeds.hardware);
+  std::string s = "<h3>Memory" + beside + "</h3>" + draw::open_table(heads);
   std::size_t omitted = 0;
   for (const ProblemGroup& g : place.memory) {
     for (const Record* r : g.records) {
-      if (*budget == 0) {
-        ++omitted;
-        continue;
-      }
-      --*budget;
-      s += "<tr class=\"g\">" + cell(text(g.row, 60), "l row") + cell(text(g.dtype, 12), "l dim") +
-           cell(text(r->impl, 32), "l") + cell(r->peak_bytes ? mib(*r->peak_bytes) : "", "ours") +
+      if (!take(budget, &omitted)) continue;
+      s += problem_cells(g) + cell(text(r->impl, 32), "l") +
+           cell(r->peak_bytes ? mib(*r->peak_bytes) : "", "ours") +
            cell(r->workspace_bytes ? mib(*r->workspace_bytes) : "", "dim");
-      for (const auto& c : columns) {
-        std::string value;
-        if (r->seed) {
-          for (const auto& [name, v] : r->seed->columns) {
-            if (name == c) value = fmt::format("{:.1f}", v);
-          }
-        }
-        s += cell(value);
+      for (const auto& c : seeds.names) {
+        const auto value = seed_value(*r, c);
+        s += cell(value ? fmt::format("{:.1f}", *value) : "");
       }
       const bool ok = r->status == Status::kOk;
       const bool both = ok && r->seed && r->peak_bytes && *r->peak_bytes > 0;
       s += cell(both ? times(r->seed->value / (*r->peak_bytes / kMiB)) : "") + "</tr>";
-      if (!ok) s += reason_row(*r, columns.size() + 4);
+      if (!ok) s += reason_row(*r, seeds.names.size() + 4);
     }
   }
   return s + std::string(draw::kCloseTable) + left_out(omitted);
 }
 
 std::string seed_table(const Place& place, std::size_t* budget) {
-  std::vector<std::string> columns;
-  std::string hardware;
+  SeedColumns seeds;
   for (const ProblemGroup& g : place.time) {
-    const Record* r = g.find("annulus");
-    if (!r || !r->seed) continue;
-    hardware = r->seed->hardware;
-    for (const auto& [name, value] : r->seed->columns) {
-      const bool known = std::find(columns.begin(), columns.end(), name) != columns.end();
-      if (!known && columns.size() < 8) columns.push_back(name);
-    }
+    if (const Record* r = g.find("annulus")) seeds.add(*r);
   }
-  if (columns.empty()) return "";
+  if (seeds.names.empty()) return "";
   std::vector<Column> heads = {{"row", true}, {"dtype", true}, {"ours, ms"}};
-  for (const auto& c : columns) heads.push_back({c});
+  for (const auto& c : seeds.names) heads.push_back({c});
   heads.push_back({"best of them / ours"});
-  std::string s = fmt::format("<h3>Beside the seed's table, measured on {}</h3>", text(hardware)) +
-                  draw::open_table(heads);
+  std::string s =
+      fmt::format("<h3>Beside the seed's table, measured on {}</h3>", text(seeds.hardware)) +
+      draw::open_table(heads);
   std::size_t omitted = 0;
   for (const ProblemGroup& g : place.time) {
     const Record* r = g.find("annulus");
-    if (!r || !r->seed || r->seed->columns.empty()) continue;
-    if (*budget == 0) {
-      ++omitted;
-      continue;
-    }
-    --*budget;
-    s += "<tr class=\"g\">" + cell(text(g.row, 60), "l row") + cell(text(g.dtype, 12), "l dim") +
-         cell(ms(r->time_ms->median), "ours");
+    if (!r || !r->seed || r->seed->columns.empty() || !take(budget, &omitted)) continue;
+    s += problem_cells(g) + cell(ms(r->time_ms->median), "ours");
     double best = 0;
-    for (const auto& c : columns) {
-      std::string value;
-      for (const auto& [name, v] : r->seed->columns) {
-        if (name != c) continue;
-        value = ms(v);
-        if (v > 0 && (best == 0 || v < best)) best = v;
-      }
-      s += cell(value);
+    for (const auto& c : seeds.names) {
+      const auto value = seed_value(*r, c);
+      if (value && *value > 0 && (best == 0 || *value < best)) best = *value;
+      s += cell(value ? ms(*value) : "");
     }
     s += cell(best > 0 && r->time_ms->median > 0 ? times(best / r->time_ms->median) : "") + "</tr>";
   }

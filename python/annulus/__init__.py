@@ -6,11 +6,12 @@ torch.export, and raises InvalidArgument (a ValueError), NotSupported (a NotImpl
 """
 
 from . import _library  # noqa: F401  (loads the compiled operators first)
-from . import nn
 from ._info import info, last_backend
 from .errors import DeviceError, InvalidArgument, NotSupported, RankLost
 from .lrpe_cosine import lrpe_cosine, lrpe_cosine_qk, lrpe_rotate, lrpe_rotate_, packed_positions
 from .ring_rnn import ring_readout, ring_rnn, ring_rnn_pack
+
+from . import nn  # isort: skip  (the modules of all of them)
 
 
 def __getattr__(name):
@@ -19,20 +20,6 @@ def __getattr__(name):
     raise AttributeError(f"module 'annulus' has no attribute {name!r}")
 
 
-__all__ = [
-    "DeviceError",
-    "InvalidArgument",
-    "NotSupported",
-    "RankLost",
-    "info",
-    "last_backend",
-    "lrpe_cosine",
-    "lrpe_cosine_qk",
-    "lrpe_rotate",
-    "lrpe_rotate_",
-    "nn",
-    "packed_positions",
-    "ring_readout",
-    "ring_rnn",
-    "ring_rnn_pack",
-]
+# Files that an operator is in are no part of it: where a function has a file's name, the name is the function's.
+__all__ = sorted(name for name, value in globals().items() if not name.startswith("_") and
+                 (callable(value) or name == "nn"))

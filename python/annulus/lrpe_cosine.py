@@ -8,6 +8,8 @@ The C++ library checks every argument; Python only routes. Outputs keep x's orde
 transposed (B, L, H, D) view goes through without a copy in either direction.
 """
 
+import math
+
 import torch
 
 from ._library import ops
@@ -130,6 +132,71 @@ def packed_positions(cu_seqlens, total):
     token = torch.arange(total, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
     sequence = torch.searchsorted(cu_seqlens, token, right=True) - 1
     return token - cu_seqlens[sequence]
+
+
+class LrpeCosine(torch.nn.Module):
+    """Multi-axis LRPE-cosine with a frequency table per head.
+
+    theta (n_heads, E), E = ceil(head_dim / n_axes), starts as base ** (-k / E) in every head, in float32. It is a
+    parameter when learnable, else a buffer. It stays float32 when the module is cast to 16 bits (.half(), .to(bfloat16)):
+    frequencies of 16 bits are wrong by radians at long range.
+    """
+
+    def __init__(self, head_dim, n_heads, n_axes=1, base=10000.0, learnable=True, device=None):
+        super().__init__()
+        if not 1 <= n_axes <= 4:
+            raise InvalidArgument(f"[LrpeCosine] n_axes must be 1 to 4 but is {n_axes}")
+        for name, value, least in (("head_dim", head_dim, 1), ("n_heads", n_heads, 0)):
+            if not isinstance(value, int) or value < least:
+                raise InvalidArgument(f"[LrpeCosine] {name} must be an integer of at least {least} but is {value!r}")
+        if not (0 < base < math.inf):
+            raise InvalidArgument(f"[LrpeCosine] base must be positive and finite but is {base}")
+        columns = -(-head_dim // n_axes)
+        if (n_axes - 1) * columns >= head_dim:
+            raise InvalidArgument(
+                f"[LrpeCosine] head_dim must give each of {n_axes} axes a column of {columns} but is {head_dim}"
+            )
+        self.head_dim, self.n_heads, self.n_axes, self.base, self.learnable = head_dim, n_heads, n_axes, base, learnable
+        theta = torch.empty(n_heads, columns, dtype=torch.float32, device=device)
+        if learnable:
+            self.theta = torch.nn.Parameter(theta)
+        else:
+            self.register_buffer("theta", theta)
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        columns = self.theta.shape[1]
+        with torch.no_grad():
+            k = torch.arange(columns, dtype=torch.float64, device=self.theta.device)
+            self.theta.copy_((float(self.base) ** (-k / columns)).expand(self.n_heads, columns))
+
+    def _apply(self, fn, recurse=True):
+        # .to(), .half(), .cuda() and their like go through here. A cast to 16 bits moves theta and leaves its values.
+        def without_rounding(t):
+            moved = fn(t)
+            return t.to(moved.device) if moved.dtype.itemsize == 2 else moved
+
+        return super()._apply(without_rounding, recurse)
+
+    def forward(self, x, shape=None, prefix=0, activation="none", softmax_dim=-1, offset=0, position_ids=None):
+        """x (B, n_heads, L, head_dim) -> (B, n_heads, L, 2 * head_dim); arguments as annulus.lrpe_cosine."""
+        return lrpe_cosine(
+            x, self.theta, shape, prefix=prefix, activation=activation, softmax_dim=softmax_dim, offset=offset,
+            position_ids=position_ids,
+        )
+
+    def qk(self, q, k, shape=None, prefix=0, activation="none", softmax_dim=-1, offset=0, position_ids=None):
+        """Queries and keys in one launch; n_heads is the smaller of their head counts."""
+        return lrpe_cosine_qk(
+            q, k, self.theta, shape, prefix=prefix, activation=activation, softmax_dim=softmax_dim, offset=offset,
+            position_ids=position_ids,
+        )
+
+    def extra_repr(self):
+        return (
+            f"head_dim={self.head_dim}, n_heads={self.n_heads}, n_axes={self.n_axes}, base={self.base}, "
+            f"learnable={self.learnable}"
+        )
 
 
 # Fake kernels: shapes, dtypes and strides without data, for torch.compile and torch.export

@@ -6,6 +6,8 @@ One call runs all T steps; nothing of size B * N * N ever exists. The C++ librar
 strides; Python only routes.
 """
 
+import math
+
 import torch
 
 from ._library import ops
@@ -93,6 +95,70 @@ def ring_readout(states):
 def _split(parameter):
     """(number, tensor or None) of J0, J1 or alpha."""
     return (0.0, parameter) if isinstance(parameter, torch.Tensor) else (parameter, None)
+
+
+class RingRNN(torch.nn.Module):
+    """A ring attractor: Wa (n_actions, n_neurons, n_neurons) and Wo (n_neurons, n_neurons), normal / sqrt(n_neurons).
+
+    J0, J1 and alpha are numbers (alpha also n_neurons of them), parameters when learn_scalars.
+    """
+
+    def __init__(self, n_neurons, n_actions, activation="gelu", *, J0=-0.1, J1=0.1, alpha=0.15, learn_scalars=False,
+                 precision="auto", checkpoint=0, device=None, dtype=None):
+        super().__init__()
+        for name, value in (("n_neurons", n_neurons), ("n_actions", n_actions)):
+            if value < 0:
+                raise InvalidArgument(f"[RingRNN] {name} must be at least 0 but is {value}")
+        self.n_neurons, self.n_actions, self.activation = n_neurons, n_actions, activation
+        self.precision, self.checkpoint = precision, checkpoint
+        self.Wa = torch.nn.Parameter(torch.empty(n_actions, n_neurons, n_neurons, device=device, dtype=dtype))
+        self.Wo = torch.nn.Parameter(torch.empty(n_neurons, n_neurons, device=device, dtype=dtype))
+        scalar = torch.float64 if self.Wo.dtype == torch.float64 else torch.float32
+        for name, value in (("J0", J0), ("J1", J1), ("alpha", alpha)):
+            several = not isinstance(value, (int, float))
+            if several and (name != "alpha" or len(value) != n_neurons):
+                rule = f"a number or {n_neurons} of them" if name == "alpha" else "a number"
+                raise InvalidArgument(f"[RingRNN] {name} must be {rule} but is {value!r}")
+            if several or learn_scalars:
+                value = torch.as_tensor(value, device=device, dtype=scalar).clone()
+            if learn_scalars:
+                value = torch.nn.Parameter(value)
+            if several and not learn_scalars:
+                self.register_buffer(name, value)
+            else:
+                setattr(self, name, value)
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        for W in (self.Wa, self.Wo):
+            torch.nn.init.normal_(W, std=max(self.n_neurons, 1) ** -0.5)
+
+    def bump(self, angle):
+        """angle (B,) in radians -> state (B, n_neurons): a Gaussian bump, a tenth of the ring wide, of length 1."""
+        N = self.n_neurons
+        away = torch.arange(N, device=angle.device, dtype=torch.float64) - angle.double()[:, None] * N / (2 * math.pi)
+        away = away - N * torch.round(away / N)
+        bump = torch.exp(-0.5 * (10 * away / N).square())
+        bump = bump / bump.norm(dim=1, keepdim=True)
+        return bump.to(self.Wo.device, torch.float64 if self.Wo.dtype == torch.float64 else torch.float32)
+
+    def forward(self, A, r0=None, *, drive=None, reset=None, reset_state=None, mask=None):
+        """A (B, T, n_actions), r0 (B, n_neurons; zeros by default) -> out (B, T, n_neurons), h_n (B, n_neurons).
+
+        h_n is the state to go on from. Arguments as annulus.ring_rnn.
+        """
+        if r0 is None:
+            r0 = A.new_zeros(A.shape[0], self.n_neurons)
+        return ring_rnn(
+            A, self.Wa, self.Wo, r0, self.J0, self.J1, self.alpha, activation=self.activation, drive=drive, reset=reset,
+            reset_state=reset_state, mask=mask, precision=self.precision, checkpoint=self.checkpoint, return_state=True
+        )
+
+    def extra_repr(self):
+        return (
+            f"n_neurons={self.n_neurons}, n_actions={self.n_actions}, activation={self.activation!r}, "
+            f"precision={self.precision!r}, checkpoint={self.checkpoint}"
+        )
 
 
 # Fake kernels: shapes and dtypes without data, for torch.compile and torch.export

@@ -37,7 +37,15 @@ void load_row(const void* from, std::int64_t step, std::int64_t n, Real* to) {
   if constexpr (!std::is_same_v<Real, double>) {
     const auto lanes = static_cast<std::int64_t>(simd::lanes());
     if (step == 1) {
+      for (; i <= n - 4 * lanes; i += 4 * lanes) {
+        ANNULUS_UNROLL
+        for (int u = 0; u < 4; ++u) simd::store(simd::load(p + i + u * lanes), to + i + u * lanes);
+      }
       for (; i <= n - lanes; i += lanes) simd::store(simd::load(p + i), to + i);
+      if (i < n && n >= lanes) {  // the last overlaps the one before
+        simd::store(simd::load(p + n - lanes), to + n - lanes);
+        return;
+      }
     }
   }
 #endif
@@ -52,11 +60,17 @@ void store_row(const Real* from, std::int64_t n, void* to, std::int64_t step) {
   if constexpr (!std::is_same_v<Real, double>) {
     const auto lanes = static_cast<std::int64_t>(simd::lanes());
     if (step == 1) {
-      for (; i <= n - 2 * lanes; i += 2 * lanes) {
-        Two<T> two;
-        two.set(simd::load(from + i), simd::load(from + i + lanes));
-        two.store(p + i);
+      const auto two = [&](std::int64_t at) {
+        Two<T> v;
+        v.set(simd::load(from + at), simd::load(from + at + lanes));
+        v.store(p + at);
+      };
+      for (; i <= n - 4 * lanes; i += 4 * lanes) {
+        two(i);
+        two(i + 2 * lanes);
       }
+      for (; i <= n - 2 * lanes; i += 2 * lanes) two(i);
+      if (i < n && n >= 2 * lanes) return two(n - 2 * lanes);
     }
   }
 #endif

@@ -316,7 +316,7 @@ class Worker {
   }
 
   // x1 (and x2) = f(x), as row buffers.
-  HWY_NOINLINE void load_activated(const Pair& x, std::int64_t b, const Place& place) {
+  void load_activated(const Pair& x, std::int64_t b, const Place& place) {
     for (int i = 0; i < scratch_.segments.count; ++i) {
       const Segment& g = scratch_.segments.at[i];
       load(x.first, x.step, g, row_.x1);
@@ -332,7 +332,7 @@ class Worker {
   }
 
   // g = the gradient turned back by the phase.
-  HWY_NOINLINE void load_gradient(const Pair& dy) {
+  void load_gradient(const Pair& dy) {
     for (int i = 0; i < scratch_.segments.count; ++i) {
       const Segment& g = scratch_.segments.at[i];
       load(dy.first, dy.step, g, row_.g1);
@@ -343,7 +343,7 @@ class Worker {
   }
 
   // g1 = dx, from g1 and x (loaded again: the activated row is no longer x).
-  HWY_NOINLINE void activation_backward(const Pair& x, std::int64_t b, const Place& place) {
+  void activation_backward(const Pair& x, std::int64_t b, const Place& place) {
     const Real* dot = plan_.activation == LrpeActivation::kSoftmaxTokens
                           ? scratch_.column_dot + column_index(place.flat_head, b)
                           : nullptr;
@@ -355,7 +355,7 @@ class Worker {
                                                              row_.g2, row_.x1, dot, row_.g1);
   }
 
-  HWY_NOINLINE void store_rows(const Pair& y, const Real* r1, const Real* r2) {
+  void store_rows(const Pair& y, const Real* r1, const Real* r2) {
     for (int i = 0; i < scratch_.segments.count; ++i) {
       const Segment& g = scratch_.segments.at[i];
       store(r1, g, y.first, y.step);

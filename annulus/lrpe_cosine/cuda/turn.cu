@@ -283,10 +283,13 @@ void turn(const Plan& plan, const Args& a, bool vectors, cudaStream_t stream) {
     return launch_rows(plan, a, vectors, a.backward ? RowTask::kBackward : RowTask::kForward,
                        stream);
   }
-  visit_turn(plan, a.backward, vectors, [&]<class T, int V, Mode kMode, Act kAct>() {
-    if (launch_if_short<T, V, kMode, kAct>(plan, a, stream)) return;
-    if (walks(plan)) return launch_walk(plan, a, vectors, stream);
-    launch_turn<T, V, kMode, kAct>(plan, a, stream);
+  const bool walks = plan.B == 1 || plan.own_positions() || plan.position_ids.defined();
+  visit_width(plan.dtype, vectors, [&]<class T, int V>() {
+    visit_turn(plan, a.backward, [&]<Mode kMode, Act kAct>() {
+      if (launch_if_short<T, V, kMode, kAct>(plan, a, stream)) return;
+      if (walks) return launch_walk<T, V>(plan, a, stream);
+      launch_turn<T, V, kMode, kAct>(plan, a, stream);
+    });
   });
 }
 

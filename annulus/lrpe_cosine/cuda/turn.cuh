@@ -59,29 +59,21 @@ __device__ __forceinline__ void turn_columns(LrpeActivation activation, const So
   if constexpr (kMode != Mode::kGather) store_columns<V, T>(r2, out.second, to);
 }
 
-// f.operator()<T, V, Mode, Act>() of a call.
+// f.operator()<Mode, Act>() of a call.
 template <class F>
-void visit_turn(const Plan& plan, bool backward, bool vectors, F&& f) {
-  const auto of_width = [&]<class T, int V>() {
-    if (plan.rotate) return f.template operator()<T, V, Mode::kRotate, Act::kNone>();
-    visit_activation(plan.activation, [&]<Act kAct>() {
-      if (backward) {
-        f.template operator()<T, V, Mode::kGather, kAct>();
-      } else {
-        f.template operator()<T, V, Mode::kSpread, kAct>();
-      }
-    });
-  };
-  visit_floating(plan.dtype, [&]<class T>() {
-    if constexpr (!std::is_same_v<T, double>) {
-      if (vectors) return of_width.template operator()<T, kVectorWidth<T>>();
+void visit_turn(const Plan& plan, bool backward, F&& f) {
+  if (plan.rotate) return f.template operator()<Mode::kRotate, Act::kNone>();
+  visit_activation(plan.activation, [&]<Act kAct>() {
+    if (backward) {
+      f.template operator()<Mode::kGather, kAct>();
+    } else {
+      f.template operator()<Mode::kSpread, kAct>();
     }
-    of_width.template operator()<T, 1>();
   });
 }
 
-// One sequence, offsets of each, or position_ids: cuda/walk.cu.
-bool walks(const Plan& plan);
-void launch_walk(const Plan& plan, Args args, bool vectors, void* stream);
+// One sequence, offsets of each, or position_ids: cuda/walk.cuh.
+template <class T, int V>
+void launch_walk(const Plan& plan, Args args, void* stream);
 
 }  // namespace annulus::lrpe_cosine::cuda

@@ -61,6 +61,9 @@ struct Sm90WeightGradients : WeightGradients {
   const std::byte* g = nullptr;
   const std::uint32_t* tile_c = nullptr;
   unsigned blocks = 0;  // of threads that make the gradients; those after them make late dots
+  // Of the depth of a late dot: as many as tiles. Known to be equal, ptxas unrolls those loops so that it
+  // has too few registers for the gradients' wgmma and makes them wait for each other (C7512).
+  int chunks = 0;
   // Where the loop has left s . u_k to this launch: see sm90/late_dots.cuh.
   float* dots = nullptr;           // as LoopSums has them
   const uint4* weights = nullptr;  // V

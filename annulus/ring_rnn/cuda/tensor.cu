@@ -265,6 +265,7 @@ void backward(const Plan& plan, Context& context) {
   if (tiling.layout.row_tiles) {
     Sm90WeightGradients gradients{w, b.g, b.tile_c};
     if (dots && tiling.in_clusters()) {
+      gradients.chunks = tiling.layout.tiles;
       gradients.dots = b.sums.dots;
       gradients.weights = b.weights;
     }

@@ -61,6 +61,10 @@ ANNULUS_HD inline Operation operation(std::int64_t index, std::int64_t T, std::i
   return {Operation::kBackward, t0 + 2 * steps + 1 - index};
 }
 
+template <class T>
+void launch_backward_loop(const Plan& plan, const Args& a, const BackwardScratch<compute_t<T>>& w,
+                          unsigned* counters, cudaStream_t stream);
+
 // dWa and dWo, those that were asked for, from g (T, B, N). `states`: s (T, B, N) where `out` has it
 // rounded, else nullptr.
 template <class T>

@@ -73,7 +73,7 @@ __device__ void produce(const Sm90WeightGradients& a, const Shared<Terms>& share
   const annulus::cuda::Pipeline& ring = shared.ring;
   annulus::cuda::PipelineStage to = ring.producer();
   for (int channel = item.first_channel; channel < item.last_channel; ++channel) {
-    for (int block = 0; block < s.tiles * s.tiles; ++block) {
+    for (int block = 0; block < s.tiles * a.chunks; ++block) {
       ring.acquire(to);
       ring.expect(to, C::kBlock);
       annulus::cuda::copy_bulk(shared.weights + to.at * C::kBlock,
@@ -155,7 +155,7 @@ __device__ void consume(const Sm90WeightGradients& a, const Shared<Terms>& share
   States<Terms> states[C::kMostChunks];  // as many tiles as chunks
 #pragma unroll
   for (int i = 0; i < C::kMostChunks; ++i) {
-    if (i >= s.tiles) break;
+    if (i >= a.chunks) break;
     load_g<Terms>(a, time * s.padded_b * s.padded_n, b, i * kHopperDepth + col, x[i]);
     states[i].load(a, time, b, i * kTile + col);
   }
@@ -169,10 +169,10 @@ __device__ void consume(const Sm90WeightGradients& a, const Shared<Terms>& share
       float part[32];
 #pragma unroll
       for (int chunk = 0; chunk < C::kMostChunks; ++chunk) {
-        if (chunk >= s.tiles) break;
+        if (chunk >= a.chunks) break;
         // One term adds the chunks up in the tensor core; more add them in f32, which rounds.
         const bool fresh = Terms > 1 || chunk == 0;
-        const bool complete = Terms > 1 || chunk + 1 == s.tiles;
+        const bool complete = Terms > 1 || chunk + 1 == a.chunks;
         const int stage = from.at;
         shared.ring.wait(from);
         const std::uint32_t operand =

@@ -9,6 +9,11 @@
 // bytes takes 0.11: 0.183 / 0.188; one token a thread 0.257 / 0.252, four 0.192 / 0.199; 100 registers instead of 72
 // 0.193 / 0.208. With position_ids read in turn_kernel its plain forward would take 0.1255 instead of 0.1186.
 
+//
+// Compiled a few widths a file (walk_*.cu): the kernel has seven forms for each, and all of them in one file took three
+// minutes.
+#pragma once
+
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -17,8 +22,6 @@
 #include "annulus/lrpe_cosine/cuda/turn.cuh"
 
 namespace annulus::lrpe_cosine::cuda {
-
-namespace {
 
 constexpr int kWalkThreads = 128;
 template <class T>
@@ -115,14 +118,9 @@ __global__ void __launch_bounds__(kWalkThreads, kWalkBlocks<T>)
   }
 }
 
-}  // namespace
-
-bool walks(const Plan& plan) {
-  return plan.B == 1 || plan.own_positions() || plan.position_ids.defined();
-}
-
-void launch_walk(const Plan& plan, Args a, bool vectors, void* stream) {
-  visit_turn(plan, a.backward, vectors, [&]<class T, int V, Mode kMode, Act kAct>() {
+template <class T, int V>
+void launch_walk(const Plan& plan, Args a, void* stream) {
+  visit_turn(plan, a.backward, [&]<Mode kMode, Act kAct>() {
     const std::int64_t lanes = plan.C / V;
     const auto lanes_x = static_cast<int>(std::min<std::int64_t>(lanes, kWalkThreads));
     const dim3 shape(static_cast<unsigned>(lanes_x), static_cast<unsigned>(kWalkThreads / lanes_x));
