@@ -138,7 +138,9 @@ Comparison compare(const CompareInput& in) {
   };
   // Values among the subnormals carry no relative precision: half their spacing is the best there
   // is.
-  const auto guard_limit = [&] { return std::max(g * scale_rms, ulp_at(0, in.dtype)); };
+  const auto guard_limit = [&] {
+    return std::max(g * scale_rms, ulp_at(0, in.dtype, in.precision));
+  };
   if ((e.max > ratio_limit() || rms > guard_limit()) && in.term_size) {
     const std::vector<double> terms = in.term_size();
     Norm norm;

@@ -83,6 +83,9 @@ TEST(Limits, Ulps) {
   EXPECT_EQ(ulp_at(1.5, DType::kF32, Precision::kFp32), 0x1p-23);
   EXPECT_EQ(ulp_at(1.5, DType::kF32, Precision::kBf16), 0x1p-7);
   EXPECT_EQ(ulp_at(1.5, DType::kBF16, Precision::kBf16x3), 0x1p-7);
+  EXPECT_EQ(ulp_at(1e-39, DType::kF32, Precision::kFp32), 0x1p-149);
+  EXPECT_EQ(ulp_at(1e-39, DType::kF32, Precision::kBf16x6), 0x1p-133);  // bf16's least number
+  EXPECT_EQ(ulp_at(1e-30, DType::kF32, Precision::kBf16x6), ulp_at(1e-30, DType::kF32));
   EXPECT_EQ(ulp_at(1.5, DType::kF32, Precision::kBf16x3), 0x1p-15);
   EXPECT_EQ(ulp_at(1.5, DType::kF32, Precision::kTf32), 0x1p-10);
   EXPECT_EQ(ulp_at(0.0, DType::kF32, Precision::kBf16), 0x1p-149);

@@ -60,7 +60,9 @@ __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
 // which may be negative. All of its bytes count as arriving, those outside of the tensor, too.
 // load_box(shared, map, {...}, barrier, blocks): to the same place in each block of the cluster
 // that has a bit in `blocks`; the bytes arrive at the barrier of each at the same place.
-// store_box(map, {...}, shared): see commit_stores(). prefetch_box(map, {...}): to L2.
+// store_box(map, {...}, shared): see commit_stores(). Its box may end beyond the tensor but not begin
+// before it: an H200 takes a negative index of a store for an illegal instruction.
+// prefetch_box(map, {...}): to L2.
 //
 // One text for each number of dimensions; operands that an instruction does not have are constants.
 #define ANNULUS_BOX(Rank, names, ...)                                                              \
