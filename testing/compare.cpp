@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <numbers>
 
 #include "testing/limits.h"
@@ -139,7 +140,8 @@ Comparison compare(const CompareInput& in) {
   // Values among the subnormals carry no relative precision: half their spacing is the best there
   // is.
   const auto guard_limit = [&] {
-    return std::max(g * scale_rms, ulp_at(0, in.dtype, in.precision));
+    const double least = std::min(scale_max, std::numeric_limits<double>::min());
+    return std::max(g * scale_rms, ulp_at(least, in.dtype, in.precision));
   };
   if ((e.max > ratio_limit() || rms > guard_limit()) && in.term_size) {
     const std::vector<double> terms = in.term_size();

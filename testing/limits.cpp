@@ -31,8 +31,8 @@ double ulp_at(double v, DType t) {
 double ulp_at(double v, DType t, Precision p) {
   // What is left of an operand below bf16's least number is lost to every split into bf16 terms. (f16
   // has no such floor: the power of two in front of a row keeps its range.)
-  const double lost = facts_of(p).element == DType::kBF16 ? ulp_at(0, DType::kBF16) : 0;
-  const double own = std::max(ulp_at(v, t), lost);
+  const bool splits = v != 0 && facts_of(p).element == DType::kBF16;
+  const double own = std::max(ulp_at(v, t), splits ? ulp_at(0, DType::kBF16) : 0);
   if (guard_of(p) == 0 || v == 0 || !std::isfinite(v)) return own;
   // The exponents of f32, which all of these have; an f16 output has a floor of its own.
   const int exponent = std::max(format_of(DType::kF32).min_exponent, std::ilogb(v));
