@@ -12,8 +12,6 @@
 #include "files/file.h"
 #include "files/json.h"
 #include "files/words.h"
-#include "train/recipe_json.h"
-#include "train/safetensors.h"
 
 namespace annulus::train {
 namespace {
@@ -25,7 +23,8 @@ using json = files::Json;
 
 constexpr int kSchema = 1;
 constexpr const char* kKind = "annulus ring-attractor checkpoint";
-constexpr std::size_t kMostManifestBytes = std::size_t{1} << 20;
+constexpr std::size_t kMostManifestBytes = std::size_t{1} << 20,
+                      kMostTensorBytes = std::size_t{4} << 30;
 constexpr std::int64_t kMostCount = std::int64_t{1} << 53;
 
 std::string manifest_path(const std::string& folder) { return folder + "/manifest.json"; }
@@ -33,9 +32,51 @@ std::string file_name(std::int64_t step) {
   return fmt::format("checkpoint-{:06}.safetensors", step);
 }
 
-SafeTensor f32(std::string name, std::vector<std::int64_t> shape,
-               const std::vector<float>& values) {
-  return {std::move(name), SafeDType::kF32, std::move(shape), std::as_bytes(std::span(values))};
+// A file in the safetensors format: named arrays, no code.
+class TensorFile {
+ public:
+  json header;
+
+  void add(const std::string& name, const std::vector<std::int64_t>& shape,
+           const std::vector<float>& values) {
+    const std::size_t begin = data_.size();
+    data_.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+    header[name] = {{"dtype", "F32"}, {"shape", shape}, {"data_offsets", {begin, data_.size()}}};
+  }
+  const std::string& data() const { return data_; }
+  // What stands before the data: the size of the header in eight bytes, little-endian, and the header.
+  std::string head() const {
+    std::string text = header.dump();
+    text.resize((text.size() + 7) / 8 * 8, ' ');  // so that the data is aligned to 8 bytes
+    std::string size(8, '\0');
+    for (std::size_t i = 0; i < size.size(); ++i) size[i] = static_cast<char>(text.size() >> 8 * i);
+    return size + text;
+  }
+
+ private:
+  std::string data_;
+};
+
+// f(name, shape, values) of every array of a checkpoint, in the order of the file.
+template <class Parameters, class Curves, class F>
+void for_arrays(Parameters& parameters, Curves& history, F&& f) {
+  for (auto& p : parameters) {
+    f(p.name, p.shape, p.value);
+    f("adam.mean." + p.name, p.shape, p.mean);
+    f("adam.square." + p.name, p.shape, p.square);
+  }
+  const std::vector<std::int64_t> steps = {static_cast<std::int64_t>(history.loss.size())};
+  f("history.loss", steps, history.loss);
+  f("history.error", steps, history.error);
+}
+
+TensorFile tensors_of(const RingModel& model, const History& history) {
+  TensorFile file;
+  for_arrays(model.parameters(), history,
+             [&](const auto& name, const auto& shape, const auto& values) {
+               file.add(name, shape, values);
+             });
+  return file;
 }
 
 [[noreturn]] void refuse(const std::string& path, const std::string& what) {
@@ -90,17 +131,9 @@ void save_checkpoint(const std::string& folder, const Trainer& trainer) {
       // A manifest nobody can read names nothing that is worth removing.
     }
   }
-  std::vector<SafeTensor> tensors;
-  for (const Parameter& p : trainer.model().parameters()) {
-    tensors.push_back(f32(p.name, p.shape, p.value));
-    tensors.push_back(f32("adam.mean." + p.name, p.shape, p.mean));
-    tensors.push_back(f32("adam.square." + p.name, p.shape, p.square));
-  }
   const std::int64_t step = trainer.steps_done();
-  tensors.push_back(f32("history.loss", {step}, trainer.history().loss));
-  tensors.push_back(f32("history.error", {step}, trainer.history().error));
-  const std::string bytes = write_safetensors(tensors);
-  const std::string name = file_name(step);
+  const TensorFile tensors = tensors_of(trainer.model(), trainer.history());
+  const std::string bytes = tensors.head() + tensors.data(), name = file_name(step);
   files::write_file(folder + "/" + name, bytes);
 
   json manifest;
@@ -134,7 +167,7 @@ Manifest read_manifest(const std::string& folder) {
 
 void load_checkpoint(const std::string& folder, const Manifest& manifest, Trainer& trainer) {
   const std::string path = folder + "/" + manifest.file;
-  std::string bytes = files::read_file(path, SafetensorsFile::kMostBytes);
+  const std::string bytes = files::read_file(path, kMostTensorBytes);
   if (bytes.size() != manifest.bytes) {
     refuse(path, fmt::format("has {} bytes, the manifest says {}", bytes.size(), manifest.bytes));
   }
@@ -142,41 +175,31 @@ void load_checkpoint(const std::string& folder, const Manifest& manifest, Traine
     refuse(path, fmt::format("is damaged: its XXH64 is {:016x}, the manifest says {:016x}", hash,
                              manifest.hash));
   }
-  try {
-    const SafetensorsFile file(std::move(bytes));
-    // All of it before any of it is taken over.
-    std::vector<std::vector<float>> values;
-    for (const Parameter& p : trainer.model().parameters()) {
-      for (const char* prefix : {"", "adam.mean.", "adam.square."}) {
-        values.push_back(file.f32(prefix + p.name, p.shape));
-      }
-    }
-    const std::array<std::int64_t, 1> steps = {manifest.step};
-    History history{file.f32("history.loss", steps), file.f32("history.error", steps)};
-    if (file.tensors().size() != values.size() + 2) {
-      refuse(path, fmt::format("has {} tensors where {} are due", file.tensors().size(),
-                               values.size() + 2));
-    }
-    std::size_t at = 0;
-    for (Parameter& p : trainer.model().parameters()) {
-      p.value = std::move(values[at++]);
-      p.mean = std::move(values[at++]);
-      p.square = std::move(values[at++]);
-    }
-    trainer.restore(std::move(history), manifest.seconds);
-  } catch (const SafetensorsError& e) {
-    refuse(path, e.what());
+  // The file must begin as the one that this trainer would write at this step, to the byte, and be as
+  // long: nothing in it then decides where anything goes, and nothing is taken over before that holds.
+  const auto steps = static_cast<std::size_t>(manifest.step);
+  History history{std::vector<float>(steps), std::vector<float>(steps)};
+  const TensorFile expected = tensors_of(trainer.model(), history);
+  const std::string head = expected.head();
+  if (!bytes.starts_with(head) || bytes.size() != head.size() + expected.data().size()) {
+    refuse(path, "does not hold the tensors of this recipe at this step");
   }
+  const char* at = bytes.data() + head.size();
+  for_arrays(trainer.model().parameters(), history,
+             [&](const auto&, const auto&, std::vector<float>& values) {
+               const std::size_t size = values.size() * sizeof(float);
+               std::copy_n(at, size, reinterpret_cast<char*>(values.data()));
+               at += size;
+             });
+  trainer.restore(std::move(history), manifest.seconds);
 }
 
 void save_model(const std::string& path, const Trainer& trainer) {
-  std::vector<SafeTensor> tensors;
-  for (const Parameter& p : trainer.model().parameters()) {
-    tensors.push_back(f32(p.name, p.shape, p.value));
-  }
-  files::write_file(path,
-                    write_safetensors(tensors, {{"format", "annulus ring-attractor"},
-                                                {"recipe", to_json(trainer.recipe()).dump()}}));
+  TensorFile file;
+  file.header["__metadata__"] = {{"format", "annulus ring-attractor"},
+                                 {"recipe", to_json(trainer.recipe()).dump()}};
+  for (const Parameter& p : trainer.model().parameters()) file.add(p.name, p.shape, p.value);
+  files::write_file(path, file.head() + file.data());
 }
 
 }  // namespace annulus::train

@@ -61,17 +61,16 @@ Example example(RingModel& model, std::int64_t sequences, std::int64_t T) {
       number = b;
     }
   }
-  const auto first = static_cast<std::ptrdiff_t>(number * T);
-  Sequences one;
-  one.B = 1;
-  one.T = T;
-  one.start = {all.start[size(number)]};
-  one.velocity.assign(all.velocity.begin() + first, all.velocity.begin() + first + T);
-  one.target.assign(all.target.begin() + first, all.target.begin() + first + T);
+  const auto velocity = all.velocity.begin() + static_cast<std::ptrdiff_t>(number * T);
+  const auto target = all.target.begin() + static_cast<std::ptrdiff_t>(number * T);
+  const Sequences one{.B = 1,
+                      .T = T,
+                      .velocity = {velocity, velocity + T},
+                      .start = {all.start[size(number)]},
+                      .target = {target, target + T}};
   Example e;
   e.decoded = model.decode(one, kStretch, 0, &e.states);
   e.target = one.target;
-  e.velocity = one.velocity;
   return e;
 }
 

@@ -11,11 +11,15 @@
 namespace annulus::train {
 
 // Of the circular error |decoded - target| in radians, over all sequences and steps.
-struct Evaluation {
-  std::int64_t sequences = 0, T = 0;
+struct ErrorFigures {
+  std::int64_t T = 0;
   double mean = 0, std = 0, max = 0;
   double final = 0;           // mean over the sequences at the last step
-  std::vector<double> curve;  // mean over the sequences at every step, (T,)
+  std::vector<double> curve;  // mean over the sequences, value i of n at step (i + 1) T / n
+};
+
+struct Evaluation : ErrorFigures {  // its curve has T values
+  std::int64_t sequences = 0;
 };
 Evaluation evaluate(RingModel& model, std::int64_t sequences, std::int64_t T, double lead = kLead);
 
@@ -25,10 +29,9 @@ double error_of_turning_at_once(std::int64_t sequences, std::int64_t T);
 
 // One of these sequences in full, for the figures: the one whose target turns farthest.
 struct Example {
-  std::vector<double> target;   // (T,)
-  std::vector<float> velocity;  // (T,)
-  std::vector<float> decoded;   // (T,)
-  std::vector<float> states;    // (T, N)
+  std::vector<double> target;  // (T,)
+  std::vector<float> decoded;  // (T,)
+  std::vector<float> states;   // (T, N)
 };
 Example example(RingModel& model, std::int64_t sequences, std::int64_t T);
 

@@ -3,11 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <ranges>
 
 #include "annulus/core/info.h"
 #include "draw/html.h"
-#include "train/page_figures.h"
-#include "train/recipe_json.h"
 
 namespace annulus::train {
 namespace {
@@ -34,15 +33,13 @@ std::string alone(const std::string& figure) {
 
 std::string tiles(const Results& results) {
   std::string s = "<div class=\"tiles\">";
-  for (std::size_t i = results.recipes.size(); i-- > 0;) {
-    const RecipeResult& r = results.recipes[i];
+  for (const RecipeResult& r : results.recipes | std::views::reverse) {
     s += tile(radians(r.test.mean) + " rad", fmt::format("mean error, {} recipe", r.recipe.name),
               fmt::format("{} over {} sequences of {} steps", degrees(r.test.mean),
                           r.test.sequences, r.test.T),
               r.recipe.name != "seed" ? "lead" : "");
   }
-  for (std::size_t i = results.recipes.size(); i-- > 0;) {
-    const RecipeResult& r = results.recipes[i];
+  for (const RecipeResult& r : results.recipes | std::views::reverse) {
     s += tile(radians(r.long_test.mean) + " rad",
               fmt::format("over {} steps, {} recipe", r.long_test.T, r.recipe.name),
               fmt::format("{:.2f} times that over {}", r.growth(), r.test.T));
@@ -73,14 +70,14 @@ std::string results_rows(const Results& results) {
       return cell(r.first && is ? word : "");
     };
     s += r.first ? "<tr class=\"g\">" : "<tr>";
-    s += cell(r.first ? text(r.name, 48) : "", "l") +
-         said(r.steps > 0, fmt::format("{}", r.steps)) +
-         said(r.seconds > 0, fmt::format("{:.0f} s", r.seconds)) +
-         said(r.parameters > 0, fmt::format("{}", r.parameters)) +
-         cell(fmt::format("{} steps{}", r.T, r.abrupt ? ", moving almost at once" : ""), "l") +
-         cell(radians(r.mean), "ours") + cell(radians(r.std)) + cell(fmt::format("{:.3f}", r.max)) +
-         cell(radians(r.final)) + cell(fmt::format("{:.2f}", r.mean * 180 / std::numbers::pi)) +
-         "</tr>";
+    s +=
+        cell(r.first ? text(r.name, 48) : "", "l") + said(r.steps > 0, fmt::format("{}", r.steps)) +
+        said(r.seconds > 0, fmt::format("{:.0f} s", r.seconds)) +
+        said(r.parameters > 0, fmt::format("{}", r.parameters)) +
+        cell(fmt::format("{} steps{}", r.error.T, r.abrupt ? ", moving almost at once" : ""), "l") +
+        cell(radians(r.error.mean), "ours") + cell(radians(r.error.std)) +
+        cell(fmt::format("{:.3f}", r.error.max)) + cell(radians(r.error.final)) +
+        cell(fmt::format("{:.2f}", r.error.mean * 180 / std::numbers::pi)) + "</tr>";
   }
   return s + std::string(draw::kCloseTable);
 }
@@ -114,22 +111,20 @@ std::string recipe_list(const RecipeResult& result) {
   return s + "</dl>";
 }
 
-std::string recipe_section(const Results& results, std::size_t i, const Detail& detail) {
-  const RecipeResult& r = results.recipes[i];
+std::string recipe_section(const RecipeResult& r, const Detail& detail) {
   const std::int64_t N = r.recipe.neurons;
   const bool turns = r.recipe.encoding == Encoding::kTurns;
-  const std::int64_t last = turns ? 1 : r.recipe.actions - 1;
   std::string s = fmt::format("<h2>The {} recipe</h2>", text(r.recipe.name, 40));
   s += recipe_list(r);
   s += "<h3>The same sequence</h3>";
   s += alone(bump_figure(r, detail.columns));
-  s += alone(angle_figure(results, i));
+  s += alone(angle_figure(r));
   s += "<h3>What it learned</h3><div class=\"beside three\">";
   s += card(matrix_figure("Wo, which always acts", r.Wo.data(), N, detail.cells));
   s += card(
       matrix_figure(turns ? "Wa, turning left" : "Wa, first action", r.Wa.data(), N, detail.cells));
   s += card(matrix_figure(turns ? "Wa, turning right" : "Wa, last action",
-                          r.Wa.data() + last * N * N, N, detail.cells));
+                          r.Wa.data() + right_action(r.recipe) * N * N, N, detail.cells));
   s += "</div><div class=\"beside two\">";
   s += card(profile_figure(r)) + card(gain_figure(r));
   return s + "</div>";
@@ -157,7 +152,8 @@ std::string render_with(const Results& results, const Detail& detail) {
       results.recipes.empty() ? 0 : results.recipes[0].test.sequences);
   s += "<h3>One of the sequences, the one that turns farthest</h3>";
   s += alone(example_error_figure(results));
-  for (std::size_t i = results.recipes.size(); i-- > 0;) s += recipe_section(results, i, detail);
+  for (const RecipeResult& r : results.recipes | std::views::reverse)
+    s += recipe_section(r, detail);
   return draw::page(
       "Ring attractor", "A ring attractor that learned to keep its bearings", s,
       "Task: start anywhere on the circle; angular velocity zero for the first tenth, "

@@ -1,5 +1,4 @@
-#include "train/page_figures.h"
-
+// The figures of the page, one function each.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 
 #include "draw/heat_map.h"
 #include "draw/line_chart.h"
+#include "train/page.h"
 
 namespace annulus::train {
 namespace {
@@ -23,21 +23,32 @@ constexpr double kGap = std::numeric_limits<double>::quiet_NaN();
 constexpr double kDegrees = 180 / std::numbers::pi;
 constexpr std::size_t kBlocks = 240;  // points of a curve of training
 
-// The curve in blocks: the mean, and the least and most beside it.
-Line blocked(const std::vector<float>& values, std::string name, int style) {
-  Line line{.name = std::move(name), .style = style};
+// Ours is the first colour, whichever recipes ran.
+int style_of(const Recipe& recipe) { return recipe.name == "seed" ? 1 : 0; }
+
+// The means over windows of so many values, which lie `step` apart.
+template <class T>
+Points windowed(const std::vector<T>& curve, double step, std::size_t window) {
+  Points points;
+  for (std::size_t i = 0; i < curve.size(); i += window) {
+    const std::size_t end = std::min(curve.size(), i + window);
+    double sum = 0;
+    for (std::size_t k = i; k < end; ++k) sum += curve[k];
+    points.emplace_back(static_cast<double>(i + end + 1) / 2 * step,
+                        sum / static_cast<double>(end - i));
+  }
+  return points;
+}
+
+// The curve of a training in blocks: the mean, and the least and most beside it.
+Line blocked(const std::vector<float>& values, const Recipe& recipe) {
   const std::size_t block = std::max<std::size_t>(1, (values.size() + kBlocks - 1) / kBlocks);
+  Line line{.name = recipe.name, .style = style_of(recipe), .points = windowed(values, 1, block)};
   for (std::size_t i = 0; i < values.size(); i += block) {
-    const std::size_t end = std::min(values.size(), i + block);
-    double sum = 0, low = values[i], high = values[i];
-    for (std::size_t k = i; k < end; ++k) {
-      sum += values[k];
-      low = std::min<double>(low, values[k]);
-      high = std::max<double>(high, values[k]);
-    }
-    line.points.emplace_back(static_cast<double>(i + end + 1) / 2,
-                             sum / static_cast<double>(end - i));
-    line.band.emplace_back(low, high);
+    const auto first = values.begin() + static_cast<std::ptrdiff_t>(i);
+    const auto [low, high] = std::minmax_element(
+        first, first + static_cast<std::ptrdiff_t>(std::min(block, values.size() - i)));
+    line.band.emplace_back(*low, *high);
   }
   return line;
 }
@@ -70,9 +81,8 @@ LineChart training_chart(const Results& results, const char* title, const char* 
                          std::vector<float> History::*curve) {
   LineChart c{.title = title, .frame = kHalf};
   double steps = 1;
-  for (std::size_t i = 0; i < results.recipes.size(); ++i) {
-    const RecipeResult& r = results.recipes[i];
-    c.lines.push_back(blocked(r.history.*curve, r.recipe.name, style_of_recipe(results, i)));
+  for (const RecipeResult& r : results.recipes) {
+    c.lines.push_back(blocked(r.history.*curve, r.recipe));
     steps = std::max(steps, static_cast<double>(r.recipe.steps));
   }
   c.x = {.high = steps, .label = "step of training"};
@@ -81,33 +91,17 @@ LineChart training_chart(const Results& results, const char* title, const char* 
   return c;
 }
 
-double turns(double angle) {  // of the circle, in [0, 1)
-  const double t = angle / (2 * std::numbers::pi);
-  return t - std::floor(t);
-}
-
-// Angles in degrees over the steps, broken where the circle closes.
-Points angle_points(const std::vector<double>& angles) {
+// Angles over the steps, the first at x: from `zero` to `full` once around the circle, broken where it
+// closes.
+template <class T>
+Points angle_points(const std::vector<T>& angles, double x, double zero, double full) {
   Points points;
   double last = 0;
-  for (std::size_t t = 0; t < angles.size(); ++t) {
-    const double a = turns(angles[t]) * 360;
-    if (t > 0 && std::fabs(a - last) > 180) points.emplace_back(kGap, kGap);
-    points.emplace_back(static_cast<double>(t + 1), a);
-    last = a;
-  }
-  return points;
-}
-
-// Means over windows, which the noise of 200 sequences needs.
-Points windowed(const std::vector<double>& curve, double step, std::size_t window) {
-  Points points;
-  for (std::size_t i = 0; i < curve.size(); i += window) {
-    const std::size_t end = std::min(curve.size(), i + window);
-    double sum = 0;
-    for (std::size_t k = i; k < end; ++k) sum += curve[k];
-    points.emplace_back(static_cast<double>(i + end + 1) / 2 * step,
-                        sum / static_cast<double>(end - i));
+  for (const double angle : angles) {
+    const double t = angle / (2 * std::numbers::pi), turn = t - std::floor(t);
+    if (!points.empty() && std::fabs(turn - last) > 0.5) points.emplace_back(kGap, kGap);
+    points.emplace_back(x++, zero + (full - zero) * turn);
+    last = turn;
   }
   return points;
 }
@@ -115,11 +109,6 @@ Points windowed(const std::vector<double>& curve, double step, std::size_t windo
 Axis steps_axis(double T) { return {.high = T, .label = "step of the sequence"}; }
 
 }  // namespace
-
-int style_of_recipe(const Results& results, std::size_t recipe) {
-  // Ours is the first colour, whichever recipes ran.
-  return results.recipes[recipe].recipe.name == "seed" ? 1 : 0;
-}
 
 std::string loss_figure(const Results& results) {
   return svg_of(training_chart(results, "Loss", "mean of a batch, log scale", &History::loss));
@@ -136,10 +125,9 @@ std::string training_error_figure(const Results& results) {
 std::string error_by_length_figure(const Results& results) {
   LineChart c{.title = "Error against sequence length", .frame = {.height = 340, .right = 110}};
   double T = 0, length = 0;
-  for (std::size_t i = 0; i < results.recipes.size(); ++i) {
-    const RecipeResult& r = results.recipes[i];
+  for (const RecipeResult& r : results.recipes) {
     c.lines.push_back({.name = r.recipe.name,
-                       .style = style_of_recipe(results, i),
+                       .style = style_of(r.recipe),
                        .points = windowed(r.long_test.curve, 1, 20),
                        .width = 2.2});
     T = std::max(T, static_cast<double>(r.long_test.T));
@@ -213,27 +201,20 @@ std::string bump_figure(const RecipeResult& r, std::size_t most_columns) {
   }
   m.x_label = "step of the sequence";
   m.y_label = "line: the true angle";
-  double last = 0;
-  for (std::size_t t = 0; t < T; ++t) {
-    const double turn = turns(r.example.target[t]);
-    if (t > 0 && std::fabs(turn - last) > 0.5) m.trace.emplace_back(kGap, kGap);
-    m.trace.emplace_back(static_cast<double>(t) + 0.5, neurons * (1 - turn) - 0.5);
-    last = turn;
-  }
+  m.trace = angle_points(r.example.target, 0.5, neurons - 0.5, -0.5);
   return svg_of(pooled(m, 128, most_columns));
 }
 
-std::string angle_figure(const Results& results, std::size_t recipe) {
-  const RecipeResult& r = results.recipes[recipe];
+std::string angle_figure(const RecipeResult& r) {
   LineChart c{.title = "Decoded against true angle", .frame = {.height = 250}};
   c.lines = {{.name = "true",
               .style = 4,
-              .points = angle_points(r.example.target),
+              .points = angle_points(r.example.target, 1, 0, 360),
               .width = 5,
               .soft = true},
              {.name = "decoded",
-              .style = style_of_recipe(results, recipe),
-              .points = angle_points({r.example.decoded.begin(), r.example.decoded.end()}),
+              .style = style_of(r.recipe),
+              .points = angle_points(r.example.decoded, 1, 0, 360),
               .width = 1.5}};
   c.x = steps_axis(static_cast<double>(r.example.target.size()));
   c.y = {.high = 360,
@@ -243,9 +224,8 @@ std::string angle_figure(const Results& results, std::size_t recipe) {
 
 std::string example_error_figure(const Results& results) {
   LineChart c{.title = "How far apart", .frame = {.height = 210}};
-  for (std::size_t i = 0; i < results.recipes.size(); ++i) {
-    const RecipeResult& r = results.recipes[i];
-    Line line{.name = r.recipe.name, .style = style_of_recipe(results, i), .width = 1.3};
+  for (const RecipeResult& r : results.recipes) {
+    Line line{.name = r.recipe.name, .style = style_of(r.recipe), .width = 1.3};
     for (std::size_t t = 0; t < r.example.target.size(); ++t) {
       line.points.emplace_back(
           static_cast<double>(t + 1),
@@ -299,8 +279,7 @@ std::string profile_figure(const RecipeResult& r) {
   const bool turning = r.recipe.encoding == Encoding::kTurns;
   profile(r.Wo.data(), "Wo", 4);
   profile(r.Wa.data(), turning ? "Wa left" : "Wa first", 7);
-  profile(r.Wa.data() + (turning ? 1 : r.recipe.actions - 1) * N * N,
-          turning ? "Wa right" : "Wa last", 2);
+  profile(r.Wa.data() + right_action(r.recipe) * N * N, turning ? "Wa right" : "Wa last", 2);
   c.x = {.low = -180,
          .high = 180,
          .label = "to minus from, degrees",

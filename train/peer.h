@@ -8,17 +8,16 @@
 #include <string_view>
 #include <vector>
 
+#include "train/evaluate.h"
+
 namespace annulus::train {
 
-struct Peer {
+struct Peer : ErrorFigures {
   std::string name;
-  std::int64_t T = 0;
-  double mean = 0, std = 0, max = 0, final = 0;  // circular error in radians
-  std::vector<double> curve;                     // mean error, value i of n at step (i + 1) T / n
-  std::int64_t parameters = 0;                   // 0: not said
-  std::int64_t steps = 0;                        // of training; 0: not said
-  double seconds = 0;                            // of training; 0: not said
-  std::string note;                              // may be empty
+  std::int64_t parameters = 0;  // 0: not said
+  std::int64_t steps = 0;       // of training; 0: not said
+  double seconds = 0;           // of training; 0: not said
+  std::string note;             // may be empty
 };
 
 std::vector<Peer> read_peers(const std::string& path);  // what is no file: files::FileError

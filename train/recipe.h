@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "annulus/ring_rnn/ring_rnn.h"
@@ -36,6 +37,9 @@ Recipe seed_recipe();
 // Ours; README.md says why and what it gains.
 Recipe default_recipe();
 
+// The channel that turns to the right: 1, or the last where a velocity is spread over all.
+std::int64_t right_action(const Recipe& recipe);
+
 // The first step in which the gain network is trained.
 std::int64_t first_gain_step(const Recipe& recipe);
 
@@ -44,5 +48,15 @@ std::int64_t length_at(const Recipe& recipe, std::int64_t step);
 
 // Throws InvalidArgument that names the field and the rule.
 void check(const Recipe& recipe);
+
+// For manifests and results. The reader wants every key, no other, of the right type
+// (files::JsonError) and in range (InvalidArgument); both name the key.
+nlohmann::ordered_json to_json(const Recipe& recipe);
+Recipe recipe_from_json(const nlohmann::ordered_json& json);
+
+// The first field in which two recipes differ, as "steps 1000, not 500"; empty when none does.
+std::string difference(const Recipe& saved, const Recipe& asked);
+
+std::string name_of(RingRnnActivation a);
 
 }  // namespace annulus::train

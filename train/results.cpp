@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 
 #include "annulus/core/info.h"
-#include "train/recipe_json.h"
 
 namespace annulus::train {
 namespace {
@@ -20,15 +19,13 @@ constexpr int kGainPoints = 41;
 double rounded(double v) { return std::stod(fmt::format("{:.6g}", v)); }
 
 json to_json(const Evaluation& e, double lead) {
-  json j;
-  j["sequences"] = e.sequences;
-  j["T"] = e.T;
-  j["lead"] = lead;
-  j["mean"] = rounded(e.mean);
-  j["std"] = rounded(e.std);
-  j["max"] = rounded(e.max);
-  j["final"] = rounded(e.final);
-  return j;
+  return {{"sequences", e.sequences},
+          {"T", e.T},
+          {"lead", lead},
+          {"mean", rounded(e.mean)},
+          {"std", rounded(e.std)},
+          {"max", rounded(e.max)},
+          {"final", rounded(e.final)}};
 }
 
 }  // namespace
@@ -48,11 +45,9 @@ RecipeResult collect(Trainer& trainer, std::int64_t sequences) {
   r.Wo = model.parameters()[1].value;
   if (model.gain()) {
     const auto K = static_cast<std::size_t>(r.recipe.actions);
+    const auto right = static_cast<std::size_t>(right_action(r.recipe));
     for (int i = 1; i <= kGainPoints; ++i) {
       const double v = kFastest * i / kGainPoints;
-      // Channel 1 is the one that turns to the right in both encodings of two channels; of more, the
-      // last is.
-      const std::size_t right = r.recipe.encoding == Encoding::kTurns ? 1 : K - 1;
       r.gains.velocity.push_back(v);
       r.gains.now.push_back(model.gain()->gains(model.gain_parameters(), v, 0)[right]);
       r.gains.before.push_back(model.gain()->gains(model.gain_parameters(), 0, v)[K + right]);
@@ -108,12 +103,11 @@ std::vector<ResultRow> result_rows(const Results& results) {
   for (const RecipeResult& r : results.recipes) {
     for (const Evaluation* e : {&r.test, &r.long_test, &r.abrupt}) {
       rows.push_back({r.recipe.name, e == &r.test, e == &r.abrupt, r.recipe.steps, r.parameters,
-                      r.seconds, e->T, e->mean, e->std, e->max, e->final});
+                      r.seconds, *e});
     }
   }
   for (const Peer& p : results.peers) {
-    rows.push_back({p.name, true, false, p.steps, p.parameters, p.seconds, p.T, p.mean, p.std,
-                    p.max, p.final});
+    rows.push_back({p.name, true, false, p.steps, p.parameters, p.seconds, p});
   }
   return rows;
 }
@@ -130,8 +124,8 @@ std::string results_table(const Results& results) {
                      r.abrupt ? ", moving at once" : "",
                      r.steps > 0 ? fmt::format("{}", r.steps) : "",
                      r.seconds > 0 ? fmt::format("{:.1f}", r.seconds) : "",
-                     r.parameters > 0 ? fmt::format("{}", r.parameters) : "", r.T, r.mean, r.std,
-                     r.max, r.final);
+                     r.parameters > 0 ? fmt::format("{}", r.parameters) : "", r.error.T,
+                     r.error.mean, r.error.std, r.error.max, r.error.final);
   }
   return s;
 }

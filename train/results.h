@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "train/evaluate.h"
 #include "train/peer.h"
 #include "train/trainer.h"
 
@@ -46,8 +45,7 @@ struct ResultRow {
   bool abrupt = false;
   std::int64_t steps = 0, parameters = 0;  // 0: not said
   double seconds = 0;                      // 0: not said
-  std::int64_t T = 0;
-  double mean = 0, std = 0, max = 0, final = 0;
+  const ErrorFigures& error;               // within the results
 };
 std::vector<ResultRow> result_rows(const Results& results);
 

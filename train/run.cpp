@@ -6,7 +6,6 @@
 #include "files/file.h"
 #include "train/checkpoint.h"
 #include "train/page.h"
-#include "train/recipe_json.h"
 
 namespace annulus::train {
 namespace {

@@ -20,7 +20,7 @@ namespace annulus::train {
 struct RunOptions {
   std::string out;
   std::vector<Recipe> recipes;
-  std::vector<Peer> peers;
+  std::vector<Peer> peers = {};
   Device device = kCPU;
   int threads = 0;
   std::int64_t checkpoint_every = 100;
