@@ -6,6 +6,13 @@
 
 namespace annulus::train {
 
+Parameter::Parameter(std::string name, std::vector<std::int64_t> shape)
+    : name(std::move(name)), shape(std::move(shape)) {
+  std::size_t n = 1;
+  for (const std::int64_t extent : this->shape) n *= static_cast<std::size_t>(extent);
+  for (auto* v : {&value, &gradient, &mean, &square}) v->assign(n, 0.0f);
+}
+
 double clip_gradients(std::span<Parameter> parameters, double limit) {
   double squares = 0;
   for (const Parameter& p : parameters) {

@@ -1,11 +1,22 @@
 // Adam on the host: a few hundred thousand numbers a step, nothing beside the recurrence.
 #pragma once
 
+#include <cstdint>
 #include <span>
-
-#include "train/parameter.h"
+#include <string>
+#include <vector>
 
 namespace annulus::train {
+
+// What is trained: a named tensor on the host with its gradient and Adam's two averages.
+struct Parameter {
+  std::string name;
+  std::vector<std::int64_t> shape;
+  std::vector<float> value, gradient;
+  std::vector<float> mean, square;  // Adam's averages of the gradient and of its square
+
+  Parameter(std::string name, std::vector<std::int64_t> shape);  // all zeros
+};
 
 struct AdamOptions {
   double rate = 1e-3;

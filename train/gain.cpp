@@ -41,11 +41,10 @@ struct Pass {
 }  // namespace
 
 std::vector<Parameter> GainNetwork::parameters(Rng rng) const {
-  std::vector<Parameter> p;
-  p.emplace_back("gain.W1", std::vector<std::int64_t>{hidden_, 2});
-  p.emplace_back("gain.b1", std::vector<std::int64_t>{hidden_});
-  p.emplace_back("gain.W2", std::vector<std::int64_t>{2 * K_, hidden_});
-  p.emplace_back("gain.b2", std::vector<std::int64_t>{2 * K_});
+  std::vector<Parameter> p = {{"gain.W1", {hidden_, 2}},
+                              {"gain.b1", {hidden_}},
+                              {"gain.W2", {2 * K_, hidden_}},
+                              {"gain.b2", {2 * K_}}};
   for (float& w : p[0].value) w = static_cast<float>(rng.normal());
   for (float& b : p[1].value) b = static_cast<float>(rng.uniform(-1, 1));
   for (std::int64_t k = 0; k < K_; ++k) p[3].value[size(k)] = 1;

@@ -14,7 +14,7 @@
 #include <span>
 #include <vector>
 
-#include "train/parameter.h"
+#include "train/adam.h"
 #include "train/rng.h"
 
 namespace annulus::train {

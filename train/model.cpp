@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "train/population.h"
-
 namespace annulus::train {
 namespace {
 
@@ -24,8 +22,11 @@ TensorView DeviceTensor::shaped(std::initializer_list<std::int64_t> shape) {
   return view_;
 }
 
-void DeviceTensor::upload(std::span<const float> values) {
+TensorView DeviceTensor::upload(std::initializer_list<std::int64_t> shape,
+                                std::span<const float> values) {
+  shaped(shape);
   copy_bytes(view_.data, device_, values.data(), kCPU, values.size_bytes());
+  return view_;
 }
 
 void DeviceTensor::download(std::span<float> values) const {
@@ -38,8 +39,7 @@ RingModel::RingModel(const Recipe& recipe, Device device, int threads)
   context_.threads = threads;
   options_.activation = recipe_.activation;
   const std::int64_t N = recipe_.neurons, K = recipe_.actions;
-  parameters_.emplace_back("Wa", std::vector<std::int64_t>{K, N, N});
-  parameters_.emplace_back("Wo", std::vector<std::int64_t>{N, N});
+  parameters_ = {{"Wa", {K, N, N}}, {"Wo", {N, N}}};
   Rng rng(recipe_.seed, kWeightsStream, 0);
   const double scale = recipe_.spread / std::sqrt(static_cast<double>(N));
   for (Parameter& p : parameters_) {
@@ -52,8 +52,7 @@ RingModel::RingModel(const Recipe& recipe, Device device, int threads)
   }
   std::vector<float> table(size(2 * N));
   ring_table(N, table.data());
-  ring_.shaped({2, N});
-  ring_.upload(table);
+  ring_.upload({2, N}, table);
 }
 
 std::int64_t RingModel::parameter_count() const {
@@ -78,19 +77,11 @@ std::vector<float> RingModel::actions(const Sequences& s) const {
 RingRnnInputs RingModel::upload(std::span<const float> actions, std::span<const float> r0,
                                 std::int64_t B, std::int64_t T) {
   const std::int64_t N = recipe_.neurons, K = recipe_.actions;
-  A_.shaped({B, T, K});
-  A_.upload(actions);
-  Wa_.shaped({K, N, N});
-  Wa_.upload(parameters_[0].value);
-  Wo_.shaped({N, N});
-  Wo_.upload(parameters_[1].value);
-  r0_.shaped({B, N});
-  r0_.upload(r0);
   RingRnnInputs in;
-  in.A = A_.view();
-  in.Wa = Wa_.view();
-  in.Wo = Wo_.view();
-  in.r0 = r0_.view();
+  in.A = A_.upload({B, T, K}, actions);
+  in.Wa = Wa_.upload({K, N, N}, parameters_[0].value);
+  in.Wo = Wo_.upload({N, N}, parameters_[1].value);
+  in.r0 = r0_.upload({B, N}, r0);
   return in;
 }
 
@@ -114,9 +105,8 @@ LossFigures RingModel::run(const Sequences& batch, bool backward) {
   const LossFigures figures = ring_loss(sums, batch.target, B, T, recipe_.amplitude_weight, dsums);
   if (!backward) return figures;
 
-  dsums_.shaped({B, T, 3});
-  dsums_.upload(dsums);
-  population_gradients(out.out, ring_.view(), dsums_.view(), dout_.shaped({B, T, N}), context_);
+  population_gradients(out.out, ring_.view(), dsums_.upload({B, T, 3}, dsums),
+                       dout_.shaped({B, T, N}), context_);
   RingRnnGradients gradients;
   gradients.dWa = dWa_.shaped({K, N, N});
   gradients.dWo = dWo_.shaped({N, N});

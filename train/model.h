@@ -11,7 +11,6 @@
 #include "annulus/core/context.h"
 #include "train/gain.h"
 #include "train/loss.h"
-#include "train/parameter.h"
 #include "train/recipe.h"
 
 namespace annulus::train {
@@ -22,7 +21,7 @@ class DeviceTensor {
   explicit DeviceTensor(Device device) : device_(device) {}
   TensorView shaped(std::initializer_list<std::int64_t> shape);  // contents are lost when it grows
   const TensorView& view() const { return view_; }
-  void upload(std::span<const float> values);
+  TensorView upload(std::initializer_list<std::int64_t> shape, std::span<const float> values);
   void download(std::span<float> values) const;
 
  private:

@@ -1,6 +1,6 @@
 // One warp a row: a fixed tree of partial sums, so that a row's bits depend on nothing else.
 #include "annulus/cuda/launch.h"
-#include "train/population.h"
+#include "train/loss.h"
 
 namespace annulus::train::cuda {
 namespace {
@@ -43,27 +43,29 @@ __global__ void gradients_kernel(const float* states, const float* ring, const f
   }
 }
 
-unsigned blocks_for(std::int64_t rows) {
-  return static_cast<unsigned>((rows + kWarps - 1) / kWarps);
+// Starts `kernel` with the tensors, the number of rows and the neurons.
+template <class... K, class... V>
+void launch(const char* name, void (*kernel)(K...), const TensorView& states, Context& context,
+            const V&... tensors) {
+  const std::int64_t rows = states.shape[0] * states.shape[1];
+  if (rows == 0) return;
+  const auto blocks = static_cast<unsigned>((rows + kWarps - 1) / kWarps);
+  kernel<<<blocks, dim3(kWarp, kWarps), 0, static_cast<cudaStream_t>(context.stream)>>>(
+      static_cast<float*>(states.data), static_cast<float*>(tensors.data)..., rows,
+      states.shape[2]);
+  annulus::cuda::check_launch("train", name);
 }
 
 }  // namespace
 
-void population_sums(const float* states, const float* ring, float* sums, std::int64_t rows,
-                     std::int64_t N, Context& context) {
-  if (rows == 0) return;
-  sums_kernel<<<blocks_for(rows), dim3(kWarp, kWarps), 0,
-                static_cast<cudaStream_t>(context.stream)>>>(states, ring, sums, rows, N);
-  annulus::cuda::check_launch("population_sums", "sums_kernel");
+void population_sums(const TensorView& states, const TensorView& ring, const TensorView& sums,
+                     Context& context) {
+  launch("sums_kernel", sums_kernel, states, context, ring, sums);
 }
 
-void population_gradients(const float* states, const float* ring, const float* dsums,
-                          float* dstates, std::int64_t rows, std::int64_t N, Context& context) {
-  if (rows == 0) return;
-  gradients_kernel<<<blocks_for(rows), dim3(kWarp, kWarps), 0,
-                     static_cast<cudaStream_t>(context.stream)>>>(states, ring, dsums, dstates,
-                                                                  rows, N);
-  annulus::cuda::check_launch("population_gradients", "gradients_kernel");
+void population_gradients(const TensorView& states, const TensorView& ring, const TensorView& dsums,
+                          const TensorView& dstates, Context& context) {
+  launch("gradients_kernel", gradients_kernel, states, context, ring, dsums, dstates);
 }
 
 }  // namespace annulus::train::cuda
