@@ -13,8 +13,7 @@
 #include "bench/suite.h"
 #include "cli/commands.h"
 #include "cli/options.h"
-#include "cli/progress.h"
-#include "cli/stop_signal.h"
+#include "cli/terminal.h"
 #include "files/file.h"
 #include "files/words.h"
 
@@ -23,7 +22,7 @@ namespace {
 
 struct BenchOptions {
   std::vector<std::string> suites;
-  std::string device = "auto", size = "quick", filter, format = "md", save;
+  std::string device, size = "quick", filter, format = "md", save;
   int repetitions = 0;
   bool list = false;
 };
@@ -33,14 +32,12 @@ struct Job {
   bench::Row row;
 };
 
+// All where none is named; one that is named twice runs once.
 std::vector<const bench::Suite*> pick_suites(const std::vector<std::string>& names) {
-  std::vector<const bench::Suite*> picked;
   std::vector<std::string> known;
-  for (const bench::Suite& s : bench::all_suites()) {
-    known.push_back(s.name);
-    if (names.empty()) picked.push_back(&s);
-  }
-  for (const std::string& name : names) {  // one that is named twice runs once
+  for (const bench::Suite& s : bench::all_suites()) known.push_back(s.name);
+  std::vector<const bench::Suite*> picked;
+  for (const std::string& name : names.empty() ? known : names) {
     const auto it = std::find(known.begin(), known.end(), name);
     if (it == known.end()) {
       const std::string near = files::meant(name, known);
@@ -61,12 +58,11 @@ std::string full_name(const bench::Suite& suite, const bench::Row& row) {
 }
 
 std::vector<Job> pick_rows(const BenchOptions& o, Device device) {
-  bench::SuiteRequest request;
-  request.size = o.size == "full"      ? bench::Size::kFull
-                 : o.size == "machine" ? bench::Size::kMachine
-                                       : bench::Size::kQuick;
-  request.device = device.type;
-  request.memory_bytes = bench::available_bytes(device) / 10 * 9;
+  const bench::SuiteRequest request{.size = o.size == "full"      ? bench::Size::kFull
+                                            : o.size == "machine" ? bench::Size::kMachine
+                                                                  : bench::Size::kQuick,
+                                    .device = device.type,
+                                    .memory_bytes = bench::available_bytes(device) / 10 * 9};
   const auto wanted = name_filter(o.filter);
   std::vector<Job> jobs;
   for (const bench::Suite* suite : pick_suites(o.suites)) {
@@ -91,10 +87,7 @@ Outcome measure(const BenchOptions& o, Device device, const std::vector<Job>& jo
                 const StopOnSignal& signals, files::LineWriter* writer) {
   Progress progress(jobs.size());
   progress.start("measuring the ceilings of this machine");
-  bench::RunnerOptions runner_options;
-  runner_options.device = device;
-  runner_options.repetitions = o.repetitions;
-  bench::Runner runner(runner_options);
+  bench::Runner runner({.device = device, .repetitions = o.repetitions, .hardware = {}});
 
   const BuildInfo build = build_info();
   const auto output = bench::make_output(o.format, std::cout);
@@ -125,18 +118,15 @@ int run_bench(const BenchOptions& o) {
   const Device device = pick_device(o.device);
   const std::vector<Job> jobs = pick_rows(o, device);
   if (o.list) {
-    for (const Job& job : jobs) {
-      std::cout << full_name(*job.suite, job.row) << "\n";
-    }
+    for (const Job& job : jobs) std::cout << full_name(*job.suite, job.row) << "\n";
     return kDone;
   }
   std::unique_ptr<files::LineWriter> writer;
   if (!o.save.empty()) writer = std::make_unique<files::LineWriter>(o.save);
-  const auto say_where_rows_are = [&] {
-    if (writer && writer->lines() > 0) {
-      std::cerr << fmt::format("annulus: {} saved to {}\n", files::counted(writer->lines(), "row"),
-                               writer->partial_path());
-    }
+  const auto say_saved_to = [&](const std::string& path) {
+    if (!writer || writer->lines() == 0) return;
+    std::cerr << fmt::format("annulus: {} saved to {}\n", files::counted(writer->lines(), "row"),
+                             path);
   };
   try {
     const StopOnSignal signals;
@@ -151,17 +141,14 @@ int run_bench(const BenchOptions& o) {
     if (outcome.jobs_done < jobs.size()) {
       std::cerr << fmt::format("annulus: stopped after {} of {} problems\n", outcome.jobs_done,
                                jobs.size());
-      say_where_rows_are();
+      if (writer) say_saved_to(writer->partial_path());
       return signals.exit_code();
     }
-    if (writer) {
-      writer->finish();
-      std::cerr << fmt::format("annulus: {} saved to {}\n", files::counted(writer->lines(), "row"),
-                               o.save);
-    }
+    if (writer) writer->finish();
+    say_saved_to(o.save);
     return outcome.failed > 0 ? kFailed : kDone;
   } catch (...) {
-    say_where_rows_are();
+    if (writer) say_saved_to(writer->partial_path());
     throw;
   }
 }
@@ -180,25 +167,17 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       "130 (143 after a polite kill); rows to be saved are then in F.partial.\n" +
       kExitCodes);
   command->add_option("SUITE", o->suites, "which tables; all when none is named");
-  command->add_option("--device", o->device, "cpu, cuda, or auto: cuda where there is one")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
-      ->capture_default_str();
-  command
-      ->add_option(
-          "--size", o->size,
-          "quick: about a minute on a laptop; machine: the largest of the seed's rows that "
-          "fit; full: all of the seed's rows")
-      ->check(CLI::IsMember({"quick", "machine", "full"}))
-      ->capture_default_str();
+  add_device(*command, o->device);
+  add_choice(*command, "--size", o->size, {"quick", "machine", "full"},
+             "quick: about a minute on a laptop; machine: the largest of the seed's rows that "
+             "fit; full: all of the seed's rows");
   command->add_option("--reps", o->repetitions, "repetitions a row; 0: as many as fit in a second")
       ->check(CLI::Range(0, 1'000'000))
       ->capture_default_str();
   command->add_option(
       "--filter", o->filter,
       "rows whose suite/row/dtype[/annulus-option] matches this regular expression");
-  command->add_option("--format", o->format, "md, csv or json, on stdout")
-      ->check(CLI::IsMember({"md", "csv", "json"}))
-      ->capture_default_str();
+  add_choice(*command, "--format", o->format, {"md", "csv", "json"}, "md, csv or json, on stdout");
   command
       ->add_option("--save", o->save,
                    "write the rows here (JSONL); until the run is done they are in F.partial, each "

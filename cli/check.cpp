@@ -1,26 +1,23 @@
 // `annulus check`: every operator against its definition in fp64, on this machine.
+#include <fmt/format.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <functional>
+#include <iostream>
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <stdexcept>
-#include <string>
+#include <optional>
+#include <span>
 #include <thread>
-#include <vector>
 
 #include "cli/commands.h"
 #include "cli/options.h"
-#include "cli/stop_signal.h"
+#include "cli/terminal.h"
 #include "testing/suite.h"
 
 namespace annulus::cli {
-
 namespace {
 
 using testing::OperatorCases;
@@ -31,8 +28,7 @@ struct CheckArguments {
   std::string device;  // empty: cpu, or what the repro line says
   std::int64_t cases = 1000;
   std::uint64_t seed = 0;
-  std::string repro;
-  bool repro_given = false;  // "" names no case, which is not the same as no --repro
+  std::optional<std::string> repro;  // "" names no case, which is not the same as no --repro
   bool named_only = false;
   std::string filter;     // of named cases
   std::string sanitizer;  // whose cases run, as the operators list them
@@ -48,36 +44,31 @@ std::function<void(std::int64_t, std::int64_t)> bar_of(const std::string& op, co
   if (isatty(STDERR_FILENO) == 0) return {};
   return [op, kind](std::int64_t done, std::int64_t all) {
     if (done == all) {
-      std::fprintf(stderr, "\r\033[K");
+      std::cerr << "\r\033[K";
     } else if (done % std::max<std::int64_t>(1, all / 200) == 0) {
-      std::fprintf(stderr, "\r%s %s %lld / %lld\033[K", op.c_str(), kind,
-                   static_cast<long long>(done), static_cast<long long>(all));
+      std::cerr << fmt::format("\r{} {} {} / {}\033[K", op, kind, done, all);
     }
-    std::fflush(stderr);
   };
 }
 
 void print_md(const std::vector<SuiteRow>& rows, const std::string& device) {
-  std::printf("| op | kind | device | cases | failures | worst error / limit | mistrusted |\n");
-  std::printf("|---|---|---|--:|--:|--:|--:|\n");
+  std::cout << "| op | kind | device | cases | failures | worst error / limit | mistrusted |\n"
+               "|---|---|---|--:|--:|--:|--:|\n";
   for (const SuiteRow& r : rows) {
-    std::printf("| %s | %s | %s | %lld | %zu | %.3f | %lld |\n", r.op.c_str(), r.kind.c_str(),
-                device.c_str(), static_cast<long long>(r.cases), r.failures.size(), r.worst_ratio,
-                static_cast<long long>(r.mistrusted));
+    std::cout << fmt::format("| {} | {} | {} | {} | {} | {:.3f} | {} |\n", r.op, r.kind, device,
+                             r.cases, r.failures.size(), r.worst_ratio, r.mistrusted);
   }
   for (const SuiteRow& r : rows) {
-    for (std::size_t i = 0; i < r.failures.size(); ++i) {
-      if (i == kMostFailuresShown) {
-        std::printf("... and %zu more\n", r.failures.size() - i);
-        break;
-      }
-      const testing::Failure& f = r.failures[i];
-      std::printf("\nFAILED %s\n  %s: %s\n  %s\n", f.params.c_str(), f.where.c_str(),
-                  f.detail.c_str(), f.repro.c_str());
+    const std::size_t shown = std::min(r.failures.size(), kMostFailuresShown);
+    for (const testing::Failure& f : std::span(r.failures).first(shown)) {
+      std::cout << fmt::format("\nFAILED {}\n  {}: {}\n  {}\n", f.params, f.where, f.detail,
+                               f.repro);
     }
+    if (shown < r.failures.size())
+      std::cout << fmt::format("... and {} more\n", r.failures.size() - shown);
     if (r.too_many_mistrusted()) {
-      std::printf("\nFAILED %s %s: references that are nearly all zero: %s\n", r.op.c_str(),
-                  r.kind.c_str(), r.outputs.excess().c_str());
+      std::cout << fmt::format("\nFAILED {} {}: references that are nearly all zero: {}\n", r.op,
+                               r.kind, r.outputs.excess());
     }
   }
 }
@@ -91,8 +82,6 @@ void print_json(const std::vector<SuiteRow>& rows, const std::string& device) {
       failures.push_back(
           {{"detail", f.detail}, {"params", f.params}, {"repro", f.repro}, {"where", f.where}});
     }
-    ordered_json worst = r.worst_ratio;  // JSON has no infinity
-    if (!std::isfinite(r.worst_ratio)) worst = "inf";
     out.push_back({{"cases", r.cases},
                    {"device", device},
                    {"failures", failures},
@@ -100,9 +89,10 @@ void print_json(const std::vector<SuiteRow>& rows, const std::string& device) {
                    {"mistrusted", r.mistrusted},
                    {"op", r.op},
                    {"passed", r.passed()},
-                   {"worst_ratio", worst}});
+                   {"worst_ratio", r.worst_ratio}});
+    if (!std::isfinite(r.worst_ratio)) out.back()["worst_ratio"] = "inf";  // JSON has none
   }
-  std::printf("%s\n", out.dump(2).c_str());
+  std::cout << out.dump(2) << "\n";
 }
 
 std::vector<SuiteRow> run_all(const CheckArguments& a, Device device, const StopOnSignal& signals) {
@@ -146,9 +136,9 @@ std::vector<SuiteRow> run_all(const CheckArguments& a, Device device, const Stop
 }
 
 testing::Repro repro_of(const CheckArguments& a) {
-  if (!a.repro_given) return {};
+  if (!a.repro) return {};
   try {
-    testing::Repro repro = testing::parse_repro(a.repro);
+    testing::Repro repro = testing::parse_repro(*a.repro);
     const std::string& op = repro.op->op;
     if (!a.ops.empty() && std::find(a.ops.begin(), a.ops.end(), op) == a.ops.end()) {
       throw std::invalid_argument("it names " + op + ", but the operator asked for is " +
@@ -174,16 +164,11 @@ int check(const CheckArguments& a) {
   } else {
     rows = run_all(a, device, signals);
   }
-  if (a.format == "json") {
-    print_json(rows, device_name);
-  } else {
-    print_md(rows, device_name);
-  }
+  (a.format == "json" ? print_json : print_md)(rows, device_name);
   if (signals.asked()) {
     std::int64_t cases = 0;
     for (const SuiteRow& r : rows) cases += r.cases;
-    std::fprintf(stderr, "annulus: stopped; the %lld cases so far are in the table\n",
-                 static_cast<long long>(cases));
+    std::cerr << fmt::format("annulus: stopped; the {} cases so far are in the table\n", cases);
     return signals.exit_code();
   }
   const bool passed =
@@ -198,37 +183,28 @@ void add_check_command(CLI::App& app, int& exit_code) {
   CLI::App* command =
       app.add_subcommand("check", "Check operators against their fp64 definition on this machine");
   command->add_option("op", a->ops, "Operators; all of them when none is named");
-  command->add_option("--device", a->device, "cpu (the default) or cuda")
-      ->check(CLI::IsMember({"cpu", "cuda"}));
+  add_choice(*command, "--device", a->device, {"cpu", "cuda"}, "cpu (the default) or cuda");
   command->add_option("--cases", a->cases, "Fuzzed cases per operator")
       ->check(whole_number(0, kMostCases))
       ->capture_default_str();
   command->add_option("--seed", a->seed, "First seed of the fuzzed cases")
       ->check(whole_number(0, std::numeric_limits<std::uint64_t>::max()))
       ->capture_default_str();
-  const CLI::Option* repro = command->add_option(
-      "--repro", a->repro, "Run one case again, as a failure printed it: \"OP seed=N device=cpu\"");
+  command->add_option("--repro", a->repro,
+                      "Run one case again, as a failure printed it: \"OP seed=N device=cpu\"");
   command->add_flag("--named-only", a->named_only, "Skip the fuzzed cases");
   command->add_option("--filter", a->filter,
                       "Only the named cases whose description matches this regular expression");
-  command
-      ->add_option(
-          "--sanitize-set", a->sanitizer,
-          "Only the named cases that each operator lists for a memory tool: all, or racecheck, "
-          "which is many times slower")
-      ->check(CLI::IsMember({"all", "racecheck"}))
+  add_choice(*command, "--sanitize-set", a->sanitizer, {"all", "racecheck"},
+             "Only the named cases that each operator lists for a memory tool: all, or racecheck, "
+             "which is many times slower")
       ->excludes("--filter");
-  command->add_option("--format", a->format, "md or json")
-      ->check(CLI::IsMember({"md", "json"}))
-      ->capture_default_str();
+  add_choice(*command, "--format", a->format, {"md", "json"}, "md or json");
   command->add_option("--jobs", a->jobs, "Host threads (default: all processors; 1 on CUDA)")
       ->check(whole_number(0, testing::kMostJobs));
   command->footer(std::string("Ctrl-C prints what was checked so far and ends with code 130.\n") +
                   kExitCodes);
-  command->callback([a, repro, &exit_code] {
-    a->repro_given = repro->count() > 0;
-    exit_code = check(*a);
-  });
+  command->callback([a, &exit_code] { exit_code = check(*a); });
 }
 
 }  // namespace annulus::cli

@@ -1,7 +1,6 @@
 // annulus info: the machine, the build, what runs here and why not.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -11,6 +10,7 @@
 #include "bench/ceilings.h"
 #include "bench/runner.h"
 #include "cli/commands.h"
+#include "cli/options.h"
 
 namespace annulus::cli {
 namespace {
@@ -22,9 +22,7 @@ struct InfoOptions {
 };
 
 std::string join(const std::vector<std::string>& words) {
-  std::string s;
-  for (const auto& w : words) s += (s.empty() ? "" : ", ") + w;
-  return s;
+  return fmt::format("{}", fmt::join(words, ", "));
 }
 
 std::vector<std::string> dtype_names(const OperatorInfo& op) {
@@ -66,8 +64,7 @@ ordered_json collect(bool measure) {
          {"memory_available_bytes", bench::available_bytes(kCPU)}};
   if (measure) cpu["ceilings"] = ceilings_json(DeviceType::kCPU);
   j["backends"]["cpu"] = {{"available", true}};
-  const std::string why_not =
-      cuda::built() ? cuda::why_unavailable() : std::string("this build has no CUDA");
+  const std::string why_not = why_no_cuda();
   j["backends"]["cuda"] = {{"available", why_not.empty()}};
   if (!why_not.empty()) j["backends"]["cuda"]["reason"] = why_not;
   if (why_not.empty()) {
@@ -106,76 +103,70 @@ ordered_json collect(bool measure) {
   return j;
 }
 
+template <class... T>
+void say(fmt::format_string<T...> format, T&&... values) {
+  std::cout << fmt::format(format, std::forward<T>(values)...) << "\n";
+}
+
 void print_text(const ordered_json& j) {
   const auto text = [](const ordered_json& v) { return v.get<std::string>(); };
-  constexpr double kGiB = 1 << 30;
-  const auto& build = j["build"];
-  const auto& cpu = j["hardware"]["cpu"];
-  std::cout << fmt::format("annulus {} ({})\n\n", text(j["version"]), text(j["commit"]));
-  std::cout << "hardware\n";
-  std::cout << fmt::format("  cpu       {}, {} threads, {}, {:.1f} GiB free\n", text(cpu["name"]),
-                           cpu["threads"].get<int>(), text(cpu["simd"]),
-                           cpu["memory_available_bytes"].get<double>() / kGiB);
-  if (cpu.contains("ceilings"))
-    std::cout << "            " << text(cpu["ceilings"]["summary"]) << "\n";
-  if (j["hardware"].contains("cuda")) {
-    for (const auto& g : j["hardware"]["cuda"]) {
-      std::cout << fmt::format(
-          "  cuda      {}, sm_{}, {} SMs, {:.0f} GiB, L2 {:.0f} MiB\n", text(g["name"]),
-          text(g["compute_capability"]), g["multiprocessors"].get<int>(),
-          g["memory_bytes"].get<double>() / kGiB, g["l2_bytes"].get<double>() / (1 << 20));
-      if (g.contains("ceilings"))
-        std::cout << "            " << text(g["ceilings"]["summary"]) << "\n";
-    }
+  const auto words = [](const ordered_json& v) { return join(v.get<std::vector<std::string>>()); };
+  const auto say_ceilings = [&](const ordered_json& device) {
+    if (device.contains("ceilings")) say("            {}", text(device["ceilings"]["summary"]));
+  };
+  constexpr double kGiB = 1 << 30, kMiB = 1 << 20;
+  const auto& hardware = j["hardware"];
+  const auto& cpu = hardware["cpu"];
+  say("annulus {} ({})\n\nhardware", text(j["version"]), text(j["commit"]));
+  say("  cpu       {}, {} threads, {}, {:.1f} GiB free", text(cpu["name"]),
+      cpu["threads"].get<int>(), text(cpu["simd"]),
+      cpu["memory_available_bytes"].get<double>() / kGiB);
+  say_ceilings(cpu);
+  for (const auto& g : hardware.value("cuda", ordered_json::array())) {
+    say("  cuda      {}, sm_{}, {} SMs, {:.0f} GiB, L2 {:.0f} MiB", text(g["name"]),
+        text(g["compute_capability"]), g["multiprocessors"].get<int>(),
+        g["memory_bytes"].get<double>() / kGiB, g["l2_bytes"].get<double>() / kMiB);
+    say_ceilings(g);
   }
-  std::cout << "\nbuild\n";
+  say("\nbuild");
   for (const char* key : {"compiler", "simd", "cuda", "blas", "openmp"}) {
-    std::cout << fmt::format("  {:<9} {}\n", key, text(build[key]));
+    say("  {:<9} {}", key, text(j["build"][key]));
   }
-  std::cout << "\nbackends\n  cpu       available\n";
   const auto& gpu = j["backends"]["cuda"];
-  std::cout << "  cuda      "
-            << (gpu["available"].get<bool>() ? std::string("available")
-                                             : "not available: " + text(gpu["reason"]))
-            << "\n\noperators\n";
+  say("\nbackends\n  cpu       available\n  cuda      {}",
+      gpu["available"] ? "available" : "not available: " + text(gpu["reason"]));
+  say("\noperators");
   for (const auto& [name, op] : j["operators"].items()) {
-    std::cout << fmt::format("  {}: {}\n", name, text(op["summary"]));
-    std::cout << fmt::format(
-        "    dtypes {}; gradients {}; {}\n", join(op["dtypes"].get<std::vector<std::string>>()),
-        join(op["gradients"].get<std::vector<std::string>>()),
-        op["deterministic"].get<bool>() ? "deterministic" : "not deterministic");
+    say("  {}: {}", name, text(op["summary"]));
+    say("    dtypes {}; gradients {}; {}", words(op["dtypes"]), words(op["gradients"]),
+        op["deterministic"] ? "deterministic" : "not deterministic");
     for (const char* device : {"cpu", "cuda"}) {
       const auto& s = op[device];
-      const bool available = s["available"].get<bool>();
-      std::cout << fmt::format(
-          "    {:<5} {}\n", device,
-          available ? "yes: " + text(s["implementation"]) : "no: " + text(s["reason"]));
+      say("    {:<5} {}", device,
+          s["available"] ? "yes: " + text(s["implementation"]) : "no: " + text(s["reason"]));
     }
     if (op["precisions"].empty()) continue;
-    std::cout << fmt::format("    error of states and gradients, {}:\n",
-                             text(op["precisions_measured_with"]));
+    say("    error of states and gradients, {}:", text(op["precisions_measured_with"]));
     for (const auto& p : op["precisions"]) {
-      std::cout << fmt::format("      {:<7} {:.1e}  {:.1e}  {}\n", text(p["name"]),
-                               p["state_error"].get<double>(), p["gradient_error"].get<double>(),
-                               text(p["product"]));
+      say("      {:<7} {:.1e}  {:.1e}  {}", text(p["name"]), p["state_error"].get<double>(),
+          p["gradient_error"].get<double>(), text(p["product"]));
     }
   }
-  if (j["operators"].empty()) std::cout << "  none is linked into this program\n";
+  if (j["operators"].empty()) say("  none is linked into this program");
 }
 
 // The table of the README. It speaks of the build, not of this machine: a GPU that is absent here
 // is not a missing backend.
 void print_markdown() {
   const char* cuda = cuda::built() ? "yes" : "not in this build";
-  std::cout << "| operator | dtypes | gradients | CPU | CUDA | PyTorch | deterministic |\n"
-               "|---|---|---|---|---|---|---|\n";
+  say("| operator | dtypes | gradients | CPU | CUDA | PyTorch | deterministic |\n"
+      "|---|---|---|---|---|---|---|");
   for (const OperatorInfo& op : operators()) {
     const std::string torch =
         ANNULUS_HAVE_TORCH ? "`annulus." + op.name + "`" : std::string("not in this build");
-    std::cout << fmt::format("| `{}` | {} | {} | {} | {} | {} | {} |\n", op.name,
-                             join(dtype_names(op)), join(op.gradients),
-                             op.support(DeviceType::kCPU).available ? "yes" : "no", cuda, torch,
-                             op.deterministic ? "always" : "when asked");
+    say("| `{}` | {} | {} | {} | {} | {} | {} |", op.name, join(dtype_names(op)),
+        join(op.gradients), op.support(DeviceType::kCPU).available ? "yes" : "no", cuda, torch,
+        op.deterministic ? "always" : "when asked");
   }
 }
 

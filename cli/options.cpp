@@ -26,9 +26,24 @@ CLI::Validator whole_number(std::uint64_t low, std::uint64_t high) {
   return CLI::Validator(check, "");
 }
 
+CLI::Option* add_choice(CLI::App& command, const std::string& name, std::string& value,
+                        const std::vector<std::string>& words, const std::string& about) {
+  CLI::Option* option = command.add_option(name, value, about)->check(CLI::IsMember(words));
+  return value.empty() ? option : option->capture_default_str();
+}
+
+void add_device(CLI::App& command, std::string& value) {
+  value = "auto";
+  add_choice(command, "--device", value, {"auto", "cpu", "cuda"},
+             "cpu, cuda, or auto: cuda where there is one");
+}
+
+std::string why_no_cuda() {
+  return cuda::built() ? cuda::why_unavailable() : "this build has no CUDA";
+}
+
 Device pick_device(const std::string& name) {
-  const std::string why_not =
-      cuda::built() ? cuda::why_unavailable() : std::string("this build has no CUDA");
+  const std::string why_not = why_no_cuda();
   if (name == "cuda" && !why_not.empty()) {
     throw NotSupported("device cuda is not available: " + why_not);
   }

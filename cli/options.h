@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "annulus/core/device.h"
 
@@ -13,6 +14,16 @@ namespace annulus::cli {
 // A whole number. CLI11's own checks go through double, wrap around below zero and print ranges of
 // hundreds of digits.
 CLI::Validator whole_number(std::uint64_t low, std::uint64_t high);
+
+// An option that takes one of these words. Where `value` holds one, that is the default and --help
+// says so.
+CLI::Option* add_choice(CLI::App& command, const std::string& name, std::string& value,
+                        const std::vector<std::string>& words, const std::string& about);
+
+// --device auto, cpu or cuda.
+void add_device(CLI::App& command, std::string& value);
+
+std::string why_no_cuda();  // empty where there is one
 
 // "cpu", "cuda", or "auto": cuda where there is one. Throws NotSupported, with the reason.
 Device pick_device(const std::string& name);

@@ -4,12 +4,11 @@
 #include <iostream>
 #include <limits>
 #include <memory>
+#include <optional>
 
-#include "annulus/core/errors.h"
 #include "cli/commands.h"
 #include "cli/options.h"
-#include "cli/progress.h"
-#include "cli/stop_signal.h"
+#include "cli/terminal.h"
 #include "train/checkpoint.h"
 #include "train/run.h"
 
@@ -17,63 +16,53 @@ namespace annulus::cli {
 namespace {
 
 struct TrainOptions {
-  std::string recipe = "both", device = "auto", out = "ring-attractor", encoding;
-  std::int64_t neurons = 0, actions = 0, batch = 0, steps = 0, length = 0, gain = 0;
-  std::uint64_t seed = 0;
-  std::int64_t checkpoint_every = 100;
-  int threads = 0;
-  bool resume = false, overwrite = false;
+  std::string recipe = "both", device, encoding;
+  const CLI::Option* recipe_option = nullptr;
+  std::optional<std::int64_t> neurons, actions, batch, steps, length, gain;
+  std::optional<std::uint64_t> seed;
   std::vector<std::string> peers;
-  const CLI::App* command = nullptr;
-
-  bool given(const char* name) const { return command->get_option(name)->count() > 0; }
+  train::RunOptions run{.out = "ring-attractor", .recipes = {}};
 };
 
 // What was given on the command line goes over what the recipe, or the checkpoint, says.
 void apply(const TrainOptions& o, train::Recipe& r) {
-  if (o.given("--neurons")) r.neurons = o.neurons;
-  if (o.given("--actions")) r.actions = o.actions;
-  if (o.given("--encoding")) {
+  r.neurons = o.neurons.value_or(r.neurons);
+  r.actions = o.actions.value_or(r.actions);
+  if (!o.encoding.empty()) {
     r.encoding = o.encoding == "spread" ? train::Encoding::kSpread : train::Encoding::kTurns;
   }
-  if (o.given("--batch")) r.batch = o.batch;
-  if (o.given("--steps")) {
-    r.steps = o.steps;
-    r.schedule.warm_up = std::min(r.schedule.warm_up, o.steps / 10);
+  r.batch = o.batch.value_or(r.batch);
+  if (o.steps) {
+    r.steps = *o.steps;
+    r.schedule.warm_up = std::min(r.schedule.warm_up, r.steps / 10);
   }
-  if (o.given("--length")) {
-    r.length = o.length;
-    r.first_length = r.growth > 0 ? std::min(r.first_length, o.length) : o.length;
+  if (o.length) {
+    r.length = *o.length;
+    r.first_length = r.growth > 0 ? std::min(r.first_length, r.length) : r.length;
   }
-  if (o.given("--gain")) r.gain_hidden = o.gain;
-  if (o.given("--seed")) r.seed = o.seed;
+  r.gain_hidden = o.gain.value_or(r.gain_hidden);
+  r.seed = o.seed.value_or(r.seed);
 }
 
 std::vector<train::Recipe> pick_recipes(const TrainOptions& o) {
   std::vector<train::Recipe> picked;
   for (train::Recipe r : {train::seed_recipe(), train::default_recipe()}) {
     if (o.recipe != "both" && o.recipe != r.name) continue;
-    const std::string folder = o.out + "/" + r.name;
-    if (o.resume && train::has_checkpoint(folder)) {
+    const std::string folder = o.run.out + "/" + r.name;
+    if (o.run.resume && train::has_checkpoint(folder)) {
       r = train::read_manifest(folder).recipe;
-    } else if (o.resume && !o.given("--recipe")) {
+    } else if (o.run.resume && o.recipe_option->count() == 0) {
       continue;  // the run that is continued had only the other
     }
     apply(o, r);
     picked.push_back(std::move(r));
   }
-  if (picked.empty()) throw InvalidArgument("--resume: " + o.out + " holds no run");
   return picked;
 }
 
 int run_training(const TrainOptions& o) {
-  train::RunOptions options;
-  options.out = o.out;
+  train::RunOptions options = o.run;
   options.device = pick_device(o.device);
-  options.threads = o.threads;
-  options.checkpoint_every = o.checkpoint_every;
-  options.resume = o.resume;
-  options.overwrite = o.overwrite;
   options.recipes = pick_recipes(o);
   for (const std::string& path : o.peers) {
     for (train::Peer& p : train::read_peers(path)) options.peers.push_back(std::move(p));
@@ -109,12 +98,12 @@ int run_training(const TrainOptions& o) {
     std::cerr << fmt::format(
         "annulus: stopped, recipe {} at step {} of {}; nothing is lost.\n"
         "annulus: go on with: annulus train ring-attractor --out {} --resume\n",
-        s.recipe, s.step, s.steps, o.out);
+        s.recipe, s.step, s.steps, options.out);
     return signals.exit_code();
   }
   std::cout << train::results_table(outcome.results);
   std::cerr << fmt::format("annulus: figures in {}, numbers in {}/results.json\n", outcome.page,
-                           o.out);
+                           options.out);
   return kDone;
 }
 
@@ -126,39 +115,33 @@ void add_train_command(CLI::App& app, int& exit_code) {
   auto o = std::make_shared<TrainOptions>();
   CLI::App* command = train->add_subcommand(
       "ring-attractor", "a recurrent network that learns to integrate angular velocity");
-  o->command = command;
   command->footer(
       "Writes OUT/ring-attractor.html (figures), OUT/results.json, and in OUT/<recipe>/ the\n"
       "checkpoint, model.safetensors and curve.csv. Ctrl-C writes a checkpoint and ends with\n"
       "code 130 (143 after a polite kill); --resume goes on to the bits of a run that was never\n"
       "stopped. Other exit codes: 0 done, 1 the loss diverged, 2 bad usage or input, 3 not\n"
       "available here.");
-  command->add_option("--recipe", o->recipe, "seed: the original's; default: ours; or both")
-      ->check(CLI::IsMember({"seed", "default", "both"}))
-      ->capture_default_str();
+  o->recipe_option = add_choice(*command, "--recipe", o->recipe, {"seed", "default", "both"},
+                                "seed: the original's; default: ours; or both");
   command->add_option("--neurons", o->neurons, "on the ring (default: the recipe's, 128)");
   command->add_option("--actions", o->actions, "channels a velocity is spread over (2)");
-  command
-      ->add_option("--encoding", o->encoding,
-                   "turns: left, right, and unused channels; spread: over all channels (turns)")
-      ->check(CLI::IsMember({"turns", "spread"}));
+  add_choice(*command, "--encoding", o->encoding, {"turns", "spread"},
+             "turns: left, right, and unused channels; spread: over all channels (turns)");
   command->add_option("--batch", o->batch, "sequences a step (128)");
   command->add_option("--steps", o->steps, "of training");
   command->add_option("--length", o->length, "steps of a training sequence");
   command->add_option("--gain", o->gain, "hidden neurons of the gain network; 0: none");
   command->add_option("--seed", o->seed, "the same seed gives the same figures (0)")
       ->check(whole_number(0, std::numeric_limits<std::uint64_t>::max()));
-  command->add_option("--device", o->device, "cpu, cuda, or auto: cuda where there is one")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
-      ->capture_default_str();
-  command->add_option("--threads", o->threads, "CPU threads; 0: all. They change no bit")
+  add_device(*command, o->device);
+  command->add_option("--threads", o->run.threads, "CPU threads; 0: all. They change no bit")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
-  command->add_option("--out", o->out, "folder of the run")->capture_default_str();
-  auto* resume = command->add_flag("--resume", o->resume, "go on with the run in that folder");
-  command->add_flag("--overwrite", o->overwrite, "start anew where the folder holds a run")
+  command->add_option("--out", o->run.out, "folder of the run")->capture_default_str();
+  auto* resume = command->add_flag("--resume", o->run.resume, "go on with the run in that folder");
+  command->add_flag("--overwrite", o->run.overwrite, "start anew where the folder holds a run")
       ->excludes(resume);
-  command->add_option("--checkpoint-every", o->checkpoint_every, "steps between checkpoints")
+  command->add_option("--checkpoint-every", o->run.checkpoint_every, "steps between checkpoints")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1'000'000'000}))
       ->capture_default_str();
   command->add_option("--peer", o->peers,

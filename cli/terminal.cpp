@@ -1,4 +1,4 @@
-#include "cli/progress.h"
+#include "cli/terminal.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -6,6 +6,13 @@
 #include <cstdio>
 
 namespace annulus::cli {
+namespace {
+
+// A handler may write to nothing else.
+volatile std::sig_atomic_t noted_signal = 0;
+void note_signal(int signal) { noted_signal = signal; }
+
+}  // namespace
 
 Progress::Progress(std::size_t total) : total_(total), terminal_(::isatty(STDERR_FILENO) == 1) {}
 Progress::~Progress() { clear(); }
@@ -44,5 +51,23 @@ void Progress::draw() {
       stderr);
   std::fflush(stderr);
 }
+
+StopOnSignal::StopOnSignal() {
+  noted_signal = 0;
+  struct sigaction action {};
+  action.sa_handler = note_signal;
+  // SA_RESTART: a write that the signal meets is finished, not failed.
+  action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
+  sigaction(SIGINT, &action, &interrupt_);
+  sigaction(SIGTERM, &action, &terminate_);
+}
+
+StopOnSignal::~StopOnSignal() {
+  sigaction(SIGINT, &interrupt_, nullptr);
+  sigaction(SIGTERM, &terminate_, nullptr);
+}
+
+bool StopOnSignal::asked() const { return noted_signal != 0; }
+int StopOnSignal::exit_code() const { return 128 + noted_signal; }
 
 }  // namespace annulus::cli
