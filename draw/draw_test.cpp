@@ -4,9 +4,8 @@
 #include <limits>
 #include <string>
 
-#include "draw/heat_map.h"
+#include "draw/charts.h"
 #include "draw/html.h"
-#include "draw/line_chart.h"
 #include "draw/scale.h"
 
 namespace annulus::draw {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -13,8 +12,13 @@
 namespace annulus::files {
 namespace {
 
+constexpr int kMostDepth = 16;
+constexpr std::size_t kMostStringBytes = std::size_t{64} << 10;
+// An ordered object looks keys up one by one, so their number must stay small; a record has about 100.
+constexpr std::size_t kMostValues = 4096;
+
 // Nesting, lengths and counts, read off the bytes: what this lets through is small enough to parse.
-void check_shape(std::string_view text, const JsonLimits& limits) {
+void check_shape(std::string_view text) {
   int depth = 0;
   std::size_t values = 1, string_length = 0;
   bool in_string = false;
@@ -25,20 +29,20 @@ void check_shape(std::string_view text, const JsonLimits& limits) {
         in_string = false;
       } else {
         if (c == '\\') ++i;
-        if (++string_length > limits.string_bytes) {
-          throw JsonError(fmt::format("a string is longer than {} bytes", limits.string_bytes));
+        if (++string_length > kMostStringBytes) {
+          throw JsonError(fmt::format("a string is longer than {} bytes", kMostStringBytes));
         }
       }
     } else if (c == '"') {
       in_string = true;
       string_length = 0;
     } else if (c == '{' || c == '[') {
-      if (++depth > limits.depth) {
-        throw JsonError(fmt::format("nested more than {} deep", limits.depth));
+      if (++depth > kMostDepth) {
+        throw JsonError(fmt::format("nested more than {} deep", kMostDepth));
       }
     } else if (c == ',') {
-      if (++values > limits.values) {
-        throw JsonError(fmt::format("more than {} values", limits.values));
+      if (++values > kMostValues) {
+        throw JsonError(fmt::format("more than {} values", kMostValues));
       }
     } else if (c == '}' || c == ']') {
       --depth;
@@ -55,15 +59,6 @@ void check_shape(std::string_view text, const JsonLimits& limits) {
                   printable(came.dump(-1, ' ', true, Json::error_handler_t::replace), 40)));
 }
 
-std::int64_t whole_of(const Json& j, const std::string& path, std::int64_t low, std::int64_t high) {
-  const bool fits = j.is_number_integer() &&
-                    (!j.is_number_unsigned() || j.get<std::uint64_t>() <= std::uint64_t{INT64_MAX});
-  if (!fits || j.get<std::int64_t>() < low || j.get<std::int64_t>() > high) {
-    fail(path, fmt::format("a whole number between {} and {}", low, high), j);
-  }
-  return j.get<std::int64_t>();
-}
-
 double real_of(const Json& j, const std::string& path, double low, double high) {
   const double v = j.is_number() ? j.get<double>() : std::nan("");
   if (!(v >= low && v <= high)) {
@@ -74,8 +69,8 @@ double real_of(const Json& j, const std::string& path, double low, double high) 
 
 }  // namespace
 
-Json parse_json(std::string_view text, const JsonLimits& limits) {
-  check_shape(text, limits);
+Json parse_json(std::string_view text) {
+  check_shape(text);
   std::vector<std::set<std::string>> keys;
   std::string duplicate;
   const auto watch_keys = [&](int, Json::parse_event_t event, Json& value) {
@@ -156,7 +151,13 @@ std::size_t JsonObject::one_of(const char* key, const std::vector<std::string>& 
 }
 
 std::int64_t JsonObject::whole(const char* key, std::int64_t low, std::int64_t high) const {
-  return whole_of(at(key), path(key), low, high);
+  const Json& j = at(key);
+  const bool fits = j.is_number_integer() &&
+                    (!j.is_number_unsigned() || j.get<std::uint64_t>() <= std::uint64_t{INT64_MAX});
+  if (!fits || j.get<std::int64_t>() < low || j.get<std::int64_t>() > high) {
+    fail(path(key), fmt::format("a whole number between {} and {}", low, high), j);
+  }
+  return j.get<std::int64_t>();
 }
 
 std::int64_t JsonObject::whole_or(const char* key, std::int64_t low, std::int64_t high,
@@ -187,27 +188,15 @@ double JsonObject::any_real(const char* key) const {
   fail(path(key), "a number, \"NaN\", \"Infinity\" or \"-Infinity\"", j);
 }
 
-std::vector<std::int64_t> JsonObject::wholes(const char* key, std::size_t most) const {
-  std::vector<std::int64_t> values;
-  for (const Json& v : array(key, 0, most)) {
-    values.push_back(whole_of(v, path(key), 0, std::numeric_limits<std::int64_t>::max()));
-  }
-  return values;
-}
-
 std::vector<double> JsonObject::reals(const char* key, std::size_t least, std::size_t most,
                                       double low, double high) const {
-  std::vector<double> values;
-  for (const Json& v : array(key, least, most)) values.push_back(real_of(v, path(key), low, high));
-  return values;
-}
-
-const Json& JsonObject::array(const char* key, std::size_t least, std::size_t most) const {
   const Json& j = at(key);
   if (!j.is_array() || j.size() < least || j.size() > most) {
     fail(path(key), fmt::format("a list of {} to {} numbers", least, most), j);
   }
-  return j;
+  std::vector<double> values;
+  for (const Json& v : j) values.push_back(real_of(v, path(key), low, high));
+  return values;
 }
 
 std::string JsonObject::path(std::string_view key) const {

@@ -23,16 +23,9 @@ class JsonError : public std::runtime_error {
   bool at_end;  // the text stops too early, as a file cut short does
 };
 
-struct JsonLimits {
-  int depth = 16;
-  std::size_t string_bytes = std::size_t{64} << 10;
-  // An ordered object looks keys up one by one, so their number must stay small; a record has about
-  // 100.
-  std::size_t values = 4096;
-};
-
-// Keys keep their order; one that appears twice is refused.
-Json parse_json(std::string_view text, const JsonLimits& limits = {});
+// Keys keep their order; one that appears twice is refused, and so is what nests more than 16 deep, has
+// a string of more than 64 KiB or more than 4096 values.
+Json parse_json(std::string_view text);
 
 // An object's values. Messages call the key "name.key", or "key" where the object has no name.
 class JsonObject {
@@ -54,14 +47,12 @@ class JsonObject {
   double real(const char* key, double low = 0, double high = 1e30) const;  // finite, within these
   std::optional<double> maybe_real(const char* key, double low = 0, double high = 1e30) const;
   double any_real(const char* key) const;  // NaN and infinity too, spelled as strings
-  // Lists: whole numbers from 0 to 2^63 - 1, at most so many; numbers from low to high.
-  std::vector<std::int64_t> wholes(const char* key, std::size_t most) const;
+  // A list of so many numbers from low to high.
   std::vector<double> reals(const char* key, std::size_t least, std::size_t most, double low,
                             double high) const;
 
  private:
   std::string path(std::string_view key) const;
-  const Json& array(const char* key, std::size_t least, std::size_t most) const;
 
   const Json& json_;
   std::string name_;

@@ -5,8 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "draw/heat_map.h"
-#include "draw/line_chart.h"
+#include "draw/charts.h"
 #include "train/page.h"
 
 namespace annulus::train {
