@@ -1,5 +1,6 @@
 #include "train/gain.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "annulus/cpu/parallel.h"
@@ -12,13 +13,13 @@ std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
 
 // The four parameters by name, and one step's way through the network, in double.
 struct Pass {
-  Pass(std::span<const Parameter> p, std::int64_t hidden, std::int64_t K)
+  explicit Pass(std::span<const Parameter> p)
       : W1(p[0].value),
         b1(p[1].value),
         W2(p[2].value),
         b2(p[3].value),
-        h(size(hidden)),
-        g(size(2 * K)) {}
+        h(b1.size()),
+        g(b2.size()) {}
 
   void run(double now, double before) {
     f[0] = now / kFastest;
@@ -40,23 +41,23 @@ struct Pass {
 
 }  // namespace
 
-std::vector<Parameter> GainNetwork::parameters(Rng rng) const {
-  std::vector<Parameter> p = {{"gain.W1", {hidden_, 2}},
-                              {"gain.b1", {hidden_}},
-                              {"gain.W2", {2 * K_, hidden_}},
-                              {"gain.b2", {2 * K_}}};
+std::vector<Parameter> gain_network(std::int64_t hidden, std::int64_t K, Rng rng) {
+  std::vector<Parameter> p = {{"gain.W1", {hidden, 2}},
+                              {"gain.b1", {hidden}},
+                              {"gain.W2", {2 * K, hidden}},
+                              {"gain.b2", {2 * K}}};
   for (float& w : p[0].value) w = static_cast<float>(rng.normal());
   for (float& b : p[1].value) b = static_cast<float>(rng.uniform(-1, 1));
-  for (std::int64_t k = 0; k < K_; ++k) p[3].value[size(k)] = 1;
+  std::fill_n(p[3].value.begin(), K, 1.0f);
   return p;
 }
 
-void GainNetwork::forward(std::span<const Parameter> p, std::span<const float> velocity,
-                          std::span<const float> plain, std::int64_t B, std::int64_t T,
-                          std::span<float> A, int threads) const {
-  const std::size_t K = size(K_);
+void gain_forward(std::span<const Parameter> p, std::span<const float> velocity,
+                  std::span<const float> plain, std::int64_t B, std::int64_t T, std::span<float> A,
+                  int threads) {
+  const std::size_t K = p[3].value.size() / 2;
   cpu::parallel_for(B, threads, [&](std::int64_t b) {
-    Pass pass(p, hidden_, K_);
+    Pass pass(p);
     for (std::int64_t t = 0; t < T; ++t) {
       const std::size_t at = size(b * T + t);
       pass.run(velocity[at], t > 0 ? velocity[at - 1] : 0.0f);
@@ -68,15 +69,15 @@ void GainNetwork::forward(std::span<const Parameter> p, std::span<const float> v
   });
 }
 
-void GainNetwork::backward(std::span<Parameter> p, std::span<const float> velocity,
-                           std::span<const float> plain, std::int64_t B, std::int64_t T,
-                           std::span<const float> dA, int threads) const {
-  const std::size_t K = size(K_), H = size(hidden_);
+void gain_backward(std::span<Parameter> p, std::span<const float> velocity,
+                   std::span<const float> plain, std::int64_t B, std::int64_t T,
+                   std::span<const float> dA, int threads) {
+  const std::size_t K = p[3].value.size() / 2, H = p[1].value.size();
   const std::size_t count = H * 2 + H + 2 * K * H + 2 * K;
   // One row of sums a sequence, added up in order: no bit depends on the number of threads.
   std::vector<double> sums(size(B) * count, 0.0);
   cpu::parallel_for(B, threads, [&](std::int64_t b) {
-    Pass pass(p, hidden_, K_);
+    Pass pass(p);
     double* dW1 = sums.data() + size(b) * count;
     double* db1 = dW1 + 2 * H;
     double* dW2 = db1 + H;
@@ -115,9 +116,8 @@ void GainNetwork::backward(std::span<Parameter> p, std::span<const float> veloci
   }
 }
 
-std::vector<double> GainNetwork::gains(std::span<const Parameter> p, double now,
-                                       double before) const {
-  Pass pass(p, hidden_, K_);
+std::vector<double> gains_at(std::span<const Parameter> p, double now, double before) {
+  Pass pass(p);
   pass.run(now, before);
   return pass.g;
 }

@@ -19,26 +19,18 @@
 
 namespace annulus::train {
 
-class GainNetwork {
- public:
-  GainNetwork(std::int64_t hidden, std::int64_t K) : hidden_(hidden), K_(K) {}
+// W1, b1, W2, b2, at their start; what `p` is below.
+std::vector<Parameter> gain_network(std::int64_t hidden, std::int64_t K, Rng rng);
 
-  // W1, b1, W2, b2, at their start.
-  std::vector<Parameter> parameters(Rng rng) const;
-
-  // velocity (B, T) and its plain actions (B, T, K) -> A (B, T, K). `p` are the four parameters.
-  void forward(std::span<const Parameter> p, std::span<const float> velocity,
-               std::span<const float> plain, std::int64_t B, std::int64_t T, std::span<float> A,
-               int threads) const;
-  // Overwrites the four gradients.
-  void backward(std::span<Parameter> p, std::span<const float> velocity,
-                std::span<const float> plain, std::int64_t B, std::int64_t T,
-                std::span<const float> dA, int threads) const;
-  // The 2K gains at one pair of velocities.
-  std::vector<double> gains(std::span<const Parameter> p, double now, double before) const;
-
- private:
-  std::int64_t hidden_, K_;
-};
+// velocity (B, T) and its plain actions (B, T, K) -> A (B, T, K).
+void gain_forward(std::span<const Parameter> p, std::span<const float> velocity,
+                  std::span<const float> plain, std::int64_t B, std::int64_t T, std::span<float> A,
+                  int threads);
+// Overwrites the four gradients.
+void gain_backward(std::span<Parameter> p, std::span<const float> velocity,
+                   std::span<const float> plain, std::int64_t B, std::int64_t T,
+                   std::span<const float> dA, int threads);
+// The 2K gains at one pair of velocities.
+std::vector<double> gains_at(std::span<const Parameter> p, double now, double before);
 
 }  // namespace annulus::train

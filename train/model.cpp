@@ -45,9 +45,8 @@ RingModel::RingModel(const Recipe& recipe, Device device, int threads)
   for (Parameter& p : parameters_) {
     for (float& w : p.value) w = static_cast<float>(rng.normal() * scale);
   }
-  if (recipe_.gain_hidden > 0) {
-    gain_.emplace(recipe_.gain_hidden, K);
-    auto added = gain_->parameters(Rng(recipe_.seed, kGainStream, 0));
+  if (has_gain()) {
+    auto added = gain_network(recipe_.gain_hidden, K, Rng(recipe_.seed, kGainStream, 0));
     std::move(added.begin(), added.end(), std::back_inserter(parameters_));
   }
   std::vector<float> table(size(2 * N));
@@ -68,9 +67,9 @@ std::vector<float> RingModel::heard(const Sequences& s) const {
 std::vector<float> RingModel::actions(const Sequences& s) const {
   const std::vector<float> velocity = heard(s);
   std::vector<float> plain = encode(velocity, recipe_.actions, recipe_.encoding);
-  if (!gain_) return plain;
+  if (!has_gain()) return plain;
   std::vector<float> A(plain.size());
-  gain_->forward(gain_parameters(), velocity, plain, s.B, s.T, A, context_.threads);
+  gain_forward(gain_parameters(), velocity, plain, s.B, s.T, A, context_.threads);
   return A;
 }
 
@@ -110,16 +109,16 @@ LossFigures RingModel::run(const Sequences& batch, bool backward) {
   RingRnnGradients gradients;
   gradients.dWa = dWa_.shaped({K, N, N});
   gradients.dWo = dWo_.shaped({N, N});
-  if (gain_) gradients.dA = dA_.shaped({B, T, K});
+  if (has_gain()) gradients.dA = dA_.shaped({B, T, K});
   ring_rnn_backward(in, dout_.view(), {}, out.out, out.saved, gradients, options_, context_);
   dWa_.download(parameters_[0].gradient);
   dWo_.download(parameters_[1].gradient);
-  if (gain_) {
+  if (has_gain()) {
     std::vector<float> dA(size(B * T * K));
     dA_.download(dA);
     const std::vector<float> velocity = heard(batch);
-    gain_->backward(gain_parameters(), velocity, encode(velocity, K, recipe_.encoding), B, T, dA,
-                    context_.threads);
+    gain_backward(gain_parameters(), velocity, encode(velocity, K, recipe_.encoding), B, T, dA,
+                  context_.threads);
   }
   return figures;
 }

@@ -4,7 +4,6 @@
 // themselves never leave the device.
 #pragma once
 
-#include <optional>
 #include <vector>
 
 #include "annulus/core/buffer.h"
@@ -49,7 +48,7 @@ class RingModel {
   // (B, T, K).
   std::vector<float> heard(const Sequences& s) const;
   std::vector<float> actions(const Sequences& s) const;
-  const std::optional<GainNetwork>& gain() const { return gain_; }
+  bool has_gain() const { return recipe_.gain_hidden > 0; }
   std::span<Parameter> ring_parameters() { return std::span(parameters_).first(2); }
   std::span<Parameter> gain_parameters() { return std::span(parameters_).subspan(2); }
   std::span<const Parameter> gain_parameters() const { return std::span(parameters_).subspan(2); }
@@ -69,7 +68,6 @@ class RingModel {
   Device device_;
   Context context_;
   RingRnnOptions options_;
-  std::optional<GainNetwork> gain_;
   std::vector<Parameter> parameters_;  // Wa, Wo, then the gain network's four
   DeviceTensor A_{device_}, Wa_{device_}, Wo_{device_}, r0_{device_}, out_{device_};
   DeviceTensor saved_{device_}, ring_{device_}, sums_{device_}, h_{device_}, angle_{device_};

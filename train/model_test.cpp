@@ -112,19 +112,18 @@ TEST(TrainGain, StartsAsThePlainActionsAndItsGradientIsThatOfFiniteDifferences) 
   const std::int64_t B = 3, T = 11, K = 2;
   const Sequences s = draw_sequences(B, T, 0.1, Rng(9));
   const std::vector<float> plain = encode(s.velocity, K, Encoding::kTurns);
-  const GainNetwork network(5, K);
-  std::vector<Parameter> parameters = network.parameters(Rng(4));
+  std::vector<Parameter> parameters = gain_network(5, K, Rng(4));
   std::vector<float> A(plain.size());
-  network.forward(parameters, s.velocity, plain, B, T, A, 1);
+  gain_forward(parameters, s.velocity, plain, B, T, A, 1);
   EXPECT_EQ(A, plain);
 
   Rng rng(2);
   for (Parameter& p : parameters) p.value = normals(p.value.size(), rng);
   // The loss is a random combination of the actions, so its gradient is dA.
   const std::vector<float> dA = normals(plain.size(), rng);
-  network.backward(parameters, s.velocity, plain, B, T, dA, 1);
+  gain_backward(parameters, s.velocity, plain, B, T, dA, 1);
   const auto loss = [&] {
-    network.forward(parameters, s.velocity, plain, B, T, A, 1);
+    gain_forward(parameters, s.velocity, plain, B, T, A, 1);
     double sum = 0;
     for (std::size_t i = 0; i < A.size(); ++i) sum += static_cast<double>(A[i]) * dA[i];
     return sum;

@@ -43,14 +43,14 @@ RecipeResult collect(Trainer& trainer, std::int64_t sequences) {
   r.example = example(model, sequences, kTestLength);
   r.Wa = model.parameters()[0].value;
   r.Wo = model.parameters()[1].value;
-  if (model.gain()) {
+  if (model.has_gain()) {
     const auto K = static_cast<std::size_t>(r.recipe.actions);
     const auto right = static_cast<std::size_t>(right_action(r.recipe));
     for (int i = 1; i <= kGainPoints; ++i) {
       const double v = kFastest * i / kGainPoints;
       r.gains.velocity.push_back(v);
-      r.gains.now.push_back(model.gain()->gains(model.gain_parameters(), v, 0)[right]);
-      r.gains.before.push_back(model.gain()->gains(model.gain_parameters(), 0, v)[K + right]);
+      r.gains.now.push_back(gains_at(model.gain_parameters(), v, 0)[right]);
+      r.gains.before.push_back(gains_at(model.gain_parameters(), 0, v)[K + right]);
     }
   }
   return r;
