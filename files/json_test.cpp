@@ -104,9 +104,9 @@ TEST(Json, MessagesNameTheKeyAndWhatCame) {
             "unknown key \"outer.steps\", did you mean \"step\"?");
 }
 
-TEST(Nearest, FindsTheNeighbourOrNothing) {
-  EXPECT_EQ(nearest("devise", {"suite", "device", "dtype"}), "device");
-  EXPECT_EQ(nearest("qqqqqqqqqq", {"suite", "device"}), "");
+TEST(Words, TheNeighbourIsMeantOrNothing) {
+  EXPECT_EQ(meant("devise", {"suite", "device", "dtype"}), ", did you mean \"device\"?");
+  EXPECT_EQ(meant("qqqqqqqqqq", {"suite", "device"}), "");
 }
 
 }  // namespace

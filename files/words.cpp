@@ -6,7 +6,7 @@
 
 namespace annulus::files {
 
-std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
+std::string meant(std::string_view word, const std::vector<std::string>& candidates) {
   if (word.size() > 64) return {};
   std::string best;
   std::size_t best_distance = word.size() / 2 + 2;
@@ -28,12 +28,7 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
       best = candidate;
     }
   }
-  return best;
-}
-
-std::string meant(std::string_view word, const std::vector<std::string>& candidates) {
-  const std::string near = nearest(word, candidates);
-  return near.empty() ? "" : ", did you mean \"" + near + "\"?";
+  return best.empty() ? "" : ", did you mean \"" + best + "\"?";
 }
 
 std::string printable(std::string_view text, std::size_t max) {

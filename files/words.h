@@ -8,10 +8,7 @@
 
 namespace annulus::files {
 
-// The candidate with the smallest edit distance; empty when none is near.
-std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
-
-// ", did you mean \"near\"?", or nothing when none is near.
+// ", did you mean \"near\"?" of the candidate with the smallest edit distance; nothing when none is near.
 std::string meant(std::string_view word, const std::vector<std::string>& candidates);
 
 // For messages: control characters and anything outside ASCII become '?', long text is cut.

@@ -124,12 +124,10 @@ Manifest manifest_of(const json& j) {
 void save_checkpoint(const std::string& folder, const Trainer& trainer) {
   const std::string path = manifest_path(folder);
   std::string before;
-  if (files::exists(path)) {
-    try {
-      before = read_manifest(folder).file;
-    } catch (const FileError&) {
-      // A manifest nobody can read names nothing that is worth removing.
-    }
+  try {
+    before = read_manifest(folder).file;
+  } catch (const FileError&) {
+    // There is none, or one that nobody can read, which names nothing that is worth removing.
   }
   const std::int64_t step = trainer.steps_done();
   const TensorFile tensors = tensors_of(trainer.model(), trainer.history());

@@ -24,12 +24,10 @@ struct Detail {
 std::string radians(double v) { return fmt::format("{:.4f}", v); }
 std::string degrees(double v) { return fmt::format("{:.1f}°", v * 180 / std::numbers::pi); }
 
-std::string card(const std::string& figure) {
-  return figure.empty() ? "" : "<div class=\"card\">" + figure + "</div>";
+std::string card(const std::string& figure, const char* more = "") {
+  return figure.empty() ? "" : fmt::format("<div class=\"card{}\">{}</div>", more, figure);
 }
-std::string alone(const std::string& figure) {
-  return figure.empty() ? "" : "<div class=\"card alone\">" + figure + "</div>";
-}
+std::string alone(const std::string& figure) { return card(figure, " alone"); }
 
 std::string tiles(const Results& results) {
   std::string s = "<div class=\"tiles\">";

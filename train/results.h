@@ -2,9 +2,10 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "train/peer.h"
+#include "train/evaluate.h"
 #include "train/trainer.h"
 
 namespace annulus::train {
@@ -12,6 +13,19 @@ namespace annulus::train {
 inline constexpr std::int64_t kTestSequences = 200;
 inline constexpr std::int64_t kTestLength = 500, kLongTestLength = 1000;
 inline constexpr double kAbruptLead = 0.01;  // the original's own evaluation starts like this
+
+// Another model on the same task, measured elsewhere: a JSON file with one object or a list of at
+// most 16 (README.md has the format). Unknown keys, wrong types and numbers out of range are refused
+// with InvalidArgument that names the file and the key.
+struct Peer : ErrorFigures {
+  std::string name;
+  std::int64_t parameters = 0;  // 0: not said
+  std::int64_t steps = 0;       // of training; 0: not said
+  double seconds = 0;           // of training; 0: not said
+  std::string note;             // may be empty
+};
+std::vector<Peer> read_peers(const std::string& path);  // what is no file: files::FileError
+std::vector<Peer> parse_peers(std::string_view json);
 
 struct RecipeResult {
   Recipe recipe;
