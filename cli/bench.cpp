@@ -84,7 +84,7 @@ struct Outcome {
 
 // Prints the rows as they come and hands each to the writer, where there is one.
 Outcome measure(const BenchOptions& o, Device device, const std::vector<Job>& jobs,
-                const StopOnSignal& signals, files::LineWriter* writer) {
+                files::LineWriter* writer) {
   Progress progress(jobs.size());
   progress.start("measuring the ceilings of this machine");
   bench::Runner runner({.device = device, .repetitions = o.repetitions, .hardware = {}});
@@ -96,7 +96,7 @@ Outcome measure(const BenchOptions& o, Device device, const std::vector<Job>& jo
                  bench::iso_date(), runner.ceilings()});
   Outcome outcome;
   for (const Job& job : jobs) {
-    if (signals.asked()) break;
+    if (stop_asked()) break;
     progress.start(job.row.name);
     const auto records = runner.measure(job.suite->name, job.row);
     for (const bench::Record& r : records) {
@@ -129,8 +129,8 @@ int run_bench(const BenchOptions& o) {
                              path);
   };
   try {
-    const StopOnSignal signals;
-    const Outcome outcome = measure(o, device, jobs, signals, writer.get());
+    note_stop_signals();
+    const Outcome outcome = measure(o, device, jobs, writer.get());
     if (outcome.skipped > 0) {
       std::cerr << fmt::format("annulus: {} skipped, reasons in the table\n",
                                files::counted(outcome.skipped, "row"));
@@ -142,7 +142,7 @@ int run_bench(const BenchOptions& o) {
       std::cerr << fmt::format("annulus: stopped after {} of {} problems\n", outcome.jobs_done,
                                jobs.size());
       if (writer) say_saved_to(writer->partial_path());
-      return signals.exit_code();
+      return stop_code();
     }
     if (writer) writer->finish();
     say_saved_to(o.save);

@@ -95,7 +95,7 @@ void print_json(const std::vector<SuiteRow>& rows, const std::string& device) {
   std::cout << out.dump(2) << "\n";
 }
 
-std::vector<SuiteRow> run_all(const CheckArguments& a, Device device, const StopOnSignal& signals) {
+std::vector<SuiteRow> run_all(const CheckArguments& a, Device device) {
   std::vector<const OperatorCases*> ops;
   for (const std::string& name : a.ops) {  // one that is named twice runs once
     const OperatorCases* op = &testing::find_cases(name);
@@ -105,7 +105,7 @@ std::vector<SuiteRow> run_all(const CheckArguments& a, Device device, const Stop
     for (const OperatorCases& op : testing::all_cases()) ops.push_back(&op);
   }
   testing::SuiteOptions options{.device = device, .jobs = a.jobs};
-  options.stop = [&signals] { return signals.asked(); };
+  options.stop = stop_asked;
   options.wants = name_filter(a.filter);
   // One stream and one device: more host threads would only take turns.
   if (device.type == DeviceType::kCUDA) options.jobs = 1;
@@ -114,21 +114,21 @@ std::vector<SuiteRow> run_all(const CheckArguments& a, Device device, const Stop
   }
   std::vector<SuiteRow> rows;
   for (const OperatorCases* op : ops) {
-    if (signals.asked()) break;
+    if (stop_asked()) break;
     if (!a.sanitizer.empty()) {
       const bool race = a.sanitizer == "racecheck" && !op->raced.empty();
       options.wants = name_filter(race ? op->raced : op->sanitized);
     }
     options.progress = bar_of(op->op, "named");
     rows.push_back(testing::run_named(*op, options));
-    if (options.wants || signals.asked()) continue;
+    if (options.wants || stop_asked()) continue;
     options.progress = {};
     rows.push_back(testing::run_bad_calls(*op, options));
-    if (a.named_only || a.cases == 0 || signals.asked()) continue;
+    if (a.named_only || a.cases == 0 || stop_asked()) continue;
     options.progress = bar_of(op->op, "fuzz");
     rows.push_back(testing::run_fuzz(*op, a.seed, a.cases, options));
   }
-  if (options.wants && !signals.asked() &&
+  if (options.wants && !stop_asked() &&
       std::all_of(rows.begin(), rows.end(), [](const SuiteRow& row) { return row.cases == 0; })) {
     throw std::invalid_argument("--filter: no named case matches '" + a.filter + "'");
   }
@@ -156,20 +156,20 @@ int check(const CheckArguments& a) {
                                   : repro.device.type == DeviceType::kCPU ? "cpu"
                                                                           : "cuda";
   const Device device = pick_device(device_name);
-  const StopOnSignal signals;
+  note_stop_signals();
   std::vector<SuiteRow> rows;
   if (repro.op != nullptr) {
     repro.device = device;
     rows.push_back(testing::run_repro(repro));
   } else {
-    rows = run_all(a, device, signals);
+    rows = run_all(a, device);
   }
   (a.format == "json" ? print_json : print_md)(rows, device_name);
-  if (signals.asked()) {
+  if (stop_asked()) {
     std::int64_t cases = 0;
     for (const SuiteRow& r : rows) cases += r.cases;
     std::cerr << fmt::format("annulus: stopped; the {} cases so far are in the table\n", cases);
-    return signals.exit_code();
+    return stop_code();
   }
   const bool passed =
       std::all_of(rows.begin(), rows.end(), [](const SuiteRow& r) { return r.passed(); });

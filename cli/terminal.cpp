@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 
 namespace annulus::cli {
@@ -52,22 +53,16 @@ void Progress::draw() {
   std::fflush(stderr);
 }
 
-StopOnSignal::StopOnSignal() {
-  noted_signal = 0;
+void note_stop_signals() {
   struct sigaction action {};
   action.sa_handler = note_signal;
   // SA_RESTART: a write that the signal meets is finished, not failed.
   action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
-  sigaction(SIGINT, &action, &interrupt_);
-  sigaction(SIGTERM, &action, &terminate_);
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
 }
 
-StopOnSignal::~StopOnSignal() {
-  sigaction(SIGINT, &interrupt_, nullptr);
-  sigaction(SIGTERM, &terminate_, nullptr);
-}
-
-bool StopOnSignal::asked() const { return noted_signal != 0; }
-int StopOnSignal::exit_code() const { return 128 + noted_signal; }
+bool stop_asked() { return noted_signal != 0; }
+int stop_code() { return 128 + noted_signal; }
 
 }  // namespace annulus::cli

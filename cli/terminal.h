@@ -2,7 +2,6 @@
 #pragma once
 
 #include <chrono>
-#include <csignal>
 #include <cstddef>
 #include <string>
 
@@ -29,21 +28,10 @@ class Progress {
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
-// Ctrl-C and a polite kill ask a long command to stop where it can still finish what it prints: while
-// this lives, the first SIGINT or SIGTERM is only noted; a second one ends the process as always.
-class StopOnSignal {
- public:
-  StopOnSignal();
-  ~StopOnSignal();
-  StopOnSignal(const StopOnSignal&) = delete;
-  StopOnSignal& operator=(const StopOnSignal&) = delete;
-
-  bool asked() const;
-  int exit_code() const;  // as shells have it: 130 after Ctrl-C, 143 after a polite kill
-
- private:
-  struct sigaction interrupt_ {};
-  struct sigaction terminate_ {};
-};
+// Ctrl-C and a polite kill ask a long command to stop where it can still finish what it prints: from
+// here on the first SIGINT or SIGTERM is only noted; a second one ends the process as always.
+void note_stop_signals();
+bool stop_asked();
+int stop_code();  // as shells have it: 130 after Ctrl-C, 143 after a polite kill
 
 }  // namespace annulus::cli

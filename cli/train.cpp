@@ -84,8 +84,8 @@ int run_training(const TrainOptions& o) {
   watcher.evaluating = [&](const train::Trainer& t) {
     progress->start("evaluating " + t.recipe().name);
   };
-  const StopOnSignal signals;
-  watcher.stop = [&] { return signals.asked(); };
+  note_stop_signals();
+  watcher.stop = stop_asked;
   watcher.note = [&](const std::string& text) {
     if (progress) progress->clear();
     std::cerr << "annulus: " << text << "\n";
@@ -99,7 +99,7 @@ int run_training(const TrainOptions& o) {
         "annulus: stopped, recipe {} at step {} of {}; nothing is lost.\n"
         "annulus: go on with: annulus train ring-attractor --out {} --resume\n",
         s.recipe, s.step, s.steps, options.out);
-    return signals.exit_code();
+    return stop_code();
   }
   std::cout << train::results_table(outcome.results);
   std::cerr << fmt::format("annulus: figures in {}, numbers in {}/results.json\n", outcome.page,

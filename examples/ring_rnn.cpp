@@ -2,7 +2,6 @@
 // integrates angular velocity, run as one call, streamed step by step with packed weights, and
 // differentiated.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -17,11 +16,7 @@ namespace {
 constexpr std::int64_t kBatch = 2, kSteps = 50, kActions = 2, kNeurons = 64;
 constexpr double kAlpha = 0.15, kGain = 3;
 
-std::size_t count(std::initializer_list<std::int64_t> shape) {
-  std::int64_t n = 1;
-  for (const std::int64_t extent : shape) n *= extent;
-  return static_cast<std::size_t>(n);
-}
+const annulus::RingRnnOptions kOptions = {.activation = annulus::RingRnnActivation::kTanh};
 
 double angle_of(std::int64_t neuron) {
   return 2 * std::numbers::pi * static_cast<double>(neuron) / static_cast<double>(kNeurons);
@@ -30,10 +25,10 @@ double angle_of(std::int64_t neuron) {
 // Wo keeps a bump where it is: each neuron is driven by the cosine of the distance. The two action
 // matrices add a sine, to one side and to the other, which turns the bump.
 struct Ring {
-  std::vector<double> A = std::vector<double>(count({kBatch, kSteps, kActions}));
-  std::vector<double> Wa = std::vector<double>(count({kActions, kNeurons, kNeurons}));
-  std::vector<double> Wo = std::vector<double>(count({kNeurons, kNeurons}));
-  std::vector<double> r0 = std::vector<double>(count({kBatch, kNeurons}));
+  std::vector<double> A = std::vector<double>(kBatch * kSteps * kActions);
+  std::vector<double> Wa = std::vector<double>(kActions * kNeurons * kNeurons);
+  std::vector<double> Wo = std::vector<double>(kNeurons * kNeurons);
+  std::vector<double> r0 = std::vector<double>(kBatch * kNeurons);
   std::vector<double> turned = std::vector<double>(kBatch);  // the sum of the velocities
 
   Ring() {
@@ -64,36 +59,26 @@ struct Ring {
   }
 
   annulus::RingRnnInputs inputs() const {
-    annulus::RingRnnInputs in;
-    in.A = annulus::contiguous(A.data(), {kBatch, kSteps, kActions});
-    in.Wa = annulus::contiguous(Wa.data(), {kActions, kNeurons, kNeurons});
-    in.Wo = annulus::contiguous(Wo.data(), {kNeurons, kNeurons});
-    in.r0 = annulus::contiguous(r0.data(), {kBatch, kNeurons});
-    in.J0 = 0.0;
-    in.J1 = 1.0;
-    in.alpha = kAlpha;
-    return in;
+    return {.A = annulus::contiguous(A.data(), {kBatch, kSteps, kActions}),
+            .Wa = annulus::contiguous(Wa.data(), {kActions, kNeurons, kNeurons}),
+            .Wo = annulus::contiguous(Wo.data(), {kNeurons, kNeurons}),
+            .r0 = annulus::contiguous(r0.data(), {kBatch, kNeurons}),
+            .J0 = 0.0,
+            .J1 = 1.0,
+            .alpha = kAlpha};
   }
 };
 
-annulus::RingRnnOptions options() {
-  annulus::RingRnnOptions o;
-  o.activation = annulus::RingRnnActivation::kTanh;
-  return o;
-}
-
 // The decoded angles of every step, (B, T); `out` receives the states, (B, T, N).
 std::vector<double> decode(const Ring& ring, std::vector<double>& out, annulus::Context& context) {
-  std::vector<double> angle(count({kBatch, kSteps})), amplitude(angle.size());
-  annulus::RingRnnOutputs outputs;
-  outputs.out = annulus::contiguous(out.data(), {kBatch, kSteps, kNeurons});
-  outputs.angle = annulus::contiguous(angle.data(), {kBatch, kSteps});
-  outputs.amplitude = annulus::contiguous(amplitude.data(), {kBatch, kSteps});
-  annulus::ring_rnn_forward(ring.inputs(), outputs, options(), context);
+  std::vector<double> angle(kBatch * kSteps), amplitude(angle.size());
+  annulus::ring_rnn_forward(ring.inputs(),
+                            {.out = annulus::contiguous(out.data(), {kBatch, kSteps, kNeurons}),
+                             .angle = annulus::contiguous(angle.data(), {kBatch, kSteps}),
+                             .amplitude = annulus::contiguous(amplitude.data(), {kBatch, kSteps})},
+                            kOptions, context);
   return angle;
 }
-
-double around(double angle) { return std::remainder(angle, 2 * std::numbers::pi); }
 
 // Sum over samples of (1 - cos(last angle - target)).
 double loss_of(const std::vector<double>& angle, const std::vector<double>& target) {
@@ -109,20 +94,20 @@ double loss_of(const std::vector<double>& angle, const std::vector<double>& targ
 bool streams_to_the_same_bits(const Ring& ring, const std::vector<double>& out,
                               annulus::Context& context) {
   annulus::RingRnnInputs in = ring.inputs();
-  const std::int64_t size = annulus::ring_rnn_pack_size(in.Wa, in.Wo, options());
+  const std::int64_t size = annulus::ring_rnn_pack_size(in.Wa, in.Wo, kOptions);
   const annulus::Buffer packed(annulus::kCPU, static_cast<std::size_t>(size) * 4);
   in.packed = annulus::contiguous(static_cast<std::int32_t*>(packed.data()), {size});
-  annulus::ring_rnn_pack(in.Wa, in.Wo, in.packed, options(), context);
+  annulus::ring_rnn_pack(in.Wa, in.Wo, in.packed, kOptions, context);
   std::vector<double> state = ring.r0, next(state.size()), step(state.size());
   for (std::int64_t t = 0; t < kSteps; ++t) {
     // A view of one step of A: the strides stay those of the whole.
     in.A = annulus::contiguous(ring.A.data() + t * kActions, {kBatch, 1, kActions});
     in.A.stride[0] = kSteps * kActions;
     in.r0 = annulus::contiguous(state.data(), {kBatch, kNeurons});
-    annulus::RingRnnOutputs outputs;
-    outputs.out = annulus::contiguous(step.data(), {kBatch, 1, kNeurons});
-    outputs.h_n = annulus::contiguous(next.data(), {kBatch, kNeurons});
-    annulus::ring_rnn_forward(in, outputs, options(), context);
+    annulus::ring_rnn_forward(in,
+                              {.out = annulus::contiguous(step.data(), {kBatch, 1, kNeurons}),
+                               .h_n = annulus::contiguous(next.data(), {kBatch, kNeurons})},
+                              kOptions, context);
     for (std::int64_t b = 0; b < kBatch; ++b) {
       const auto whole = out.begin() + (b * kSteps + t) * kNeurons;
       if (!std::equal(whole, whole + kNeurons, step.begin() + b * kNeurons)) return false;
@@ -136,15 +121,14 @@ bool streams_to_the_same_bits(const Ring& ring, const std::vector<double>& out,
 std::vector<double> gradient(const Ring& ring, const std::vector<double>& target,
                              annulus::Context& context) {
   const annulus::RingRnnInputs in = ring.inputs();
-  const auto saved_shape = annulus::ring_rnn_saved_shape(in, options());
-  std::vector<double> out(count({kBatch, kSteps, kNeurons})), saved(out.size()), dout(out.size());
-  std::vector<double> angle(count({kBatch, kSteps})), amplitude(angle.size()), dangle(angle.size());
+  const auto saved_shape = annulus::ring_rnn_saved_shape(in, kOptions);
+  std::vector<double> out(kBatch * kSteps * kNeurons), saved(out.size()), dout(out.size());
+  std::vector<double> angle(kBatch * kSteps), amplitude(angle.size()), dangle(angle.size());
   std::vector<double> dA(ring.A.size());
-  annulus::RingRnnOutputs outputs;
-  outputs.out = annulus::contiguous(out.data(), {kBatch, kSteps, kNeurons});
-  outputs.saved =
-      annulus::contiguous(saved.data(), {saved_shape[0], saved_shape[1], saved_shape[2]});
-  annulus::ring_rnn_forward(in, outputs, options(), context);
+  const annulus::RingRnnOutputs outputs{
+      .out = annulus::contiguous(out.data(), {kBatch, kSteps, kNeurons}),
+      .saved = annulus::contiguous(saved.data(), annulus::DType::kF64, saved_shape)};
+  annulus::ring_rnn_forward(in, outputs, kOptions, context);
   annulus::ring_readout_forward(outputs.out, annulus::contiguous(angle.data(), {kBatch, kSteps}),
                                 annulus::contiguous(amplitude.data(), {kBatch, kSteps}), context);
   for (std::int64_t b = 0; b < kBatch; ++b) {
@@ -154,23 +138,23 @@ std::vector<double> gradient(const Ring& ring, const std::vector<double>& target
   const auto dstates = annulus::contiguous(dout.data(), {kBatch, kSteps, kNeurons});
   annulus::ring_readout_backward(outputs.out, annulus::contiguous(dangle.data(), {kBatch, kSteps}),
                                  {}, dstates, context);
-  annulus::RingRnnGradients gradients;  // only what is named is computed
-  gradients.dA = annulus::contiguous(dA.data(), {kBatch, kSteps, kActions});
-  annulus::ring_rnn_backward(in, dstates, {}, outputs.out, outputs.saved, gradients, options(),
-                             context);
+  // Only the gradients that are named are computed.
+  annulus::ring_rnn_backward(in, dstates, {}, outputs.out, outputs.saved,
+                             {.dA = annulus::contiguous(dA.data(), {kBatch, kSteps, kActions})},
+                             kOptions, context);
   return dA;
 }
 
 int run() {
   annulus::Context context;
   Ring ring;
-  std::vector<double> out(count({kBatch, kSteps, kNeurons}));
+  std::vector<double> out(kBatch * kSteps * kNeurons);
   const std::vector<double> angle = decode(ring, out, context);
   double drift = 0;
   for (std::int64_t b = 0; b < kBatch; ++b) {
     const double decoded = angle[static_cast<std::size_t>((b + 1) * kSteps - 1)];
     const double turned = ring.turned[static_cast<std::size_t>(b)];
-    drift = std::max(drift, std::fabs(around(decoded - turned)));
+    drift = std::max(drift, std::fabs(std::remainder(decoded - turned, 2 * std::numbers::pi)));
     std::printf("sample %d   turned by %+.3f rad, the bump stands at %+.3f\n", static_cast<int>(b),
                 turned, decoded);
   }
@@ -184,12 +168,11 @@ int run() {
   constexpr std::size_t kAt = 2 * 20;  // sample 0, step 20, the channel that turns it
   constexpr double kStep = 1e-5;
   const double kept = ring.A[kAt];
-  std::array<double, 2> loss{};
-  for (std::size_t side = 0; side < 2; ++side) {
-    ring.A[kAt] = kept + (side == 0 ? kStep : -kStep);
-    loss[side] = loss_of(decode(ring, out, context), target);
-  }
-  const double measured = (loss[0] - loss[1]) / (2 * kStep);
+  const auto loss_at = [&](double action) {
+    ring.A[kAt] = action;
+    return loss_of(decode(ring, out, context), target);
+  };
+  const double measured = (loss_at(kept + kStep) - loss_at(kept - kStep)) / (2 * kStep);
   std::printf("gradient   dL/dA = %.9f, by differences %.9f\n", dA[kAt], measured);
 
   const bool right = drift < 0.1 && same && std::fabs(dA[kAt] - measured) < 1e-6;

@@ -54,12 +54,11 @@ Example example(RingModel& model, std::int64_t sequences, std::int64_t T) {
   std::int64_t number = 0;
   double farthest = -1;
   for (std::int64_t b = 0; b < sequences; ++b) {
-    const auto begin = all.target.begin() + static_cast<std::ptrdiff_t>(b * T);
-    const auto [least, most] = std::minmax_element(begin, begin + T);
-    if (*most - *least > farthest) {
-      farthest = *most - *least;
-      number = b;
-    }
+    const auto [least, most] =
+        std::ranges::minmax(std::span(all.target).subspan(size(b * T), size(T)));
+    if (most - least <= farthest) continue;
+    farthest = most - least;
+    number = b;
   }
   const auto velocity = all.velocity.begin() + static_cast<std::ptrdiff_t>(number * T);
   const auto target = all.target.begin() + static_cast<std::ptrdiff_t>(number * T);

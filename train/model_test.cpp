@@ -136,13 +136,13 @@ TEST(TrainGain, StartsAsThePlainActionsAndItsGradientIsThatOfFiniteDifferences) 
 }
 
 Recipe small(std::int64_t gain_hidden) {
-  Recipe r = seed_recipe();
-  r.neurons = 16;
-  r.batch = 4;
-  r.length = r.first_length = 12;
-  r.gain_hidden = gain_hidden;
-  r.seed = 3;
-  return r;
+  return {.name = "small",
+          .neurons = 16,
+          .batch = 4,
+          .length = 12,
+          .first_length = 12,
+          .gain_hidden = gain_hidden,
+          .seed = 3};
 }
 
 TEST(TrainModel, GradientIsThatOfFiniteDifferences) {
@@ -218,22 +218,20 @@ TEST(TrainModel, UnusedActionChannelsChangeNothing) {
   EXPECT_EQ(two.parameters()[1].gradient, five.parameters()[1].gradient);
 }
 
-Recipe quick() {
-  Recipe r = seed_recipe();
-  r.neurons = 32;
-  r.batch = 32;
-  r.steps = 120;
-  r.length = r.first_length = 20;
-  r.schedule.rate = 1e-2;
-  return r;
-}
+const Recipe kQuick = {.name = "quick",
+                       .neurons = 32,
+                       .batch = 32,
+                       .steps = 120,
+                       .length = 20,
+                       .first_length = 20,
+                       .schedule = {.rate = 1e-2}};
 
 class TrainLoop : public EachDevice {};
 ANNULUS_EACH_DEVICE(TrainLoop);
 
 TEST_P(TrainLoop, ReducesTheLossEightfold) {
   for (const std::int64_t gain_hidden : {0, 8}) {
-    Recipe recipe = quick();
+    Recipe recipe = kQuick;
     recipe.gain_hidden = gain_hidden;
     Trainer trainer(recipe, device(), 0);
     const double first = trainer.step().total;
@@ -249,7 +247,7 @@ TEST_P(TrainLoop, ReducesTheLossEightfold) {
 }
 
 TEST(TrainSteps, SameSeedSameBits) {
-  Recipe recipe = quick();
+  Recipe recipe = kQuick;
   recipe.steps = 5;
   Trainer a(recipe, kCPU, 1), b(recipe, kCPU, 2);
   for (int i = 0; i < 5; ++i) EXPECT_EQ(a.step().total, b.step().total);
@@ -261,11 +259,7 @@ TEST(TrainSteps, SameSeedSameBits) {
 }
 
 TEST(TrainSteps, SequencesGrowAsTheRecipeSays) {
-  Recipe r = quick();
-  r.steps = 100;
-  r.first_length = 20;
-  r.length = 95;
-  r.growth = 0.5;
+  Recipe r{.name = "growing", .steps = 100, .length = 95, .first_length = 20, .growth = 0.5};
   EXPECT_EQ(length_at(r, 0), 20);
   EXPECT_EQ(length_at(r, 25), 50);
   EXPECT_EQ(length_at(r, 50), 95);
@@ -275,7 +269,7 @@ TEST(TrainSteps, SequencesGrowAsTheRecipeSays) {
 }
 
 TEST(TrainSteps, SaysWhenItDiverges) {
-  Trainer trainer(quick(), kCPU, 0);
+  Trainer trainer(kQuick, kCPU, 0);
   EXPECT_NO_THROW(trainer.step());
   trainer.model().parameters()[1].value[5] = std::numeric_limits<float>::infinity();
   EXPECT_THROW(trainer.step(), Diverged);

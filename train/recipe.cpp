@@ -43,22 +43,16 @@ void for_fields(R& r, F&& f) {
 
 }  // namespace
 
-Recipe seed_recipe() {
-  Recipe r;
-  r.name = "seed";
-  return r;
-}
+Recipe seed_recipe() { return {.name = "seed"}; }
 
 Recipe default_recipe() {
-  Recipe r;
-  r.name = "default";
-  r.steps = 2000;
-  r.schedule = {.rate = 3e-3, .warm_up = 50, .final = 0.02};
-  r.delay = 1;
-  r.spread = 0.1;
-  r.gain_hidden = 16;
-  r.gain_start = 0.2;
-  return r;
+  return {.name = "default",
+          .steps = 2000,
+          .schedule = {.rate = 3e-3, .warm_up = 50, .final = 0.02},
+          .delay = 1,
+          .spread = 0.1,
+          .gain_hidden = 16,
+          .gain_start = 0.2};
 }
 
 std::int64_t right_action(const Recipe& r) {

@@ -21,7 +21,7 @@ struct Recipe {
   std::int64_t length = 100;        // steps of a training sequence
   std::int64_t first_length = 100;  // at the start; it grows evenly to `length` over `growth`
   double growth = 0;                // of all steps, as a share
-  Schedule schedule;
+  Schedule schedule = {};
   double lead = kLead;  // share of a training sequence that is still at first
   double clip = 1.0;
   double amplitude_weight = 0.2;

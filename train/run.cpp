@@ -14,10 +14,6 @@ std::string folder_of(const RunOptions& o, const Recipe& r) { return o.out + "/"
 
 // Where every recipe stands before anything is written.
 void look_before(const RunOptions& o) {
-  if (o.checkpoint_every < 1) {
-    throw InvalidArgument("[train] checkpoint_every must be at least 1 but is " +
-                          std::to_string(o.checkpoint_every));
-  }
   bool any = false;
   for (const Recipe& r : o.recipes) {
     check(r);

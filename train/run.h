@@ -23,7 +23,7 @@ struct RunOptions {
   std::vector<Peer> peers = {};
   Device device = kCPU;
   int threads = 0;
-  std::int64_t checkpoint_every = 100;
+  std::int64_t checkpoint_every = 100;  // at least 1
   std::int64_t test_sequences = kTestSequences;
   bool resume = false;     // continue what the folder holds; a recipe it does not hold starts
   bool overwrite = false;  // start anew where the folder holds a run
