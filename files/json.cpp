@@ -160,11 +160,6 @@ std::int64_t JsonObject::whole(const char* key, std::int64_t low, std::int64_t h
   return j.get<std::int64_t>();
 }
 
-std::int64_t JsonObject::whole_or(const char* key, std::int64_t low, std::int64_t high,
-                                  std::int64_t otherwise) const {
-  return has(key) ? whole(key, low, high) : otherwise;
-}
-
 std::uint64_t JsonObject::bits(const char* key) const {
   const Json& j = at(key);
   if (!j.is_number_unsigned()) fail(path(key), "a whole number of 64 bits, zero or more", j);

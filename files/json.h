@@ -41,8 +41,6 @@ class JsonObject {
   std::string text_or(const char* key, const char* otherwise) const;
   std::size_t one_of(const char* key, const std::vector<std::string>& names) const;  // which
   std::int64_t whole(const char* key, std::int64_t low, std::int64_t high) const;
-  std::int64_t whole_or(const char* key, std::int64_t low, std::int64_t high,
-                        std::int64_t otherwise) const;
   std::uint64_t bits(const char* key) const;
   double real(const char* key, double low = 0, double high = 1e30) const;  // finite, within these
   std::optional<double> maybe_real(const char* key, double low = 0, double high = 1e30) const;

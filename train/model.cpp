@@ -84,9 +84,6 @@ RingRnnInputs RingModel::upload(std::span<const float> actions, std::span<const 
   return in;
 }
 
-LossFigures RingModel::gradients(const Sequences& batch) { return run(batch, true); }
-LossFigures RingModel::loss(const Sequences& batch) { return run(batch, false); }
-
 LossFigures RingModel::run(const Sequences& batch, bool backward) {
   const std::int64_t B = batch.B, T = batch.T, N = recipe_.neurons, K = recipe_.actions;
   const RingRnnInputs in = upload(actions(batch), initial_bumps(batch.start, N), B, T);

@@ -40,9 +40,9 @@ class RingModel {
   std::int64_t parameter_count() const;
 
   // The loss of a batch; fills every parameter's gradient.
-  LossFigures gradients(const Sequences& batch);
+  LossFigures gradients(const Sequences& batch) { return run(batch, true); }
   // Only the loss.
-  LossFigures loss(const Sequences& batch);
+  LossFigures loss(const Sequences& batch) { return run(batch, false); }
 
   // What the ring is told of these sequences, (B, T), and its actions, gain network included,
   // (B, T, K).

@@ -51,8 +51,8 @@ Peer peer_of(const json& j) {
   p.max = o.real("max", 0, kHalfTurn);
   p.final = o.real("final", 0, kHalfTurn);
   p.curve = o.reals("curve", 2, kMostPoints, 0, kHalfTurn);
-  p.parameters = o.whole_or("parameters", 0, kMostCount, 0);
-  p.steps = o.whole_or("steps", 0, kMostCount, 0);
+  p.parameters = o.has("parameters") ? o.whole("parameters", 0, kMostCount) : 0;
+  p.steps = o.has("steps") ? o.whole("steps", 0, kMostCount) : 0;
   p.seconds = o.maybe_real("seconds", 0, 1e9).value_or(0);
   p.note = o.text_or("note", "");
   return p;
