@@ -8,7 +8,6 @@
 #include <numbers>
 
 #include "testing/dense.h"
-#include "train/evaluate.h"
 #include "train/trainer.h"
 
 namespace annulus::train {

@@ -5,7 +5,6 @@
 #include <string_view>
 #include <vector>
 
-#include "train/evaluate.h"
 #include "train/trainer.h"
 
 namespace annulus::train {

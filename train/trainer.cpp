@@ -1,12 +1,22 @@
 #include "train/trainer.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 
 namespace annulus::train {
 namespace {
 
-constexpr std::uint64_t kBatchStream = 3;  // purposes of random streams; never renumber them
+// Purposes of random streams; never renumber them.
+constexpr std::uint64_t kBatchStream = 3, kEvaluationStream = 4, kEvaluationSeed = 1;
+constexpr std::int64_t kStretch = 100;
+
+std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
+
+Sequences test_sequences(std::int64_t B, std::int64_t T, double lead = kLead) {
+  return draw_sequences(B, T, lead,
+                        Rng(kEvaluationSeed, kEvaluationStream, static_cast<std::uint64_t>(T)));
+}
 
 }  // namespace
 
@@ -42,6 +52,61 @@ LossFigures Trainer::step() {
 void Trainer::restore(History history, double seconds) {
   history_ = std::move(history);
   seconds_ = seconds;
+}
+
+Evaluation evaluate(RingModel& model, std::int64_t sequences, std::int64_t T, double lead) {
+  const Sequences s = test_sequences(sequences, T, lead);
+  const std::vector<float> decoded = model.decode(s, kStretch);
+  Evaluation e;
+  e.sequences = sequences;
+  e.T = T;
+  e.curve.assign(size(T), 0.0);
+  double sum = 0, squares = 0;
+  for (std::int64_t b = 0; b < sequences; ++b) {
+    for (std::int64_t t = 0; t < T; ++t) {
+      const double d = circular_distance(decoded[size(b * T + t)], s.target[size(b * T + t)]);
+      sum += d;
+      squares += d * d;
+      e.max = std::max(e.max, d);
+      e.curve[size(t)] += d / static_cast<double>(sequences);
+    }
+  }
+  const double n = static_cast<double>(sequences * T);
+  e.mean = sum / n;
+  e.std = std::sqrt(std::max(0.0, squares / n - e.mean * e.mean));
+  e.final = e.curve.empty() ? 0 : e.curve.back();
+  return e;
+}
+
+double error_of_turning_at_once(std::int64_t sequences, std::int64_t T) {
+  double sum = 0;
+  const Sequences s = test_sequences(sequences, T);
+  for (const float v : s.velocity) sum += std::fabs(v);
+  return sum / static_cast<double>(s.velocity.size());
+}
+
+Example example(RingModel& model, std::int64_t sequences, std::int64_t T) {
+  const Sequences all = test_sequences(sequences, T);
+  std::int64_t number = 0;
+  double farthest = -1;
+  for (std::int64_t b = 0; b < sequences; ++b) {
+    const auto [least, most] =
+        std::ranges::minmax(std::span(all.target).subspan(size(b * T), size(T)));
+    if (most - least <= farthest) continue;
+    farthest = most - least;
+    number = b;
+  }
+  const auto velocity = all.velocity.begin() + static_cast<std::ptrdiff_t>(number * T);
+  const auto target = all.target.begin() + static_cast<std::ptrdiff_t>(number * T);
+  const Sequences one{.B = 1,
+                      .T = T,
+                      .velocity = {velocity, velocity + T},
+                      .start = {all.start[size(number)]},
+                      .target = {target, target + T}};
+  Example e;
+  e.decoded = model.decode(one, kStretch, 0, &e.states);
+  e.target = one.target;
+  return e;
 }
 
 }  // namespace annulus::train
