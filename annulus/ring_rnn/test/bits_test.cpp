@@ -1,4 +1,4 @@
-// Calls that must give the same bits: a sequence in pieces, checkpoints, threads, padding, packed
+// Calls that must give the same bits: a sequence in pieces, checkpoints, padding, packed
 // weights, resets and masks. In every dtype and precision a device has.
 #include <gtest/gtest.h>
 
@@ -42,8 +42,7 @@ TEST_P(RingRnnBits, ASequenceInPieces) {
   for_each_mode([&](DType dtype, RingRnnOptions options) {
     const RingNetwork n(device(), dtype, 19, 13, 3, 37);
     const RingRnnInputs in = n.all_inputs();
-    const RingStates whole(n), parts(n);
-    ring_rnn_forward(in, whole.outputs(), options, context);
+    const RingResults whole = run_forward(n, in, options, context), parts(n);
     for (const std::vector<std::int64_t>& cuts :
          {std::vector<std::int64_t>{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, {5, 8}, {2, 0, 7, 4}}) {
       Dense state(device(), wide(dtype), {n.B, n.N});
@@ -51,21 +50,17 @@ TEST_P(RingRnnBits, ASequenceInPieces) {
       std::int64_t t = 0;
       for (const std::int64_t count : cuts) {
         RingRnnInputs piece = in;
-        piece.A = steps(in.A, t, count);
-        piece.drive = steps(in.drive, t, count);
-        piece.reset = steps(in.reset, t, count);
-        piece.mask = steps(in.mask, t, count);
         piece.r0 = state.view();
-        RingRnnOutputs to;
-        to.out = steps(parts.out.view(), t, count);
-        to.h_n = parts.h_n.view();
+        RingRnnOutputs to = parts.outputs();
+        for (TensorView* v : {&piece.A, &piece.drive, &piece.reset, &piece.mask, &to.out}) {
+          *v = steps(*v, t, count);
+        }
         ring_rnn_forward(piece, to, options, context);
         state.write(parts.h_n.values());
         t += count;
       }
       ASSERT_EQ(t, n.T);
-      EXPECT_TRUE(whole.out.bytes() == parts.out.bytes()) << cuts.size() << " pieces";
-      EXPECT_TRUE(whole.h_n.bytes() == parts.h_n.bytes()) << cuts.size() << " pieces";
+      EXPECT_TRUE(whole.same_states(parts)) << cuts.size() << " pieces";
     }
   });
 }
@@ -73,14 +68,10 @@ TEST_P(RingRnnBits, ASequenceInPieces) {
 TEST_P(RingRnnBits, CheckpointsChangeNothing) {
   for_each_mode([&](DType dtype, RingRnnOptions options) {
     const RingNetwork n(device(), dtype, 9, 11, 2, 21);
-    const RingStates states(n), again(n);
-    const RingDerivatives kept(n), recomputed(n);
-    run_both(n, n.all_inputs(), states, kept, options, context);
+    const RingResults kept = run_both(n, n.all_inputs(), options, context);
     for (const std::int64_t checkpoint : {1, 2, 3, 4, 10, 11, 50}) {
       options.checkpoint = checkpoint;
-      run_both(n, n.all_inputs(), again, recomputed, options, context);
-      EXPECT_TRUE(states.out.bytes() == again.out.bytes()) << checkpoint;
-      EXPECT_TRUE(kept.same_bits(recomputed)) << checkpoint;
+      EXPECT_TRUE(kept.same_bits(run_both(n, n.all_inputs(), options, context))) << checkpoint;
     }
   });
 }
@@ -89,37 +80,14 @@ TEST_P(RingRnnBits, CheckpointsChangeNothing) {
 TEST_P(RingRnnBits, OtherOutputsChangeNothing) {
   for_each_mode([&](DType dtype, RingRnnOptions options) {
     const RingNetwork n(device(), dtype, 5, 4, 2, 33);
-    const RingRnnInputs in = n.inputs();
-    const RingStates alone(n), beside(n);
+    const RingResults alone(n), beside(n);
     const Dense saved(device(), wide(dtype), {n.T, n.B, n.N});
-    const Dense angle(device(), wide(dtype), {n.B, n.T}),
-        amplitude(device(), wide(dtype), {n.B, n.T});
-    RingRnnOutputs one, all = beside.outputs();
+    RingRnnOutputs one, all = beside.outputs_and_readout();
     one.out = alone.out.view();
     all.saved = saved.view();
-    all.angle = angle.view();
-    all.amplitude = amplitude.view();
-    ring_rnn_forward(in, one, options, context);
-    ring_rnn_forward(in, all, options, context);
+    ring_rnn_forward(n.inputs(), one, options, context);
+    ring_rnn_forward(n.inputs(), all, options, context);
     EXPECT_TRUE(alone.out.bytes() == beside.out.bytes());
-  });
-}
-
-TEST_P(RingRnnBits, ThreadsChangeNothing) {
-  for_each_mode([&](DType dtype, RingRnnOptions options) {
-    // Enough work a step for eight threads: fewer share a smaller one.
-    const RingNetwork n(device(), dtype, 70, 2, 4, 83);
-    const RingStates first(n), again(n);
-    const RingDerivatives kept(n), repeated(n);
-    context.threads = 1;
-    run_both(n, n.all_inputs(), first, kept, options, context);
-    for (const int threads : {2, 4, 8}) {
-      context.threads = threads;
-      run_both(n, n.all_inputs(), again, repeated, options, context);
-      EXPECT_TRUE(first.out.bytes() == again.out.bytes()) << threads;
-      EXPECT_TRUE(kept.same_bits(repeated)) << threads;
-    }
-    context.threads = 0;
   });
 }
 
@@ -148,21 +116,16 @@ TEST_P(RingRnnBits, PaddedChannelsChangeNothing) {
       }
       wide.A.write(wide_A);
       wide.Wa.write(wide_Wa);
-      for (Dense RingNetwork::*t : {&RingNetwork::Wo, &RingNetwork::r0, &RingNetwork::drive,
-                                    &RingNetwork::reset, &RingNetwork::reset_state,
-                                    &RingNetwork::mask, &RingNetwork::dout, &RingNetwork::dh_n}) {
-        (wide.*t).write((n.*t).values());
+      using R = RingNetwork;
+      wide.copy(
+          n, {&R::Wo, &R::r0, &R::drive, &R::reset, &R::reset_state, &R::mask, &R::dout, &R::dh_n});
+      const RingResults narrow = run_both(n, n.all_inputs(), options, context);
+      const RingResults padded = run_both(wide, wide.all_inputs(), options, context);
+      EXPECT_TRUE(narrow.same_states(padded));
+      for (const auto t :
+           {&RingResults::dWo, &RingResults::dr0, &RingResults::ddrive, &RingResults::dJ0}) {
+        EXPECT_TRUE((narrow.*t).bytes() == (padded.*t).bytes());
       }
-      const RingStates few(n), many(wide);
-      const RingDerivatives narrow(n), padded(wide);
-      run_both(n, n.all_inputs(), few, narrow, options, context);
-      run_both(wide, wide.all_inputs(), many, padded, options, context);
-      EXPECT_TRUE(few.out.bytes() == many.out.bytes());
-      EXPECT_TRUE(few.h_n.bytes() == many.h_n.bytes());
-      EXPECT_TRUE(narrow.dWo.bytes() == padded.dWo.bytes());
-      EXPECT_TRUE(narrow.dr0.bytes() == padded.dr0.bytes());
-      EXPECT_TRUE(narrow.ddrive.bytes() == padded.ddrive.bytes());
-      EXPECT_TRUE(narrow.dJ0.bytes() == padded.dJ0.bytes());
       const std::vector<double> dA = narrow.dA.values(), wide_dA = padded.dA.values();
       for (std::size_t i = 0; i < dA.size(); ++i) {
         ASSERT_EQ(dA[i], wide_dA[i / 3 * K + i % 3 * apart]);
@@ -185,8 +148,7 @@ TEST_P(RingRnnBits, PackedWeightsChangeNothing) {
     const Dense packed(device(), DType::kI32, {words});
     ASSERT_EQ(reinterpret_cast<std::uintptr_t>(packed.view().data) % 256, 0u);
     ring_rnn_pack(n.Wa.view(), n.Wo.view(), packed.view(), options, context);
-    const RingStates plain(n), from_packed(n);
-    ring_rnn_forward(n.all_inputs(), plain.outputs(), options, context);
+    const RingResults plain = run_forward(n, n.all_inputs(), options, context), from_packed(n);
     // Good for every B and T, and then Wa and Wo are not read: those of another network do.
     for (const std::int64_t count : {4, 1}) {
       RingRnnInputs in = n.all_inputs();
@@ -212,24 +174,20 @@ TEST_P(RingRnnBits, AResetIsANewCall) {
     Dense reset(device(), DType::kBool, {7, 9});
     reset.write(flags);
     for (const bool own_state : {false, true}) {
-      const RingStates whole(n), parts(n);
       RingRnnInputs in = n.inputs();
       in.drive = n.drive.view();
       in.reset = reset.view();
       if (own_state) in.reset_state = n.reset_state.view();
-      ring_rnn_forward(in, whole.outputs(), options, context);
+      const RingResults whole = run_forward(n, in, options, context), parts(n);
       in.reset = in.reset_state = {};
       for (const auto& [first, count] : {std::pair{0, 4}, std::pair{4, 5}}) {
         RingRnnInputs piece = in;
         if (first > 0 && own_state) piece.r0 = n.reset_state.view();
-        piece.A = steps(in.A, first, count);
-        piece.drive = steps(in.drive, first, count);
         RingRnnOutputs to = parts.outputs();
-        to.out = steps(to.out, first, count);
+        for (TensorView* v : {&piece.A, &piece.drive, &to.out}) *v = steps(*v, first, count);
         ring_rnn_forward(piece, to, options, context);
       }
-      EXPECT_TRUE(whole.out.bytes() == parts.out.bytes()) << own_state;
-      EXPECT_TRUE(whole.h_n.bytes() == parts.h_n.bytes()) << own_state;
+      EXPECT_TRUE(whole.same_states(parts)) << own_state;
     }
   });
 }
@@ -250,18 +208,15 @@ TEST_P(RingRnnBits, AMaskIsAShorterSequence) {
     n.dout.write(dout);
     RingRnnInputs in = n.inputs();
     in.drive = n.drive.view();
-    const RingStates free(n), masked(n);
-    ring_rnn_forward(in, free.outputs(), options, context);
+    const RingResults free = run_forward(n, in, options, context);
     in.mask = n.mask.view();
-    const RingDerivatives d(n);
-    run_both(n, in, masked, d, options, context);
+    const RingResults masked = run_both(n, in, options, context);
     const std::vector<double> a = free.out.values(), b = masked.out.values();
     for (std::size_t s = 0; s < 6; ++s) {
       for (std::size_t t = 0; t < 8; ++t) {
         for (std::size_t i = 0; i < 23; ++i) {
-          const std::size_t last = std::max<std::size_t>(length[s], 1) - 1;
-          const double expected = a[(s * 8 + std::min(t, last)) * 23 + i];
           if (length[s] == 0) continue;
+          const double expected = a[(s * 8 + std::min(t, length[s] - 1)) * 23 + i];
           ASSERT_EQ(b[(s * 8 + t) * 23 + i], expected) << s << " " << t;
         }
       }
@@ -280,16 +235,12 @@ TEST_P(RingRnnBits, AMaskIsAShorterSequence) {
     cut(n.A, alone.A, 2);
     cut(n.drive, alone.drive, 23);
     cut(n.dout, alone.dout, 23);
-    for (Dense RingNetwork::*t :
-         {&RingNetwork::Wa, &RingNetwork::Wo, &RingNetwork::r0, &RingNetwork::dh_n}) {
-      (alone.*t).write((n.*t).values());
-    }
+    using R = RingNetwork;
+    alone.copy(n, {&R::Wa, &R::Wo, &R::r0, &R::dh_n});
     RingRnnInputs shorter = alone.inputs();
     shorter.drive = alone.drive.view();
-    const RingStates states(alone);
-    const RingDerivatives e(alone);
-    run_both(alone, shorter, states, e, options, context);
-    const std::vector<double> dr0 = d.dr0.values(), expected = e.dr0.values();
+    const RingResults e = run_both(alone, shorter, options, context);
+    const std::vector<double> dr0 = masked.dr0.values(), expected = e.dr0.values();
     for (std::size_t i = 0; i < 23; ++i) ASSERT_EQ(dr0[2 * 23 + i], expected[2 * 23 + i]) << i;
   });
 }
@@ -299,21 +250,20 @@ TEST_P(RingRnnBits, PermutingTheBatchPermutesTheOutput) {
   for_each_mode([&](DType dtype, RingRnnOptions options) {
     const RingNetwork n(device(), dtype, 37, 4, 3, 18);
     RingRnnInputs in = n.all_inputs();
-    const RingStates straight(n), turned(n);
-    ring_rnn_forward(in, straight.outputs(), options, context);
+    const RingResults straight = run_forward(n, in, options, context), turned(n);
     // Batch entries in reverse, by strides alone.
     const auto reversed = [](TensorView v) {
       v.data = static_cast<std::byte*>(v.data) + (v.shape[0] - 1) * v.stride[0] * size_of(v.dtype);
       v.stride[0] = -v.stride[0];
       return v;
     };
-    for (TensorView* v : {&in.A, &in.r0, &in.drive, &in.reset, &in.reset_state, &in.mask}) {
+    RingRnnOutputs out = turned.outputs();
+    for (TensorView* v :
+         {&in.A, &in.r0, &in.drive, &in.reset, &in.reset_state, &in.mask, &out.out, &out.h_n}) {
       *v = reversed(*v);
     }
-    RingRnnOutputs out;
-    out.out = reversed(turned.out.view());
     ring_rnn_forward(in, out, options, context);
-    EXPECT_TRUE(straight.out.bytes() == turned.out.bytes());
+    EXPECT_TRUE(straight.same_states(turned));
   });
 }
 

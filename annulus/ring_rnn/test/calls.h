@@ -39,7 +39,8 @@ struct RingNetwork {
         reset_state(device, wide(dtype), {B, N}),
         mask(device, DType::kBool, {B, T}),
         dout(device, dtype, {B, T, N}),
-        dh_n(device, wide(dtype), {B, N}) {
+        dh_n(device, wide(dtype), {B, N}),
+        J0(-0.5 / static_cast<double>(std::max<std::int64_t>(N, 1))) {
     Rng rng(seed);
     const auto draw = [&](Dense& to, std::int64_t count, auto value) {
       std::vector<double> v(static_cast<std::size_t>(count));
@@ -62,13 +63,8 @@ struct RingNetwork {
   // Without the optional ones.
   RingRnnInputs inputs() const {
     RingRnnInputs in;
-    in.A = A.view();
-    in.Wa = Wa.view();
-    in.Wo = Wo.view();
-    in.r0 = r0.view();
-    in.J0 = -0.5 / static_cast<double>(std::max<std::int64_t>(N, 1));
-    in.J1 = 0.8;
-    in.alpha = 0.3;
+    in.A = A.view(), in.Wa = Wa.view(), in.Wo = Wo.view(), in.r0 = r0.view();
+    in.J0 = J0, in.J1 = J1, in.alpha = alpha;
     return in;
   }
   RingRnnInputs all_inputs() const {
@@ -79,30 +75,35 @@ struct RingNetwork {
     in.mask = mask.view();
     return in;
   }
+  // Takes the values of some tensors from another network.
+  void copy(const RingNetwork& from, std::initializer_list<Dense RingNetwork::*> tensors) {
+    for (const auto t : tensors) (this->*t).write((from.*t).values());
+  }
+  // The same network in f64 on the CPU, for the reference.
+  RingNetwork exact() const {
+    using R = RingNetwork;
+    R x(kCPU, DType::kF64, B, T, K, N);
+    x.copy(*this, {&R::A, &R::Wa, &R::Wo, &R::r0, &R::drive, &R::reset, &R::reset_state, &R::mask,
+                   &R::dout, &R::dh_n});
+    x.J0 = J0, x.J1 = J1, x.alpha = alpha;
+    return x;
+  }
 
   Device device;
   DType dtype;
   std::int64_t B, T, K, N;
   Dense A, Wa, Wo, r0, drive, reset, reset_state, mask, dout, dh_n;
+  double J0, J1 = 0.8, alpha = 0.3;
 };
 
-// Every output of a forward.
-struct RingStates {
-  explicit RingStates(const RingNetwork& n)
-      : out(n.device, n.dtype, {n.B, n.T, n.N}), h_n(n.device, wide(n.dtype), {n.B, n.N}) {}
-  RingRnnOutputs outputs() const {
-    RingRnnOutputs o;
-    o.out = out.view();
-    o.h_n = h_n.view();
-    return o;
-  }
-  Dense out, h_n;
-};
-
-// Every gradient, alpha a number or one a neuron.
-struct RingDerivatives {
-  explicit RingDerivatives(const RingNetwork& n)
-      : dA(n.device, n.dtype, {n.B, n.T, n.K}),
+// Everything that calls return, alpha being a number.
+struct RingResults {
+  explicit RingResults(const RingNetwork& n)
+      : out(n.device, n.dtype, {n.B, n.T, n.N}),
+        h_n(n.device, wide(n.dtype), {n.B, n.N}),
+        angle(n.device, wide(n.dtype), {n.B, n.T}),
+        amplitude(n.device, wide(n.dtype), {n.B, n.T}),
+        dA(n.device, n.dtype, {n.B, n.T, n.K}),
         dWa(n.device, n.dtype, {n.K, n.N, n.N}),
         dWo(n.device, n.dtype, {n.N, n.N}),
         dr0(n.device, wide(n.dtype), {n.B, n.N}),
@@ -111,59 +112,74 @@ struct RingDerivatives {
         dalpha(n.device, wide(n.dtype), {}),
         ddrive(n.device, n.dtype, {n.B, n.T, n.N}),
         dreset_state(n.device, wide(n.dtype), {n.B, n.N}) {}
+  RingRnnOutputs outputs() const {
+    RingRnnOutputs some;
+    some.out = out.view();
+    some.h_n = h_n.view();
+    return some;
+  }
+  RingRnnOutputs outputs_and_readout() const {
+    RingRnnOutputs all = outputs();
+    all.angle = angle.view();
+    all.amplitude = amplitude.view();
+    return all;
+  }
   RingRnnGradients gradients(const RingRnnInputs& in) const {
-    RingRnnGradients g;
-    g.dA = dA.view();
-    g.dWa = dWa.view();
-    g.dWo = dWo.view();
-    g.dr0 = dr0.view();
-    g.dJ0 = dJ0.view();
-    g.dJ1 = dJ1.view();
-    g.dalpha = dalpha.view();
-    if (in.drive.defined()) g.ddrive = ddrive.view();
-    if (in.reset_state.defined()) g.dreset_state = dreset_state.view();
-    return g;
+    return {.dA = dA.view(),
+            .dWa = dWa.view(),
+            .dWo = dWo.view(),
+            .dr0 = dr0.view(),
+            .dJ0 = dJ0.view(),
+            .dJ1 = dJ1.view(),
+            .dalpha = dalpha.view(),
+            .ddrive = in.drive.defined() ? ddrive.view() : TensorView(),
+            .dreset_state = in.reset_state.defined() ? dreset_state.view() : TensorView()};
   }
-  std::vector<const Dense*> all() const {
-    return {&dA, &dWa, &dWo, &dr0, &dJ0, &dJ1, &dalpha, &ddrive, &dreset_state};
+  bool same_states(const RingResults& other) const {
+    return out.bytes() == other.out.bytes() && h_n.bytes() == other.h_n.bytes();
   }
-  bool same_bits(const RingDerivatives& other) const {
-    const auto a = all(), b = other.all();
-    for (std::size_t i = 0; i < a.size(); ++i) {
-      if (a[i]->bytes() != b[i]->bytes()) return false;
+  bool same_bits(const RingResults& other) const {
+    using R = RingResults;
+    for (const auto t : {&R::dA, &R::dWa, &R::dWo, &R::dr0, &R::dJ0, &R::dJ1, &R::dalpha,
+                         &R::ddrive, &R::dreset_state}) {
+      if ((this->*t).bytes() != (other.*t).bytes()) return false;
     }
-    return true;
+    return same_states(other);
   }
+
+  Dense out, h_n, angle, amplitude;
   Dense dA, dWa, dWo, dr0, dJ0, dJ1, dalpha, ddrive, dreset_state;
 };
 
-// Forward with `saved`, then backward of dout and dh_n.
-inline void run_both(const RingNetwork& n, const RingRnnInputs& in, const RingStates& states,
-                     const RingDerivatives& d, const RingRnnOptions& options, Context& context) {
-  const auto shape = ring_rnn_saved_shape(in, options);
-  const Dense saved(n.device, wide(n.dtype), {shape[0], shape[1], shape[2]});
-  RingRnnOutputs out = states.outputs();
-  out.saved = saved.view();
-  ring_rnn_forward(in, out, options, context);
-  ring_rnn_backward(in, n.dout.view(), n.dh_n.view(), out.out, out.saved, d.gradients(in), options,
-                    context);
-  synchronize(n.device);
+inline RingResults run_forward(const RingNetwork& n, const RingRnnInputs& in,
+                               const RingRnnOptions& options, Context& context) {
+  RingResults r(n);
+  ring_rnn_forward(in, r.outputs(), options, context);
+  return r;
 }
 
-// The same network in f64 on the CPU, for the reference.
-inline RingNetwork exact_copy(const RingNetwork& n) {
-  RingNetwork x(kCPU, DType::kF64, n.B, n.T, n.K, n.N);
-  x.A.write(n.A.values());
-  x.Wa.write(n.Wa.values());
-  x.Wo.write(n.Wo.values());
-  x.r0.write(n.r0.values());
-  x.drive.write(n.drive.values());
-  x.reset.write(n.reset.values());
-  x.reset_state.write(n.reset_state.values());
-  x.mask.write(n.mask.values());
-  x.dout.write(n.dout.values());
-  x.dh_n.write(n.dh_n.values());
-  return x;
+// Forward with `saved`, then backward of dout and dh_n.
+inline RingResults run_both(const RingNetwork& n, const RingRnnInputs& in,
+                            const RingRnnOptions& options, Context& context) {
+  RingResults r(n);
+  const auto shape = ring_rnn_saved_shape(in, options);
+  const Dense saved(n.device, wide(n.dtype), {shape[0], shape[1], shape[2]});
+  RingRnnOutputs out = r.outputs();
+  out.saved = saved.view();
+  ring_rnn_forward(in, out, options, context);
+  ring_rnn_backward(in, n.dout.view(), n.dh_n.view(), out.out, out.saved, r.gradients(in), options,
+                    context);
+  synchronize(n.device);
+  return r;
+}
+
+// The same by the definition, of an exact() network.
+inline RingResults define_both(const RingNetwork& n, const RingRnnInputs& in,
+                               const RingRnnOptions& options) {
+  RingResults r(n);
+  reference::ring_rnn_forward(in, r.outputs(), options);
+  reference::ring_rnn_backward(in, n.dout.view(), n.dh_n.view(), r.gradients(in), options);
+  return r;
 }
 
 // sqrt(|a - b|^2 / |b|^2).

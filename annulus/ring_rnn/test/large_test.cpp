@@ -18,6 +18,12 @@ namespace {
 class RingRnnLarge : public LargeTest {};
 ANNULUS_EACH_DEVICE(RingRnnLarge);
 
+std::vector<double> range(const Periodic& from, std::int64_t first, std::int64_t count) {
+  std::vector<double> v;
+  for (std::int64_t i = first; i < first + count; ++i) v.push_back(from[i]);
+  return v;
+}
+
 // out (B, T, N) of 2^31 + 2^20 elements: few neurons, many samples. Where there is room for it,
 // the backward too.
 TEST_P(RingRnnLarge, States) {
@@ -26,8 +32,7 @@ TEST_P(RingRnnLarge, States) {
   const std::array<std::int64_t, 3> A_shape = {B, T, 1}, W_shape = {1, N, N}, out_shape = {B, T, N};
   Dense Wo(device(), DType::kBF16, {N, N});
   Wo.normal(3);
-  RingRnnOptions options;
-  options.activation = RingRnnActivation::kTanh;
+  RingRnnOptions options{.activation = RingRnnActivation::kTanh};
   RingRnnInputs in;
   RingRnnOutputs to;
   in.A = contiguous(nullptr, DType::kBF16, A_shape, device());
@@ -54,8 +59,7 @@ TEST_P(RingRnnLarge, States) {
   const Buffer out(device(), static_cast<std::size_t>(B * T * N) * 2);
   const Buffer saved(device(), both ? static_cast<std::size_t>(B * N) * 4 : 0);
   if (both)
-    to.saved =
-        contiguous(saved.data(), DType::kF32, std::array<std::int64_t, 3>{1, B, N}, device());
+    to.saved = contiguous(saved.data(), DType::kF32, std::array{std::int64_t{1}, B, N}, device());
   in.A.data = A.data();
   in.Wa.data = Wa.data();
   in.r0.data = r0.data();
@@ -74,43 +78,29 @@ TEST_P(RingRnnLarge, States) {
     synchronize(device());
   }
 
-  const std::vector<double> Wo_values = Wo.values();
-  const std::vector<std::int64_t> windows = {
-      0, (1 << 21) - 2, (1 << 22) - 2, (1 << 23) - 2, (1 << 24) - 2, B - 4};
-  for (const std::int64_t first : windows) {
-    std::vector<double> a, w, s, expected(4 * T * N), Wo_copy = Wo_values;
-    for (std::int64_t i = 0; i < 4 * T; ++i) a.push_back(A[first * T + i]);
-    for (std::int64_t i = 0; i < 4 * N; ++i) s.push_back(r0[first * N + i]);
-    for (std::int64_t i = 0; i < N * N; ++i) w.push_back(Wa[i]);
-    RingRnnInputs x = in;
-    x.A = contiguous(a.data(), {4, T, 1});
-    x.Wa = contiguous(w.data(), {1, N, N});
-    x.Wo = contiguous(Wo_copy.data(), {N, N});
-    x.r0 = contiguous(s.data(), {4, N});
-    RingRnnOutputs y;
-    y.out = contiguous(expected.data(), {4, T, N});
-    reference::ring_rnn_forward(x, y, options);
-    const std::vector<double> ours = held(out, first * T * N, 4 * T * N);
-    for (std::size_t i = 0; i < ours.size(); ++i) {
-      ASSERT_NEAR(ours[i], expected[i], 0.03) << "sample " << first << ", element " << i;
-    }
+  // Four samples at a time, those whose numbers are around powers of two among them.
+  RingNetwork part(kCPU, DType::kF64, 4, T, 1, N);
+  part.J0 = -0.01, part.J1 = 0.25, part.alpha = 0.5;
+  part.dh_n.write(std::vector<double>(4 * N, 0.0));
+  part.Wa.write(range(Wa, 0, N * N));
+  part.Wo.write(Wo.values());
+  for (const std::int64_t first : std::vector<std::int64_t>{0, (1 << 21) - 2, (1 << 22) - 2,
+                                                            (1 << 23) - 2, (1 << 24) - 2, B - 4}) {
+    part.A.write(range(A, first * T, 4 * T));
+    part.r0.write(range(r0, first * N, 4 * N));
+    part.dout.write(range(dout, first * T * N, 4 * T * N));
+    const RingResults exact = define_both(part, part.inputs(), options);
+    const auto expect_near = [&](const Buffer& ours, std::int64_t width, const Dense& theirs,
+                                 double limit, const char* what) {
+      const std::vector<double> a = held(ours, first * width, 4 * width), b = theirs.values();
+      for (std::size_t i = 0; i < b.size(); ++i) {
+        ASSERT_NEAR(a[i], b[i], limit) << what << " of sample " << first << ", element " << i;
+      }
+    };
+    expect_near(out, T * N, exact.out, 0.03, "out");
     if (!both) continue;
-    std::vector<double> d(4 * T * N), dr0_expected(4 * N), dA_expected(4 * T);
-    for (std::size_t i = 0; i < d.size(); ++i) {
-      d[i] = dout[first * T * N + static_cast<std::int64_t>(i)];
-    }
-    RingRnnGradients g;
-    g.dr0 = contiguous(dr0_expected.data(), {4, N});
-    g.dA = contiguous(dA_expected.data(), {4, T, 1});
-    reference::ring_rnn_backward(x, contiguous(d.data(), {4, T, N}), {}, g, options);
-    const std::vector<double> dr0_ours = held(dr0, first * N, 4 * N);
-    const std::vector<double> dA_ours = held(dA, first * T, 4 * T);
-    for (std::size_t i = 0; i < dr0_ours.size(); ++i) {
-      ASSERT_NEAR(dr0_ours[i], dr0_expected[i], 0.06) << "sample " << first << ", dr0 " << i;
-    }
-    for (std::size_t i = 0; i < dA_ours.size(); ++i) {
-      ASSERT_NEAR(dA_ours[i], dA_expected[i], 0.1) << "sample " << first << ", dA " << i;
-    }
+    expect_near(dr0, N, exact.dr0, 0.06, "dr0");
+    expect_near(dA, T, exact.dA, 0.1, "dA");
   }
   if (!both) {
     RecordProperty("backward", "left out: it needs " + std::to_string(more) + " GiB more");
@@ -121,15 +111,11 @@ TEST_P(RingRnnLarge, States) {
 TEST_P(RingRnnLarge, BatchTimesMatrix) {
   constexpr std::int64_t B = (1ll << 17) + 5, N = 128, T = 1, K = 1;
   RingNetwork n(device(), DType::kF32, B, T, K, N);
-  RingRnnOptions options;
-  options.activation = RingRnnActivation::kGelu;
-  options.precision = Precision::kFp32;
-  const RingStates states(n);
-  const RingDerivatives d(n);
-  run_both(n, n.inputs(), states, d, options, context_);
+  RingRnnOptions options{.activation = RingRnnActivation::kGelu, .precision = Precision::kFp32};
+  const RingResults r = run_both(n, n.inputs(), options, context_);
   const std::vector<double> A = n.A.values(), r0 = n.r0.values(), dout = n.dout.values(),
-                            dh_n = n.dh_n.values(), dr0 = d.dr0.values(), dA = d.dA.values(),
-                            out = states.out.values();
+                            dh_n = n.dh_n.values(), dr0 = r.dr0.values(), dA = r.dA.values(),
+                            out = r.out.values();
   RingNetwork part(kCPU, DType::kF64, 4, T, K, N);
   part.Wa.write(n.Wa.values());
   part.Wo.write(n.Wo.values());
@@ -143,13 +129,7 @@ TEST_P(RingRnnLarge, BatchTimesMatrix) {
     part.r0.write(cut(r0, N));
     part.dout.write(cut(dout, N));
     part.dh_n.write(cut(dh_n, N));
-    RingRnnOptions exact = options;
-    exact.precision = Precision::kAuto;
-    const RingStates s(part);
-    const RingDerivatives e(part);
-    reference::ring_rnn_forward(part.inputs(), s.outputs(), exact);
-    reference::ring_rnn_backward(part.inputs(), part.dout.view(), part.dh_n.view(),
-                                 e.gradients(part.inputs()), exact);
+    const RingResults e = define_both(part, part.inputs(), options);
     const auto expect_near = [&](const std::vector<double>& ours, const Dense& exact_values,
                                  std::size_t width, const char* what) {
       const std::vector<double> a = cut(ours, width), b = exact_values.values();
@@ -157,7 +137,7 @@ TEST_P(RingRnnLarge, BatchTimesMatrix) {
         ASSERT_NEAR(a[i], b[i], 1e-5 * (1 + std::abs(b[i]))) << what << " of sample " << first;
       }
     };
-    expect_near(out, s.out, N, "out");
+    expect_near(out, e.out, N, "out");
     expect_near(dr0, e.dr0, N, "dr0");
     expect_near(dA, e.dA, 1, "dA");
   }
@@ -167,8 +147,7 @@ TEST_P(RingRnnLarge, BatchTimesMatrix) {
 // among them; the others cost nothing and must not be mistaken for it.
 TEST_P(RingRnnLarge, Weights) {
   constexpr std::int64_t N = 256, K = (1ll << 15) + 1, B = 4;
-  RingRnnOptions options;
-  options.activation = RingRnnActivation::kTanh;
+  RingRnnOptions options{.activation = RingRnnActivation::kTanh};
   Dense A(device(), DType::kBF16, {B, 1, K}), Wo(device(), DType::kBF16, {N, N});
   Dense r0(device(), DType::kBF16, {B, N}), out(device(), DType::kBF16, {B, 1, N});
   RingRnnInputs in;
