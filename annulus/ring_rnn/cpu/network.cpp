@@ -184,6 +184,23 @@ void Network<Real>::multiply_tile(std::int64_t t, std::int64_t i, const Panel& r
   }
 }
 
+template <class Real>
+void Network<Real>::step(std::int64_t b, std::int64_t t, Real added, const TensorView& drive,
+                         Real* y) const {
+  Real* s = state + b * ld;
+  alignas(64) Real run[kRun];
+  for (std::int64_t i = 0; i < N; i += kRun) {
+    const std::int64_t n = std::min(kRun, N - i);
+    if (drive.defined()) {
+      row.load(row_from(row_at3(drive, b, t), i), n, run);
+      std::fill(run + n, run + std::min(kRun, round_up(n, kPad)), Real(0));
+    }
+    row.step(plan.activation, n, added, drive.defined() ? run : nullptr, alpha + i, keep + i, s + i,
+             y + i, live(b, t) ? s + i : nullptr);
+  }
+  std::fill(s + N, s + ld, Real(0));
+}
+
 template struct Network<float>;
 template struct Network<double>;
 

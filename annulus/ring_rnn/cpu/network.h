@@ -137,6 +137,18 @@ struct Network {
     std::fill(to + N, to + ld, Real(0));
   }
 
+  bool live(std::int64_t b, std::int64_t t) const { return read_flag(plan.in.mask, b, t, true); }
+  bool is_reset(std::int64_t b, std::int64_t t) const {
+    return read_flag(plan.in.reset, b, t, false);
+  }
+  void reset_where_asked(std::int64_t b, std::int64_t t) const {
+    if (!is_reset(b, t)) return;
+    load_state(plan.in.reset_state.defined() ? plan.in.reset_state : plan.in.r0, b, state + b * ld);
+  }
+  // Adds its constant and drive (if there is one) to y, and takes the state of a live sample through
+  // the step.
+  void step(std::int64_t b, std::int64_t t, Real added, const TensorView& drive, Real* y) const;
+
  private:
   void fill_coefficients(std::int64_t t, std::int64_t i, bool drop_masked);
   void pack_panel(bool transposed, std::int64_t k, std::int64_t panel, std::byte* to) const;
@@ -149,6 +161,13 @@ struct Network {
   void multiply_tile(std::int64_t t, std::int64_t i, const Panel& right, Real* y,
                      const ChannelDots* dots) const;
 };
+
+// f.operator()<Real>() with what the arithmetic of a call is in.
+template <class F>
+decltype(auto) visit_real(const Plan& plan, F&& f) {
+  return plan.dtype == DType::kF64 ? f.template operator()<double>()
+                                   : f.template operator()<float>();
+}
 
 extern template struct Network<float>;
 extern template struct Network<double>;
