@@ -9,53 +9,28 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <string>
-#include <utility>
-#include <valarray>
 #include <vector>
 
 #include "annulus/core/values.h"
+#include "testing/by_hand.h"
 #include "testing/finite_differences.h"
-#include "testing/reference.h"
 #include "testing/runner.h"
 
 namespace annulus::testing {
 
-using Vector = std::valarray<double>;
-// The values of a call's tensors by their names; its outputs once the definition has run.
-using Tensors = std::map<std::string, Vector>;
-
-// The definition of one call: reads its inputs among the tensors, and adds its outputs to them.
-class Definition {
- public:
-  explicit Definition(Call call) : call_(std::move(call)) {}
-  void operator()(Tensors& t) const {
-    Values inputs;
-    for (const TensorSpec& s : call_.inputs)
-      inputs.emplace_back(begin(t.at(s.name)), end(t.at(s.name)));
-    const Values outputs = run_reference(call_, inputs);
-    for (std::size_t i = 0; i < outputs.size(); ++i) {
-      t[call_.outputs[i].name] = Vector(outputs[i].data(), outputs[i].size());
-    }
-  }
-
- private:
-  Call call_;
-};
-
-using Right = const Definition&;
-using Bug = std::function<void(Right right, Tensors& t)>;
+using Right = std::function<void(Tensors&)>;  // the definition of a call
+using Bug = std::function<void(const Right& right, Tensors& t)>;
 
 // A change of what the definition is given, or of what it returns.
 inline Bug given(const std::function<void(Tensors&)>& change) {
-  return [change](Right right, Tensors& t) {
+  return [change](const Right& right, Tensors& t) {
     change(t);
     right(t);
   };
 }
 inline Bug after(const std::function<void(Tensors&)>& change) {
-  return [change](Right right, Tensors& t) {
+  return [change](const Right& right, Tensors& t) {
     right(t);
     change(t);
   };
@@ -74,23 +49,21 @@ inline constexpr std::size_t kBackward = 1;
 
 // A run that computes this, on CPU tensors of any layout.
 inline std::function<void(Views, Views, Context&)> run_of(const Call& call, const Bug& bug) {
-  return [call, bug, right = Definition(call)](Views in, Views out, Context&) {
+  return [call, bug](Views in, Views out, Context&) {
     Tensors t;
     for (std::size_t i = 0; i < in.size(); ++i) {
-      const std::vector<double> values = load_values<double>(in[i]);
-      t[call.inputs[i].name] = Vector(values.data(), values.size());
+      t[call.inputs[i].name] = vector_of(load_values<double>(in[i]));
     }
-    bug(right, t);
+    bug([&call](Tensors& tensors) { define(call, tensors); }, t);
     for (std::size_t i = 0; i < out.size(); ++i) {
-      const Vector& v = t.at(call.outputs[i].name);
-      store_values(out[i], std::vector<double>(begin(v), end(v)));
+      store_values(out[i], values_of(t.at(call.outputs[i].name)));
     }
   };
 }
 
 // A case without a fault: it runs its own definition and needs no workspace.
 inline Case sound(Case c) {
-  const auto as_defined = [](Right right, Tensors& t) { right(t); };
+  const auto as_defined = [](const Right& right, Tensors& t) { right(t); };
   for (Call& call : c.calls) {
     call.run = run_of(call, as_defined);
     call.workspace = [](Views, Views) { return std::size_t{0}; };

@@ -32,7 +32,7 @@ Case of(const P& p) { return sound(lrpe_case(p)); }
 
 // Computes another problem on the same tensors: an operator that misreads its options.
 Bug computing(const P& wrong, std::size_t call = kForward) {
-  return [right = Definition(lrpe_case(wrong).calls[call])](Right, Tensors& t) { right(t); };
+  return [of = lrpe_case(wrong).calls[call]](const Right&, Tensors& t) { define(of, t); };
 }
 
 // Changes one element of y.

@@ -22,6 +22,14 @@ namespace annulus::ring_rnn::cpu {
 using annulus::cpu::Member;
 using annulus::cpu::Side;
 
+// f(item) for every item, spread over the team in parts of at most `most`.
+template <class F>
+void each(Member& m, std::int64_t items, std::int64_t most, F&& f) {
+  m.each(items, most, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t item = begin; item < end; ++item) f(item);
+  });
+}
+
 template <class Real>
 struct Network {
   // A product is split along its depth, so that panels of both operands stay in the first cache.
@@ -125,11 +133,9 @@ struct Network {
   // f(b) for every sample, the tiles of samples spread over the team; then g(i) for every tile.
   template <class F, class G>
   void each_sample(Member& m, F&& f, G&& g) const {
-    m.each(batch_tiles, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) {
-        for (std::int64_t b = i * tile.rows; b < i * tile.rows + count(i); ++b) f(b);
-        g(i);
-      }
+    each(m, batch_tiles, 1, [&](std::int64_t i) {
+      for (std::int64_t b = i * tile.rows; b < i * tile.rows + count(i); ++b) f(b);
+      g(i);
     });
   }
   void load_state(const TensorView& v, std::int64_t b, Real* to) const {

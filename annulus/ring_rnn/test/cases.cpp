@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "annulus/ring_rnn/ref.h"
+#include "testing/tensors.h"
 
 namespace annulus::testing {
 
@@ -167,11 +168,7 @@ TensorSpec saved_spec(const RingRnnProblem& p) {
 
 double bytes_of(const std::vector<TensorSpec>& specs) {
   double bytes = 0;
-  for (const TensorSpec& s : specs) {
-    double n = static_cast<double>(size_of(s.dtype));
-    for (const std::int64_t extent : s.shape) n *= static_cast<double>(extent);
-    bytes += n;
-  }
+  for (const TensorSpec& s : specs) bytes += static_cast<double>(numel_of(s) * size_of(s.dtype));
   return bytes;
 }
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "annulus/ring_rnn/test/calls.h"
+#include "annulus/ring_rnn/test/live.h"
 #include "testing/large.h"
 
 namespace annulus::testing {
@@ -18,10 +18,10 @@ namespace {
 class RingRnnLarge : public LargeTest {};
 ANNULUS_EACH_DEVICE(RingRnnLarge);
 
-std::vector<double> range(const Periodic& from, std::int64_t first, std::int64_t count) {
+Vector range(const Periodic& from, std::int64_t first, std::int64_t count) {
   std::vector<double> v;
   for (std::int64_t i = first; i < first + count; ++i) v.push_back(from[i]);
-  return v;
+  return vector_of(v);
 }
 
 // out (B, T, N) of 2^31 + 2^20 elements: few neurons, many samples. Where there is room for it,
@@ -79,28 +79,32 @@ TEST_P(RingRnnLarge, States) {
   }
 
   // Four samples at a time, those whose numbers are around powers of two among them.
-  RingNetwork part(kCPU, DType::kF64, 4, T, 1, N);
-  part.J0 = -0.01, part.J1 = 0.25, part.alpha = 0.5;
-  part.dh_n.write(std::vector<double>(4 * N, 0.0));
-  part.Wa.write(range(Wa, 0, N * N));
-  part.Wo.write(Wo.values());
+  RingRnnProblem p = plain(live(DType::kBF16, 4, T, 1, N));
+  p.activation = RingRnnActivation::kTanh;
+  p.J0 = -0.01, p.J1 = 0.25, p.alpha = 0.5;
+  p.dh_n = false;
+  const Case part = ring_rnn_case(p);
+  Tensors t = draw(part);
+  t["Wa"] = range(Wa, 0, N * N);
+  t["Wo"] = vector_of(Wo.values());
   for (const std::int64_t first : std::vector<std::int64_t>{0, (1 << 21) - 2, (1 << 22) - 2,
                                                             (1 << 23) - 2, (1 << 24) - 2, B - 4}) {
-    part.A.write(range(A, first * T, 4 * T));
-    part.r0.write(range(r0, first * N, 4 * N));
-    part.dout.write(range(dout, first * T * N, 4 * T * N));
-    const RingResults exact = define_both(part, part.inputs(), options);
-    const auto expect_near = [&](const Buffer& ours, std::int64_t width, const Dense& theirs,
-                                 double limit, const char* what) {
-      const std::vector<double> a = held(ours, first * width, 4 * width), b = theirs.values();
+    t["A"] = range(A, first * T, 4 * T);
+    t["r0"] = range(r0, first * N, 4 * N);
+    t["dout"] = range(dout, first * T * N, 4 * T * N);
+    const Tensors exact = define(part, t);
+    const auto expect_near = [&](const Buffer& ours, std::int64_t width, const char* name,
+                                 double limit) {
+      const std::vector<double> a = held(ours, first * width, 4 * width);
+      const Vector& b = exact.at(name);
       for (std::size_t i = 0; i < b.size(); ++i) {
-        ASSERT_NEAR(a[i], b[i], limit) << what << " of sample " << first << ", element " << i;
+        ASSERT_NEAR(a[i], b[i], limit) << name << " of sample " << first << ", element " << i;
       }
     };
-    expect_near(out, T * N, exact.out, 0.03, "out");
+    expect_near(out, T * N, "out", 0.03);
     if (!both) continue;
-    expect_near(dr0, N, exact.dr0, 0.06, "dr0");
-    expect_near(dA, T, exact.dA, 0.1, "dA");
+    expect_near(dr0, N, "dr0", 0.06);
+    expect_near(dA, T, "dA", 0.1);
   }
   if (!both) {
     RecordProperty("backward", "left out: it needs " + std::to_string(more) + " GiB more");
@@ -109,37 +113,28 @@ TEST_P(RingRnnLarge, States) {
 
 // B N N beyond 2^31, where the original's backward wrapped: it held a matrix for every sample.
 TEST_P(RingRnnLarge, BatchTimesMatrix) {
-  constexpr std::int64_t B = (1ll << 17) + 5, N = 128, T = 1, K = 1;
-  RingNetwork n(device(), DType::kF32, B, T, K, N);
-  RingRnnOptions options{.activation = RingRnnActivation::kGelu, .precision = Precision::kFp32};
-  const RingResults r = run_both(n, n.inputs(), options, context_);
-  const std::vector<double> A = n.A.values(), r0 = n.r0.values(), dout = n.dout.values(),
-                            dh_n = n.dh_n.values(), dr0 = r.dr0.values(), dA = r.dA.values(),
-                            out = r.out.values();
-  RingNetwork part(kCPU, DType::kF64, 4, T, K, N);
-  part.Wa.write(n.Wa.values());
-  part.Wo.write(n.Wo.values());
+  constexpr std::int64_t B = (1ll << 17) + 5, N = 128;
+  RingRnnProblem p = plain(live(DType::kF32, B, 1, 1, N));
+  p.activation = RingRnnActivation::kGelu;
+  p.precision = Precision::kFp32;
+  const Tensors all = run(ring_rnn_case(p), device(), context_, draw(ring_rnn_case(p)));
+  p.B = 4;
   for (const std::size_t first : {std::size_t{0}, std::size_t{1} << 16, (std::size_t{1} << 17) - 2,
                                   static_cast<std::size_t>(B) - 4}) {
-    const auto cut = [&](const std::vector<double>& v, std::size_t width) {
-      const auto from = v.begin() + static_cast<std::ptrdiff_t>(first * width);
-      return std::vector<double>(from, from + static_cast<std::ptrdiff_t>(4 * width));
+    const auto cut = [&](const char* name) {
+      const std::size_t width = all.at(name).size() / B;
+      return Vector(all.at(name)[std::slice(first * width, 4 * width, 1)]);
     };
-    part.A.write(cut(A, 1));
-    part.r0.write(cut(r0, N));
-    part.dout.write(cut(dout, N));
-    part.dh_n.write(cut(dh_n, N));
-    const RingResults e = define_both(part, part.inputs(), options);
-    const auto expect_near = [&](const std::vector<double>& ours, const Dense& exact_values,
-                                 std::size_t width, const char* what) {
-      const std::vector<double> a = cut(ours, width), b = exact_values.values();
-      for (std::size_t i = 0; i < b.size(); ++i) {
-        ASSERT_NEAR(a[i], b[i], 1e-5 * (1 + std::abs(b[i]))) << what << " of sample " << first;
+    Tensors t = {{"Wa", all.at("Wa")}, {"Wo", all.at("Wo")}};
+    for (const char* name : {"A", "r0", "dout", "dh_n"}) t[name] = cut(name);
+    t = define(ring_rnn_case(p), t);
+    for (const char* name : {"out", "dr0", "dA"}) {
+      const Vector ours = cut(name), &exact = t[name];
+      for (std::size_t i = 0; i < exact.size(); ++i) {
+        ASSERT_NEAR(ours[i], exact[i], 1e-5 * (1 + std::abs(exact[i])))
+            << name << " of sample " << first;
       }
-    };
-    expect_near(out, e.out, N, "out");
-    expect_near(dr0, e.dr0, N, "dr0");
-    expect_near(dA, e.dA, 1, "dA");
+    }
   }
 }
 

@@ -10,8 +10,7 @@
 
 #include "annulus/ring_rnn/cuda/simt/backward.cuh"
 #include "annulus/ring_rnn/plan.h"
-#include "annulus/ring_rnn/test/calls.h"
-#include "annulus/ring_rnn/test/cases.h"
+#include "annulus/ring_rnn/test/live.h"
 #include "testing/cuda_graph.h"
 #include "testing/device_test.h"
 
@@ -26,14 +25,13 @@ TEST_F(RingPaths, AtMostFourLaunches) {
       for (const std::int64_t checkpoint : {0, 4}) {
         // With clusters and without them, by turns.
         const std::int64_t N = (checkpoint > 0) == (dtype == DType::kBF16) ? 320 : 96;
-        RingRnnProblem p{.B = 40, .T = 9, .K = 3, .N = N, .dtype = dtype};
+        RingRnnProblem p = live(dtype, 40, 9, 3, N);
         p.activation = RingRnnActivation::kGelu;
         p.precision = precision;
         p.checkpoint = checkpoint;
         p.J0_form = p.J1_form = RingRnnProblem::Parameter::kTensor;
         p.alpha_form = RingRnnProblem::Parameter::kPerNeuron;
-        p.drive = p.reset = p.reset_state = p.mask = p.readout = p.dh_n = true;
-        p.gradients = kRingAllGradients;
+        p.readout = true;
         const Case c = ring_rnn_case(p);
         for (std::size_t i = 0; i < c.calls.size(); ++i) {
           SCOPED_TRACE(c.params + " " + c.calls[i].name);
@@ -56,39 +54,46 @@ struct Way {
   bool stepwise = false, portable = false;
 };
 
-RingResults run(Precision precision, std::int64_t checkpoint, Way way, std::int64_t N) {
+// Every output and gradient, but for what is saved.
+Tensors run(Precision precision, std::int64_t checkpoint, Way way, std::int64_t N) {
   const DType dtype = precision == Precision::kF16 ? DType::kF16 : DType::kF32;
-  const RingNetwork n(cuda_device(0), dtype, 70, 5, 3, N);
-  RingResults r(n);
+  RingRnnProblem p = live(dtype, 70, 5, 3, N);
+  p.checkpoint = checkpoint;
+  Case c = ring_rnn_case(p);
   ring_rnn::Plan plan;
-  plan.device = n.device;
+  plan.device = cuda_device(0);
   plan.precision = precision;
   plan.dtype = dtype;
   plan.activation = RingRnnActivation::kGelu;
   plan.checkpoint = checkpoint;
   plan.stepwise = way.stepwise;
   plan.portable = way.portable;
-  plan.B = n.B, plan.T = n.T, plan.K = n.K, plan.N = n.N;
-  const Dense saved(n.device, DType::kF32, {plan.saved_steps(), n.B, n.N});
-  plan.in = n.all_inputs();
-  plan.out = r.outputs();
-  plan.out.saved = saved.view();
+  plan.B = p.B, plan.T = p.T, plan.K = p.K, plan.N = p.N;
+  c.calls[0].run = [&, call = c.calls[0]](Views from, Views to, Context& context) {
+    plan.in = ring_inputs(p, from, call.inputs);
+    plan.out = ring_outputs(to, call.outputs);
+    ring_rnn::cuda::forward(plan, context);
+  };
+  c.calls[1].run = [&, call = c.calls[1]](Views from, Views to, Context& context) {
+    plan.in = ring_inputs(p, from, call.inputs);
+    plan.out = ring_outputs(from, call.inputs);
+    plan.dout = pick(from, call.inputs, "dout");
+    plan.dh_n = pick(from, call.inputs, "dh_n");
+    plan.grad = ring_gradients(to, call.outputs);
+    ring_rnn::cuda::backward(plan, context);
+  };
   Context context;
-  ring_rnn::cuda::forward(plan, context);
-  plan.dout = n.dout.view();
-  plan.dh_n = n.dh_n.view();
-  plan.grad = r.gradients(plan.in);
-  ring_rnn::cuda::backward(plan, context);
-  synchronize(n.device);
-  return r;
+  Tensors t = testing::run(c, plan.device, context, draw(c));
+  t.erase("saved");
+  return t;
 }
 
 TEST_F(RingPaths, StepByStepGivesTheBitsOfOneLaunch) {
   for (const Precision p : {Precision::kBf16, Precision::kF16, Precision::kBf16x3,
                             Precision::kBf16x6, Precision::kFp32}) {
     for (const bool portable : {false, true}) {  // 320 neurons: clusters know no single steps
-      const RingResults steps = run(p, 0, {.stepwise = true, .portable = portable}, 320);
-      EXPECT_TRUE(run(p, 0, {.portable = portable}, 320).same_bits(steps))
+      const Tensors steps = run(p, 0, {.stepwise = true, .portable = portable}, 320);
+      EXPECT_EQ(differing(run(p, 0, {.portable = portable}, 320), steps), "")
           << name_of(p) << (portable ? " portable" : "");
     }
   }
@@ -98,8 +103,8 @@ TEST_F(RingPaths, CheckpointsGiveTheSameBits) {
   for (const Precision p : {Precision::kBf16, Precision::kF16, Precision::kBf16x6}) {
     for (const std::int64_t N : {100, 320}) {
       for (const bool portable : {false, true}) {
-        const RingResults kept = run(p, 0, {.portable = portable}, N);
-        EXPECT_TRUE(kept.same_bits(run(p, 2, {.portable = portable}, N)))
+        const Tensors kept = run(p, 0, {.portable = portable}, N);
+        EXPECT_EQ(differing(kept, run(p, 2, {.portable = portable}, N)), "")
             << name_of(p) << (portable ? " portable" : "") << ", N " << N;
       }
     }
@@ -114,12 +119,11 @@ TEST_F(RingPaths, PortableKernelsAgreeWithTheOthers) {
   for (const Bound b : {Bound{Precision::kBf16, 1e-2}, Bound{Precision::kF16, 2e-3},
                         Bound{Precision::kBf16x3, 2e-5}, Bound{Precision::kBf16x6, 4e-6}}) {
     for (const std::int64_t N : {100, 320}) {
-      using R = RingResults;
-      const R ours = run(b.precision, 0, {.portable = true}, N),
-              others = run(b.precision, 0, {}, N);
-      for (const auto t : {&R::out, &R::dA, &R::dWa, &R::dWo, &R::dr0}) {
-        EXPECT_LE(relative_error(ours.*t, others.*t), b.limit)
-            << name_of(b.precision) << ", N " << N;
+      const Tensors ours = run(b.precision, 0, {.portable = true}, N);
+      const Tensors others = run(b.precision, 0, {}, N);
+      for (const char* name : {"out", "dA", "dWa", "dWo", "dr0"}) {
+        EXPECT_LE(relative_error(ours.at(name), others.at(name)), b.limit)
+            << name << ", " << name_of(b.precision) << ", N " << N;
       }
     }
   }

@@ -100,7 +100,7 @@ std::vector<Planted> wrong_forwards() {
          }
        })},
       {"state updated while it is read", "forward out", one_step(),
-       [](Right right, Tensors& t) {
+       [](const Right& right, Tensors& t) {
          const Vector alpha = t["alpha"];
          for (std::size_t i = 0; i < N; ++i, t["r0"] = t["h_n"]) {  // one neuron after the other
            t["alpha"] = 0.0;
@@ -121,7 +121,7 @@ std::vector<Planted> wrong_forwards() {
        small([](P& p) { p.J0_form = P::Parameter::kTensor; }),
        given([](Tensors& t) { t["J0"] *= kJ1; })},
       {"drive added after the activation", "forward out", one_step(),
-       [](Right right, Tensors& t) {
+       [](const Right& right, Tensors& t) {
          const Vector drive = t["drive"];
          t["drive"] = 0.0;
          right(t);
@@ -194,7 +194,7 @@ std::vector<Planted> wrong_backwards() {
        })},
       {"dWo without J1", "backward dWo", small(), after([](Tensors& t) { t["dWo"] /= kJ1; })},
       {"dJ0 of the last sample only", "backward dJ0", small(),
-       [](Right right, Tensors& t) {
+       [](const Right& right, Tensors& t) {
          right(t);
          Tensors last = t;
          last["dout"][std::slice(0, (B - 1) * T * N, 1)] = 0.0;
@@ -209,9 +209,9 @@ std::vector<Planted> wrong_backwards() {
       {"dalpha without the state", "backward dalpha", one_step(),
        after([](Tensors& t) { t["dalpha"] += (t["dout"] + t["dh_n"]) * t["r0"]; })},
       {"dr0 without what flows back through resets", "backward dr0", small(),
-       [](Right, Tensors& t) {
+       [](const Right&, Tensors& t) {
          t["reset_state"] = t["r0"];
-         Definition(small([](P& p) { p.reset_state = true; }).calls[kBackward])(t);
+         define(small([](P& p) { p.reset_state = true; }).calls[kBackward], t);
        }},
       {"gradient carried on across a reset", "backward dr0", one_step([](P& p) { p.reset = true; }),
        after([](Tensors& t) { t["dr0"] *= 1 + t["reset"][0]; })},

@@ -11,21 +11,19 @@
 #include <vector>
 
 #include "annulus/core/info.h"
-#include "annulus/ring_rnn/test/calls.h"
-#include "annulus/ring_rnn/test/cases.h"
+#include "annulus/ring_rnn/test/live.h"
 
 namespace annulus::testing {
 namespace {
 
 class RingRnn : public EachDevice {
  protected:
+  Tensors run(const RingRnnProblem& p, const Tensors& in) {
+    return testing::run(ring_rnn_case(p), device(), context, in);
+  }
   Context context;
 };
 ANNULUS_EACH_DEVICE(RingRnn);
-
-Precision most_exact(DType dtype) {
-  return dtype == DType::kF64 ? Precision::kAuto : Precision::kFp32;
-}
 
 // One neuron that drives itself, alpha 1: out = F(r0) and dr0 = F'(r0).
 TEST_P(RingRnn, ActivationsAndTheirSlopes) {
@@ -52,19 +50,19 @@ TEST_P(RingRnn, ActivationsAndTheirSlopes) {
       {RingRnnActivation::kSilu, 0.0, 0.0, 0.5},
   };
   for (const DType dtype : {DType::kF64, DType::kF32}) {
-    for (const Point& p : points) {
-      RingNetwork n(device(), dtype, 1, 1, 0, 1);
-      n.Wo.write({1.0});
-      n.r0.write({p.y});
-      n.dout.write({1.0});
-      n.dh_n.write({0.0});
-      n.J0 = 0, n.J1 = 1, n.alpha = 1;
-      const RingRnnOptions options{.activation = p.f, .precision = most_exact(dtype)};
-      const RingResults r = run_both(n, n.inputs(), options, context);
+    for (const Point& point : points) {
+      RingRnnProblem p = plain(live(dtype, 1, 1, 0, 1));
+      p.activation = point.f;
+      if (dtype == DType::kF32) p.precision = Precision::kFp32;
+      p.J0 = 0, p.J1 = 1, p.alpha = 1;
+      Tensors t = draw(ring_rnn_case(p));
+      t["Wo"] = t["dout"] = 1.0;
+      t["r0"] = point.y;
+      t["dh_n"] = 0.0;
+      t = run(p, t);
       const double limit = dtype == DType::kF64 ? 1e-14 : 3e-7;
-      const int f = static_cast<int>(p.f);
-      EXPECT_NEAR(r.out.values()[0], p.value, limit) << f << " at " << p.y;
-      EXPECT_NEAR(r.dr0.values()[0], p.slope, limit) << f << " at " << p.y;
+      EXPECT_NEAR(t["out"][0], point.value, limit) << static_cast<int>(point.f) << " " << point.y;
+      EXPECT_NEAR(t["dr0"][0], point.slope, limit) << static_cast<int>(point.f) << " " << point.y;
     }
   }
 }
@@ -73,24 +71,22 @@ TEST_P(RingRnn, ActivationsAndTheirSlopes) {
 // off by 2e-3.
 TEST_P(RingRnn, GlobalInhibitionIsExactInEveryPrecision) {
   for (const Precision precision : precisions_of(device(), DType::kF32)) {
-    RingNetwork n(device(), DType::kF32, 6, 1, 2, 50);
-    n.Wa.write(std::vector<double>(2 * 50 * 50, 0.0));
-    n.Wo.write(std::vector<double>(50 * 50, 0.0));
-    n.J0 = -0.0123456789, n.alpha = 1;
-    const RingNetwork x = n.exact();
-    RingRnnOptions options{.activation = RingRnnActivation::kTanh};
-    const RingResults exact = define_both(x, x.inputs(), options);
-    options.precision = precision;
-    const RingResults r = run_forward(n, n.inputs(), options, context);
-    EXPECT_LE(relative_error(r.out, exact.out), 5e-7) << name_of(precision);
+    RingRnnProblem p = plain(live(DType::kF32, 6, 1, 2, 50));
+    p.gradients = 0;
+    p.precision = precision;
+    p.J0 = -0.0123456789, p.alpha = 1;
+    Tensors in = draw(ring_rnn_case(p));
+    in["Wa"] = in["Wo"] = 0.0;
+    const Tensors exact = define(ring_rnn_case(p), in);
+    EXPECT_LE(relative_error(run(p, in)["out"], exact.at("out")), 5e-7) << name_of(precision);
   }
 }
 
 // Turning weights and initial state by some neurons turns the output with them.
 TEST_P(RingRnn, RotationEquivariance) {
   constexpr std::size_t N = 40, kTurn = 7;
-  const auto turned = [](const std::vector<double>& v, bool matrix) {
-    std::vector<double> w(v.size());
+  const auto turned = [](const Vector& v, bool matrix) {
+    Vector w(v.size());
     for (std::size_t i = 0; i < v.size(); ++i) {
       const std::size_t row = i / N % N, column = (i % N + kTurn) % N;
       w[matrix ? (i / N / N * N + (row + kTurn) % N) * N + column : i / N * N + column] = v[i];
@@ -98,39 +94,31 @@ TEST_P(RingRnn, RotationEquivariance) {
     return w;
   };
   for (const Precision precision : precisions_of(device(), DType::kF32)) {
-    const RingNetwork n(device(), DType::kF32, 3, 8, 2, N);
-    RingNetwork other(device(), DType::kF32, 3, 8, 2, N);
-    other.Wa.write(turned(n.Wa.values(), true));
-    other.Wo.write(turned(n.Wo.values(), true));
-    other.r0.write(turned(n.r0.values(), false));
-    const RingRnnOptions options{.activation = RingRnnActivation::kGelu, .precision = precision};
-    const RingResults r = run_forward(n, n.inputs(), options, context);
-    const RingResults expected = run_forward(other, other.inputs(), options, context);
+    RingRnnProblem p = plain(live(DType::kF32, 3, 8, 2, N));
+    p.activation = RingRnnActivation::kGelu;
+    p.precision = precision;
+    p.gradients = 0;
+    const Tensors in = draw(ring_rnn_case(p));
+    Tensors other = in;
+    other["Wa"] = turned(in.at("Wa"), true);
+    other["Wo"] = turned(in.at("Wo"), true);
+    other["r0"] = turned(in.at("r0"), false);
     // The same operands, rounded alike, in another order.
-    Dense out(device(), DType::kF32, {3, 8, N});
-    out.write(turned(r.out.values(), false));
-    EXPECT_LE(relative_error(expected.out, out), 1e-6) << name_of(precision);
+    const Vector expected = turned(run(p, in)["out"], false);
+    EXPECT_LE(relative_error(run(p, other)["out"], expected), 1e-6) << name_of(precision);
   }
 }
 
 // The forward keeps what the header says it keeps.
 TEST_P(RingRnn, SavedHoldsDrivesOrStates) {
-  const RingNetwork n(device(), DType::kF32, 4, 7, 2, 25), x = n.exact();
   for (const std::int64_t checkpoint : {0, 1, 3}) {
-    RingRnnOptions options{.activation = RingRnnActivation::kSilu, .checkpoint = checkpoint};
-    const auto shape = ring_rnn_saved_shape(n.inputs(), options);
-    const std::int64_t rows = checkpoint == 0 ? 7 : (7 + checkpoint - 1) / checkpoint;
-    EXPECT_EQ(shape, (std::array<std::int64_t, 3>{rows, 4, 25}));
-    const Dense saved(device(), DType::kF32, {rows, 4, 25}),
-        exact(kCPU, DType::kF64, {rows, 4, 25});
-    const RingResults r(n), e(x);
-    RingRnnOutputs out = r.outputs(), exact_out = e.outputs();
-    out.saved = saved.view();
-    exact_out.saved = exact.view();
-    reference::ring_rnn_forward(x.inputs(), exact_out, options);
-    options.precision = Precision::kFp32;
-    ring_rnn_forward(n.inputs(), out, options, context);
-    EXPECT_LE(relative_error(saved, exact), 1e-6) << checkpoint;
+    RingRnnProblem p = plain(live(DType::kF32, 4, 7, 2, 25));
+    p.activation = RingRnnActivation::kSilu;
+    p.precision = Precision::kFp32;
+    p.checkpoint = checkpoint;
+    const Case c = ring_rnn_case(p);
+    const Tensors in = draw(c), exact = define(c, in);
+    EXPECT_LE(relative_error(run(p, in)["saved"], exact.at("saved")), 1e-6) << checkpoint;
   }
 }
 
@@ -149,7 +137,12 @@ TEST_P(RingRnn, WorkspaceNeedsNoData) {
   EXPECT_NO_THROW(ring_rnn_forward_workspace(in, out, {}));
   EXPECT_NO_THROW(ring_rnn_backward_workspace(in, grad, {}));
   EXPECT_NO_THROW(ring_rnn_pack_size(in.Wa, in.Wo, {}));
-  EXPECT_NO_THROW(ring_rnn_saved_shape(in, {}));
+  const auto shape = [&](std::int64_t checkpoint) {
+    return ring_rnn_saved_shape(in, {.checkpoint = checkpoint})[0];
+  };
+  EXPECT_EQ(ring_rnn_saved_shape(in, {}), (std::array<std::int64_t, 3>{4, 3, 8}));
+  EXPECT_EQ(shape(1), 4);
+  EXPECT_EQ(shape(3), 2);
 }
 
 PrecisionInfo precision_info(const std::string& name) {
@@ -165,11 +158,12 @@ PrecisionInfo precision_info(const std::string& name) {
 
 // Relative L2 error of the state over 20 live steps at alpha 0.15, and of the worst gradient.
 TEST_P(RingRnn, OverTwentyLiveSteps) {
-  RingNetwork n(device(), DType::kF32, 24, 20, 8, 96);
-  n.alpha = 0.15;
-  const RingNetwork x = n.exact();
-  RingRnnOptions options{.activation = RingRnnActivation::kGelu};
-  const RingResults e = define_both(x, x.inputs(), options);
+  RingRnnProblem p = plain(live(DType::kF32, 24, 20, 8, 96));
+  p.activation = RingRnnActivation::kGelu;
+  p.alpha = 0.15;
+  const Case c = ring_rnn_case(p);
+  const Tensors in = draw(c);
+  Tensors exact = define(c, in);
   struct Bar {
     Precision precision;
     double state, gradient;
@@ -182,15 +176,14 @@ TEST_P(RingRnn, OverTwentyLiveSteps) {
     bars.push_back({Precision::kTf32, 1e-6, 1e-5});  // made as bf16x3
   }
   for (const Bar& bar : bars) {
-    options.precision = bar.precision;
+    p.precision = bar.precision;
     const std::string name = name_of(bar.precision);
-    const RingResults d = run_both(n, n.inputs(), options, context);
-    const double state = relative_error(d.out, e.out);
+    Tensors ours = run(p, in);
+    const double state = relative_error(ours["out"], exact["out"]);
     double worst = 0;
     // Of the tensors; a single number may cancel, which the cases judge by its terms.
-    for (const auto& [ours, theirs] :
-         {std::pair{&d.dA, &e.dA}, {&d.dWa, &e.dWa}, {&d.dWo, &e.dWo}, {&d.dr0, &e.dr0}}) {
-      worst = std::max(worst, relative_error(*ours, *theirs));
+    for (const char* gradient : {"dA", "dWa", "dWo", "dr0"}) {
+      worst = std::max(worst, relative_error(ours[gradient], exact[gradient]));
     }
     EXPECT_LE(state, bar.state) << name;
     EXPECT_LE(worst, bar.gradient) << name;
@@ -211,15 +204,15 @@ TEST_P(RingRnn, OverTwentyLiveSteps) {
 // long ones too small, by 2.5e-5 for 5120 rows: the bar holds for many, too. (CUDA cuts these rows in
 // 26 parts on an H200.)
 TEST_P(RingRnn, WeightsOfManyRows) {
-  RingNetwork n(device(), DType::kF32, 256, 520, 2, 24);
-  n.alpha = 0.15;
-  const RingNetwork x = n.exact();
-  const RingRnnOptions options{.activation = RingRnnActivation::kGelu,
-                               .precision = Precision::kBf16x3};
-  const RingResults e = define_both(x, x.inputs(), options);
-  const RingResults d = run_both(n, n.inputs(), options, context);
-  EXPECT_LE(relative_error(d.dWa, e.dWa), 1e-5);
-  EXPECT_LE(relative_error(d.dWo, e.dWo), 1e-5);
+  RingRnnProblem p = plain(live(DType::kF32, 256, 520, 2, 24));
+  p.activation = RingRnnActivation::kGelu;
+  p.precision = Precision::kBf16x3;
+  p.alpha = 0.15;
+  const Case c = ring_rnn_case(p);
+  const Tensors in = draw(c);
+  Tensors exact = define(c, in), ours = run(p, in);
+  EXPECT_LE(relative_error(ours["dWa"], exact["dWa"]), 1e-5);
+  EXPECT_LE(relative_error(ours["dWo"], exact["dWo"]), 1e-5);
 }
 
 // A bump on a ring of cosine weights is at rest at any angle, so nothing pulls rounding errors
@@ -227,46 +220,37 @@ TEST_P(RingRnn, WeightsOfManyRows) {
 // faster than a walk does.
 TEST_P(RingRnn, ABumpStaysWhereItIs) {
   constexpr std::int64_t B = 4, T = 10000, N = 64, kPiece = 500;
-  RingNetwork n(device(), DType::kF32, B, kPiece, 0, N);
-  std::vector<double> W, r0;
-  for (int i = 0; i < N; ++i) {
-    for (int j = 0; j < N; ++j) {
-      W.push_back(2.4 / N * 2 * std::cos(2 * std::numbers::pi * (i - j) / N));
-    }
+  RingRnnProblem p = plain(live(DType::kF32, B, kPiece, 0, N));
+  p.activation = RingRnnActivation::kTanh;
+  p.J0 = 0, p.J1 = 1, p.alpha = 0.15;
+  p.readout = true;
+  p.gradients = 0;
+  Tensors in = draw(ring_rnn_case(p));
+  for (std::size_t i = 0; i < N * N; ++i) {
+    const double apart = static_cast<double>(i / N) - static_cast<double>(i % N);
+    in["Wo"][i] = static_cast<float>(2.4 / N * 2 * std::cos(2 * std::numbers::pi * apart / N));
   }
-  for (int b = 0; b < B; ++b) {
-    for (int i = 0; i < N; ++i) {
-      r0.push_back(0.5 * std::cos(2 * std::numbers::pi * i / N - 0.9 - 1.3 * b));
-    }
+  for (std::size_t i = 0; i < B * N; ++i) {
+    const double place = 2 * std::numbers::pi * static_cast<double>(i % N) / N;
+    in["r0"][i] =
+        static_cast<float>(0.5 * std::cos(place - 0.9 - 1.3 * static_cast<double>(i / N)));
   }
-  n.Wo.write(W);
-  n.r0.write(r0);
-  n.J0 = 0, n.J1 = 1, n.alpha = 0.15;
-  // The exact one starts from what f32 holds, with the weights f32 holds.
-  const RingNetwork x = n.exact();
-  RingRnnOptions options{.activation = RingRnnActivation::kTanh};
   // Angles and lengths after each piece.
   using Track = std::pair<std::vector<double>, std::vector<double>>;
-  const auto run = [&](const RingNetwork& network, auto forward) {
-    Track track;
-    const RingResults r(network);
-    Dense state(network.device, wide(network.dtype), {B, N});
-    state.write(network.r0.values());
-    for (std::int64_t t = 0; t < T; t += kPiece) {
-      RingRnnInputs in = network.inputs();
-      in.r0 = state.view();
-      forward(in, r.outputs_and_readout());
-      synchronize(network.device);
-      state.write(r.h_n.values());
+  const auto track = [&](auto forward) {
+    Track all;
+    Tensors t = in;
+    for (std::int64_t i = 0; i < T; i += kPiece, t["r0"] = t["h_n"]) {
+      t = forward(t);
       for (std::size_t b = 0; b < B; ++b) {
-        track.first.push_back(r.angle.values()[b * kPiece + kPiece - 1]);
-        track.second.push_back(r.amplitude.values()[b * kPiece + kPiece - 1]);
+        all.first.push_back(t["angle"][b * kPiece + kPiece - 1]);
+        all.second.push_back(t["amplitude"][b * kPiece + kPiece - 1]);
       }
     }
-    return track;
+    return all;
   };
-  const auto [exact_angles, exact_lengths] = run(
-      x, [&](const auto& in, const auto& out) { reference::ring_rnn_forward(in, out, options); });
+  const auto [exact_angles, exact_lengths] =
+      track([&](const Tensors& t) { return define(ring_rnn_case(p), t); });
   for (const double length : exact_lengths) ASSERT_GT(length, 0.3 * N);  // there is a bump
   for (std::size_t b = 0; b < B; ++b) {  // and it stays, in the definition
     EXPECT_NEAR(std::remainder(exact_angles[b] - exact_angles[exact_angles.size() - B + b],
@@ -274,9 +258,8 @@ TEST_P(RingRnn, ABumpStaysWhereItIs) {
                 0, 1e-4);
   }
   for (const Precision precision : {Precision::kFp32, Precision::kBf16x6}) {
-    options.precision = precision;
-    const auto [angles, lengths] = run(
-        n, [&](const auto& in, const auto& out) { ring_rnn_forward(in, out, options, context); });
+    p.precision = precision;
+    const auto [angles, lengths] = track([&](const Tensors& t) { return run(p, t); });
     double worst = 0;
     for (std::size_t i = 0; i < angles.size(); ++i) {
       worst = std::max(worst,

@@ -62,7 +62,7 @@ def test_precisions(precision, dtype, device):
     try:
         out = annulus.ring_rnn(**p, activation="tanh", precision=precision)
     except annulus.NotSupported as e:
-        assert device == "cpu" and precision == "tf32", e
+        assert device == "cpu" and "precision tf32 is not available on cpu" in str(e)
         pytest.skip(str(e))
     if precision == "auto" and device == "cuda":
         precision = "bf16x3"
@@ -309,18 +309,6 @@ def test_packed():
         annulus.ring_rnn_pack(p["Wa"], p["Wo"][:2])
     with pytest.raises(annulus.InvalidArgument, match=r"\[ring_rnn_pack\] precision must be auto"):
         annulus.ring_rnn_pack(p["Wa"], p["Wo"], "double")
-
-
-def test_bad_readout():
-    with pytest.raises(annulus.InvalidArgument, match=r"\[ring_readout\] states must have 3 dimensions"):
-        annulus.ring_readout(torch.ones(2, 3))
-    with pytest.raises(annulus.InvalidArgument, match=r"states must be one of"):
-        annulus.ring_readout(torch.ones(2, 3, 4, dtype=torch.int64))
-
-
-def test_not_available():
-    with pytest.raises(annulus.NotSupported, match="precision tf32 is not available on cpu"):
-        annulus.ring_rnn(**good(), precision="tf32")
 
 
 # Peers

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "annulus/ring_rnn/test/calls.h"
+#include "annulus/ring_rnn/test/live.h"
 
 namespace annulus::testing {
 namespace {
@@ -12,17 +12,19 @@ ANNULUS_EACH_DEVICE(RingRnnThreads);
 // all steps, and fewer with enough work a step that all eight share it.
 TEST_P(RingRnnThreads, AnyNumberOfThreadsGivesTheSameBits) {
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
-    const RingNetwork many(device(), dtype, 533, 4, 5, 40), few(device(), dtype, 70, 2, 4, 83);
-    for (const RingNetwork* n : {&many, &few}) {
+    for (RingRnnProblem p : {live(dtype, 533, 4, 5, 40), live(dtype, 70, 2, 4, 83)}) {
+      p.activation = RingRnnActivation::kGelu;
+      const Tensors in = draw(ring_rnn_case(p));
       for (const Precision precision : precisions_of(device(), dtype)) {
-        const RingRnnOptions options{.precision = precision};
+        p.precision = precision;
+        const Case c = ring_rnn_case(p);
         Context context;
         context.threads = 1;
-        const RingResults one = run_both(*n, n->all_inputs(), options, context);
+        const Tensors one = run(c, device(), context, in);
         for (const int threads : {2, 3, 4, 8}) {
           context.threads = threads;
-          EXPECT_TRUE(one.same_bits(run_both(*n, n->all_inputs(), options, context)))
-              << threads << " threads, B " << n->B << ", precision " << name_of(precision);
+          EXPECT_EQ(differing(one, run(c, device(), context, in)), "")
+              << threads << " threads, " << c.params;
         }
       }
     }
