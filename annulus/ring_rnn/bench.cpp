@@ -13,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "annulus/ring_rnn/bench_seed.h"
 #include "annulus/ring_rnn/test/cases.h"
 #include "bench/problem.h"
 #include "bench/suite.h"
@@ -23,6 +22,34 @@ namespace {
 
 using testing::RingRnnProblem;
 using Actions = RingRnnProblem::Actions;
+
+// The table that started the suite, as published: forward only, relu, fp32 tensors, milliseconds.
+constexpr const char* kRingSeedHardware = "RTX PRO 6000 Blackwell";
+constexpr int kRingSeedB = 256, kRingSeedT = 20;
+// The source's names; its two kernels multiply in fp32 and, on tensor cores, in fp16.
+constexpr std::array<const char*, 4> kRingSeedColumns = {"torch.sum", "torch.matmul", "CUDA",
+                                                         "CUDA WMMA"};
+
+struct RingSeedRow {
+  int N;
+  int K;
+  std::array<double, 4> ms;  // 0: "OOM" or "N/A" in the source
+};
+
+constexpr std::array<RingSeedRow, 12> kRingSeed = {{
+    {128, 16, {9.438, 2.234, 0.372, 0.282}},
+    {256, 16, {32.742, 2.846, 0.897, 0.595}},
+    {384, 16, {73.732, 8.607, 1.755, 1.269}},
+    {512, 16, {130.132, 16.066, 2.795, 1.772}},
+    {1024, 16, {755.812, 61.446, 10.172, 6.163}},
+    {2048, 16, {3027.348, 241.135, 46.110, 24.455}},
+    {2048, 32, {0, 244.381, 76.646, 36.741}},
+    {2048, 64, {0, 251.123, 139.247, 62.792}},
+    {1024, 2, {116.973, 59.912, 10.112, 0}},
+    {1024, 3, {145.126, 59.974, 10.129, 0}},
+    {1024, 6, {231.524, 60.584, 10.744, 0}},
+    {1024, 12, {553.342, 61.159, 10.549, 0}},
+}};
 
 enum class Variant { kPlain, kLive2, kActions, kDead };
 constexpr const char* kVariantNames[] = {"", "live2", "actions", "dead"};
@@ -115,7 +142,10 @@ testing::Case case_of(const RingRnnProblem& p) {
   return c;
 }
 
-Row make_row(const RingRnnProblem& p, Device device, bool backward, Variant variant) {
+Row make_row(Device device, Sizes sizes, DType dtype, bool backward, Variant variant,
+             Precision precision = Precision::kAuto) {
+  RingRnnProblem p = problem_of(sizes, dtype, backward, variant);
+  p.precision = precision;
   Row row;
   const std::string extra = kVariantNames[static_cast<std::size_t>(variant)];
   row.name = fmt::format("{}-b{}-n{}-k{}-t{}{}", backward ? "fwdbwd" : "fwd", p.B, p.N, p.K, p.T,
@@ -162,7 +192,7 @@ std::vector<Row> quick_rows(Device device) {
                         Sizes{256, 256, 3}, Sizes{64, 512, 6}}) {
     const bool first_choice = s.B == 256 && s.N == 128;
     const auto add = [&](DType dtype, bool backward, Variant variant) {
-      rows.push_back(make_row(problem_of(s, dtype, backward, variant), device, backward, variant));
+      rows.push_back(make_row(device, s, dtype, backward, variant));
     };
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       add(dtype, false, Variant::kPlain);
@@ -177,27 +207,25 @@ std::vector<Row> quick_rows(Device device) {
 std::vector<Row> seed_rows(const RingSeedRow& s, Device device) {
   const Sizes sizes{kRingSeedB, s.N, s.K};
   std::vector<Row> rows;
-  const auto add = [&](DType dtype, bool backward, Variant variant, Precision precision) {
-    RingRnnProblem p = problem_of(sizes, dtype, backward, variant);
-    p.precision = precision;
-    Row row = make_row(p, device, backward, variant);
+  const auto add = [&](DType dtype, bool backward, Variant variant,
+                       Precision precision = Precision::kAuto) {
+    rows.push_back(make_row(device, sizes, dtype, backward, variant, precision));
     const bool plain = variant == Variant::kPlain || variant == Variant::kDead;
-    if (plain && !backward && precision == Precision::kAuto) row.seed = seed_figure(s);
-    rows.push_back(std::move(row));
+    if (plain && !backward && precision == Precision::kAuto) rows.back().seed = seed_figure(s);
   };
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
-    add(dtype, false, Variant::kPlain, Precision::kAuto);
+    add(dtype, false, Variant::kPlain);
     if (dtype == DType::kF32 && device.type == DeviceType::kCUDA) {
       for (const Precision p : {Precision::kBf16x6, Precision::kTf32, Precision::kFp32}) {
         add(dtype, false, Variant::kPlain, p);
       }
     }
-    add(dtype, true, Variant::kPlain, Precision::kAuto);
+    add(dtype, true, Variant::kPlain);
   }
-  if (s.K == 16) add(DType::kBF16, false, Variant::kActions, Precision::kAuto);
+  if (s.K == 16) add(DType::kBF16, false, Variant::kActions);
   if (s.K == 16 && s.N == 1024) {
-    add(DType::kBF16, false, Variant::kLive2, Precision::kAuto);
-    add(DType::kF32, false, Variant::kDead, Precision::kAuto);
+    add(DType::kBF16, false, Variant::kLive2);
+    add(DType::kF32, false, Variant::kDead);
   }
   return rows;
 }

@@ -1,9 +1,9 @@
 // Checks every argument once, then hands a Plan to the backend of the tensors' device.
-
 #include "annulus/ring_rnn/ring_rnn.h"
 
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "annulus/core/checked.h"
@@ -24,21 +24,17 @@ const Few<DType, 4> kFloating = {DType::kF64, DType::kF32, DType::kF16, DType::k
 // The dtype the state, saved tensors and readouts have.
 DType state_dtype(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 
-// --- backends ------------------------------------------------------------------------------------
-
-std::size_t pack_bytes(const Plan& p) {
+// The function of the plan's device. (Functions of a backend that is not built may be named all the same.)
+template <auto cpu, auto cuda, class P, class... More>
+auto run(const P& plan, More&... more) {
   return dispatch(
-      p.op, p.device, [&] { return ring_rnn::cpu::pack_bytes(p); },
-      [&] { return ring_rnn::cuda::pack_bytes(p); });
+      plan.op, plan.device, [&] { return cpu(plan, more...); },
+      [&] { return cuda(plan, more...); });
 }
+
 std::int64_t pack_words(const Plan& p) {
-  return static_cast<std::int64_t>((pack_bytes(p) + 3) / 4);
-}
-
-const char* why_not(const Plan& p) {
-  return dispatch(
-      p.op, p.device, [&] { return ring_rnn::cpu::why_not(p.precision); },
-      [&] { return ring_rnn::cuda::why_not(p.precision); });
+  const std::size_t bytes = run<ring_rnn::cpu::pack_bytes, ring_rnn::cuda::pack_bytes>(p);
+  return static_cast<std::int64_t>((bytes + 3) / 4);
 }
 
 // --- options -------------------------------------------------------------------------------------
@@ -83,7 +79,9 @@ void resolve_precision(Plan& plan, Precision asked) {
       plan.device.type == DeviceType::kCUDA) {
     plan.precision = Precision::kBf16x6;
   }
-  const char* why = why_not(plan);
+  const char* why = dispatch(
+      plan.op, plan.device, [&] { return ring_rnn::cpu::why_not(plan.precision); },
+      [&] { return ring_rnn::cuda::why_not(plan.precision); });
   if (why != nullptr && *why != '\0') {
     throw NotSupported("[" + std::string(plan.op) + "] precision " + name_of(plan.precision) +
                        " is not available on " + to_string(plan.device) + ": " + why);
@@ -111,10 +109,7 @@ Plan plan_of(const char* op, const RingRnnInputs& in, const RingRnnOptions& opti
   plan.dtype = in.A.dtype;
   plan.activation = options.activation;
   plan.checkpoint = options.checkpoint;
-  plan.B = in.A.shape[0];
-  plan.T = in.A.shape[1];
-  plan.K = in.A.shape[2];
-  plan.N = in.r0.shape[1];
+  plan.B = in.A.shape[0], plan.T = in.A.shape[1], plan.K = in.A.shape[2], plan.N = in.r0.shape[1];
   plan.in = in;
   return plan;
 }
@@ -158,13 +153,10 @@ void complete(Plan& plan, const RingRnnOptions& options) {
   if (in.reset_state.defined() && !in.reset.defined()) {
     invalid(plan.op, "reset", "be given with reset_state", "is missing");
   }
-  const auto finite = [&](const char* name, const RingRnnParameter& p) {
-    if (p.tensor.defined() || std::isfinite(p.value)) return;
+  for (const auto& [name, p] : {std::pair{"J0", in.J0}, {"J1", in.J1}, {"alpha", in.alpha}}) {
+    if (p.tensor.defined() || std::isfinite(p.value)) continue;
     invalid(plan.op, name, "be a finite number", "is " + std::to_string(p.value));
-  };
-  finite("J0", in.J0);
-  finite("J1", in.J1);
-  finite("alpha", in.alpha);
+  }
   check_scratch(plan);
   resolve_precision(plan, options.precision);
 }
@@ -186,7 +178,9 @@ void check_packed(const Plan& plan, const TensorView& packed) {
   }
 }
 
-Plan pack_plan(const TensorView& Wa, const TensorView& Wo, const RingRnnOptions& options) {
+// Of ring_rnn_pack, and of a question about its size, which needs no data.
+Plan pack_plan(const TensorView& Wa, const TensorView& Wo, const TensorView* packed,
+               const RingRnnOptions& options) {
   check_options("ring_rnn_pack", options);
   Plan plan;
   plan.op = "ring_rnn_pack";
@@ -196,19 +190,19 @@ Plan pack_plan(const TensorView& Wa, const TensorView& Wo, const RingRnnOptions&
   plan.N = Wa.shape[1];
   plan.in.Wa = Wa;
   plan.in.Wo = Wo;
-  return plan;
-}
-
-Arguments pack_list(const Plan& plan) {
   Arguments list(plan.op);
-  list.input("Wa", plan.in.Wa, kFloating, {kAny, kAny, plan.N});
-  list.input("Wo", plan.in.Wo, {plan.dtype}, {plan.N, plan.N});
-  return list;
-}
-
-void complete_pack(Plan& plan, const RingRnnOptions& options) {
+  list.input("Wa", Wa, kFloating, {kAny, kAny, plan.N});
+  list.input("Wo", Wo, {plan.dtype}, {plan.N, plan.N});
+  if (packed != nullptr) {
+    list.output("packed", *packed, {DType::kI32}, {kAny});
+    list.check();
+    plan.in.packed = *packed;
+  } else {
+    list.check_sizes();
+  }
   check_scratch(plan);
   resolve_precision(plan, options.precision);
+  return plan;
 }
 
 }  // namespace
@@ -238,9 +232,7 @@ void ring_rnn_forward(const RingRnnInputs& inputs, const RingRnnOutputs& outputs
   }
   if (inputs.packed.defined()) check_packed(plan, inputs.packed);
   plan.out = outputs;
-  dispatch(
-      plan.op, plan.device, [&] { ring_rnn::cpu::forward(plan, context); },
-      [&] { ring_rnn::cuda::forward(plan, context); });
+  run<ring_rnn::cpu::forward, ring_rnn::cuda::forward>(plan, context);
 }
 
 void ring_rnn_backward(const RingRnnInputs& inputs, const TensorView& dout, const TensorView& dh_n,
@@ -287,18 +279,14 @@ void ring_rnn_backward(const RingRnnInputs& inputs, const TensorView& dout, cons
   plan.out.out = out;
   plan.out.saved = saved;
   plan.grad = gradients;
-  dispatch(
-      plan.op, plan.device, [&] { ring_rnn::cpu::backward(plan, context); },
-      [&] { ring_rnn::cuda::backward(plan, context); });
+  run<ring_rnn::cpu::backward, ring_rnn::cuda::backward>(plan, context);
 }
 
 std::size_t ring_rnn_forward_workspace(const RingRnnInputs& inputs, const RingRnnOutputs& outputs,
                                        const RingRnnOptions& options) {
   Plan plan = sized_plan("ring_rnn", inputs, options);
   plan.out = outputs;
-  return dispatch(
-      plan.op, plan.device, [&] { return ring_rnn::cpu::forward_workspace(plan); },
-      [&] { return ring_rnn::cuda::forward_workspace(plan); });
+  return run<ring_rnn::cpu::forward_workspace, ring_rnn::cuda::forward_workspace>(plan);
 }
 
 std::size_t ring_rnn_backward_workspace(const RingRnnInputs& inputs,
@@ -306,47 +294,29 @@ std::size_t ring_rnn_backward_workspace(const RingRnnInputs& inputs,
                                         const RingRnnOptions& options) {
   Plan plan = sized_plan("ring_rnn_backward", inputs, options);
   plan.grad = gradients;
-  return dispatch(
-      plan.op, plan.device, [&] { return ring_rnn::cpu::backward_workspace(plan); },
-      [&] { return ring_rnn::cuda::backward_workspace(plan); });
+  return run<ring_rnn::cpu::backward_workspace, ring_rnn::cuda::backward_workspace>(plan);
 }
 
 std::int64_t ring_rnn_pack_size(const TensorView& Wa, const TensorView& Wo,
                                 const RingRnnOptions& options) {
-  Plan plan = pack_plan(Wa, Wo, options);
-  pack_list(plan).check_sizes();
-  complete_pack(plan, options);
-  return pack_words(plan);
+  return pack_words(pack_plan(Wa, Wo, nullptr, options));
 }
 
 void ring_rnn_pack(const TensorView& Wa, const TensorView& Wo, const TensorView& packed,
                    const RingRnnOptions& options, Context& context) {
-  Plan plan = pack_plan(Wa, Wo, options);
-  Arguments list = pack_list(plan);
-  list.output("packed", packed, {DType::kI32}, {kAny});
-  list.check();
-  complete_pack(plan, options);
+  const Plan plan = pack_plan(Wa, Wo, &packed, options);
   check_packed(plan, packed);
-  plan.in.packed = packed;
-  dispatch(
-      plan.op, plan.device, [&] { ring_rnn::cpu::pack(plan, context); },
-      [&] { ring_rnn::cuda::pack(plan, context); });
+  run<ring_rnn::cpu::pack, ring_rnn::cuda::pack>(plan, context);
 }
 
-namespace {
-
-ReadoutPlan readout_plan(const char* op, const TensorView& states) {
+static ReadoutPlan readout_plan(const char* op, const TensorView& states) {
   ReadoutPlan plan;
   plan.op = op;
   plan.device = states.device;
-  plan.B = states.shape[0];
-  plan.T = states.shape[1];
-  plan.N = states.shape[2];
+  plan.B = states.shape[0], plan.T = states.shape[1], plan.N = states.shape[2];
   plan.states = states;
   return plan;
 }
-
-}  // namespace
 
 void ring_readout_forward(const TensorView& states, const TensorView& angle,
                           const TensorView& amplitude, Context& context) {
@@ -359,9 +329,7 @@ void ring_readout_forward(const TensorView& states, const TensorView& angle,
   list.check();
   plan.angle = angle;
   plan.amplitude = amplitude;
-  dispatch(
-      plan.op, plan.device, [&] { ring_rnn::cpu::readout_forward(plan, context); },
-      [&] { ring_rnn::cuda::readout_forward(plan, context); });
+  run<ring_rnn::cpu::readout_forward, ring_rnn::cuda::readout_forward>(plan, context);
   context.ran_on(plan.op, plan.device.type, cpu::simd_text(), "ordinary cores");
 }
 
@@ -379,9 +347,7 @@ void ring_readout_backward(const TensorView& states, const TensorView& dangle,
   plan.dangle = dangle;
   plan.damplitude = damplitude;
   plan.dstates = dstates;
-  dispatch(
-      plan.op, plan.device, [&] { ring_rnn::cpu::readout_backward(plan, context); },
-      [&] { ring_rnn::cuda::readout_backward(plan, context); });
+  run<ring_rnn::cpu::readout_backward, ring_rnn::cuda::readout_backward>(plan, context);
   context.ran_on(plan.op, plan.device.type, cpu::simd_text(), "ordinary cores");
 }
 
@@ -400,7 +366,7 @@ const OperatorRegistration kRingRnn(
      .gradients = {"A", "Wa", "Wo", "r0", "J0", "J1", "alpha", "drive", "reset_state"},
      .deterministic = true,
      .support = support,
-     // RingRnnAccuracy.OverTwentyLiveSteps holds CPUs to these, and CUDA to bars of its own.
+     // RingRnn.OverTwentyLiveSteps holds CPUs to these, and CUDA to bars of its own.
      .precisions = {{"fp32", "fp32 operands", 1.5e-7, 4.5e-7},
                     {"bf16x6", "three bf16 each, six products", 1.5e-7, 4.1e-7},
                     {"bf16x3", "two bf16 each, three products", 8.2e-7, 5.3e-6},

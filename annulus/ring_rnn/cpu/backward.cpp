@@ -15,7 +15,7 @@ template <class Real>
 struct Backward : Network<Real> {
   using Base = Network<Real>;
   using Base::B, Base::T, Base::K, Base::N, Base::ld, Base::plan, Base::row, Base::tile;
-  using Base::padded_B;
+  using Base::padded_B, Base::live, Base::is_reset;
 
   WeightGradients<Real> dweights;
   std::int64_t segment;  // steps of one
@@ -67,11 +67,6 @@ struct Backward : Network<Real> {
     return scratch_bytes([this](ScratchLayout& c) { lay_out(c); });
   }
 
-  bool live(std::int64_t b, std::int64_t t) const { return read_flag(plan.in.mask, b, t, true); }
-  bool is_reset(std::int64_t b, std::int64_t t) const {
-    return read_flag(plan.in.reset, b, t, false);
-  }
-
   // --- the states of a segment, again ------------------------------------------------------------
 
   // The state step t starts from, kept at its place in the window.
@@ -83,26 +78,8 @@ struct Backward : Network<Real> {
     } else if (t == 0) {
       this->load_state(plan.in.r0, b, s);
     }
-    if (is_reset(b, t)) {
-      this->load_state(plan.in.reset_state.defined() ? plan.in.reset_state : plan.in.r0, b, s);
-    }
+    this->reset_where_asked(b, t);
     std::copy_n(s, ld, all_s + (slot * padded_B + b) * ld);
-  }
-
-  // From y with its constant and drive: the state after the step.
-  void step(std::int64_t b, std::int64_t t, Real constant, const TensorView& drive, Real* y) {
-    Real* s = this->state + b * ld;
-    alignas(64) Real added[kRun];
-    for (std::int64_t i = 0; i < N; i += kRun) {
-      const std::int64_t n = std::min(kRun, N - i);
-      if (drive.defined()) {
-        row.load(row_from(row_at3(drive, b, t), i), n, added);
-        std::fill(added + n, added + std::min(kRun, round_up(n, kPad)), Real(0));
-      }
-      row.step(plan.activation, n, constant, drive.defined() ? added : nullptr, this->alpha + i,
-               this->keep + i, s + i, y + i, live(b, t) ? s + i : nullptr);
-    }
-    std::fill(s + N, s + ld, Real(0));
   }
 
   // All states: `out` has them where it was not rounded, else they follow from y.
@@ -118,7 +95,7 @@ struct Backward : Network<Real> {
       // l is not in use yet: y of the step passes through it.
       row.load(row_at3(plan.out.saved, t, b), N, l + b * ld);
       std::fill(l + b * ld + N, l + (b + 1) * ld, Real(0));
-      step(b, t, Real(0), {}, l + b * ld);
+      this->step(b, t, Real(0), {}, l + b * ld);
     }
   }
 
@@ -126,8 +103,8 @@ struct Backward : Network<Real> {
     for (std::int64_t t = t0; t <= t1; ++t) {
       const auto between_steps = [&](std::int64_t b) {
         if (t > t0) {
-          step(b, t - 1, this->constant[b], plan.in.drive,
-               all_y + ((t - 1 - t0) * padded_B + b) * ld);
+          this->step(b, t - 1, this->constant[b], plan.in.drive,
+                     all_y + ((t - 1 - t0) * padded_B + b) * ld);
         }
         if (t == t1) return;
         begin(b, t, t - t0);
@@ -326,24 +303,21 @@ struct Backward : Network<Real> {
   }
 };
 
-template <class Real>
-void backward_as(const Plan& plan, Context& context) {
-  Backward<Real> b(plan);
-  const Workspace workspace(context, plan.op, plan.device, [&](ScratchLayout& c) { b.lay_out(c); });
-  b.fill_parameters();
-  annulus::cpu::run_team(b.team(context.threads), [&](Member& m) { b.run(m); });
-  context.ran_on(plan.op, DeviceType::kCPU, b.tile.name);
-}
-
 }  // namespace
 
 void backward(const Plan& plan, Context& context) {
-  plan.dtype == DType::kF64 ? backward_as<double>(plan, context)
-                            : backward_as<float>(plan, context);
+  visit_real(plan, [&]<class Real>() {
+    Backward<Real> b(plan);
+    const Workspace workspace(context, plan.op, plan.device,
+                              [&](ScratchLayout& c) { b.lay_out(c); });
+    b.fill_parameters();
+    annulus::cpu::run_team(b.team(context.threads), [&](Member& m) { b.run(m); });
+    context.ran_on(plan.op, DeviceType::kCPU, b.tile.name);
+  });
 }
 
 std::size_t backward_workspace(const Plan& plan) {
-  return plan.dtype == DType::kF64 ? Backward<double>(plan).bytes() : Backward<float>(plan).bytes();
+  return visit_real(plan, [&]<class Real>() { return Backward<Real>(plan).bytes(); });
 }
 
 }  // namespace annulus::ring_rnn::cpu

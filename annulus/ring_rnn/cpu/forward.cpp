@@ -33,20 +33,9 @@ struct Forward : Network<Real> {
 
   // What is left of step t of one sample once the product is there.
   void finish(std::int64_t b, std::int64_t t) {
-    const bool live = read_flag(plan.in.mask, b, t, true);
     Real* s = this->state + b * ld;
     Real* yb = y + b * ld;
-    alignas(64) Real drive[kRun];
-    for (std::int64_t i = 0; i < N; i += kRun) {
-      const std::int64_t n = std::min(kRun, N - i);
-      if (plan.in.drive.defined()) {
-        row.load(row_from(row_at3(plan.in.drive, b, t), i), n, drive);
-        std::fill(drive + n, drive + std::min(kRun, round_up(n, kPad)), Real(0));
-      }
-      row.step(plan.activation, n, this->constant[b], plan.in.drive.defined() ? drive : nullptr,
-               this->alpha + i, this->keep + i, s + i, yb + i, live ? s + i : nullptr);
-    }
-    std::fill(s + N, s + ld, Real(0));
+    this->step(b, t, this->constant[b], plan.in.drive, yb);
     row.store(s, N, row_at3(plan.out.out, b, t));
     const TensorView& saved = plan.out.saved;
     if (saved.defined() && plan.checkpoint == 0) row.store(yb, N, row_at3(saved, t, b));
@@ -67,9 +56,7 @@ struct Forward : Network<Real> {
     if (saved.defined() && plan.checkpoint > 0 && t % plan.checkpoint == 0) {
       row.store(s, N, row_at3(saved, t / plan.checkpoint, b));
     }
-    if (read_flag(plan.in.reset, b, t, false)) {
-      this->load_state(plan.in.reset_state.defined() ? plan.in.reset_state : plan.in.r0, b, s);
-    }
+    this->reset_where_asked(b, t);
     this->constant[b] = this->J0 * row.sum(s, N);
   }
 
@@ -123,45 +110,41 @@ struct Forward : Network<Real> {
   }
 };
 
-template <class Real>
-void forward_as(const Plan& plan, Context& context) {
-  Forward<Real> f(plan);
-  if (plan.B == 0) return;
-  const Workspace workspace(context, plan.op, plan.device, [&](ScratchLayout& c) { f.lay_out(c); });
-  if (plan.in.packed.defined()) {
-    f.panels_of_weights = static_cast<std::byte*>(plan.in.packed.data);
-  }
-  f.fill_parameters();
-  if (plan.out.angle.defined()) Population::fill(0, plan.N, plan.N, f.cosine, f.sine);
-  annulus::cpu::run_team(f.team(context.threads), [&](Member& m) { f.run(m); });
-  context.ran_on(plan.op, DeviceType::kCPU, f.tile.name);
-}
-
-template <class Real>
-void pack_as(const Plan& plan, Context& context) {
-  const Network<Real> n(plan);
-  annulus::cpu::run_team(context.threads, [&](Member& m) {
-    n.pack_weights(m, false, nullptr, static_cast<std::byte*>(plan.in.packed.data));
-  });
-}
-
 }  // namespace
 
 void forward(const Plan& plan, Context& context) {
-  plan.dtype == DType::kF64 ? forward_as<double>(plan, context) : forward_as<float>(plan, context);
+  if (plan.B == 0) return;
+  visit_real(plan, [&]<class Real>() {
+    Forward<Real> f(plan);
+    const Workspace workspace(context, plan.op, plan.device,
+                              [&](ScratchLayout& c) { f.lay_out(c); });
+    if (plan.in.packed.defined()) {
+      f.panels_of_weights = static_cast<std::byte*>(plan.in.packed.data);
+    }
+    f.fill_parameters();
+    if (plan.out.angle.defined()) Population::fill(0, plan.N, plan.N, f.cosine, f.sine);
+    annulus::cpu::run_team(f.team(context.threads), [&](Member& m) { f.run(m); });
+    context.ran_on(plan.op, DeviceType::kCPU, f.tile.name);
+  });
 }
 
 std::size_t forward_workspace(const Plan& plan) {
-  return plan.dtype == DType::kF64 ? Forward<double>(plan).bytes() : Forward<float>(plan).bytes();
+  return visit_real(plan, [&]<class Real>() { return Forward<Real>(plan).bytes(); });
 }
 
 std::size_t pack_bytes(const Plan& plan) {
-  return static_cast<std::size_t>(plan.dtype == DType::kF64 ? Network<double>(plan).weight_bytes()
-                                                            : Network<float>(plan).weight_bytes());
+  return visit_real(plan, [&]<class Real>() {
+    return static_cast<std::size_t>(Network<Real>(plan).weight_bytes());
+  });
 }
 
 void pack(const Plan& plan, Context& context) {
-  plan.dtype == DType::kF64 ? pack_as<double>(plan, context) : pack_as<float>(plan, context);
+  visit_real(plan, [&]<class Real>() {
+    const Network<Real> n(plan);
+    annulus::cpu::run_team(context.threads, [&](Member& m) {
+      n.pack_weights(m, false, nullptr, static_cast<std::byte*>(plan.in.packed.data));
+    });
+  });
 }
 
 const char* why_not(Precision precision) {

@@ -13,10 +13,8 @@ void Network<Real>::fill_parameters() {
 
 template <class Real>
 void Network<Real>::fill_coefficients(Member& m, bool drop_masked) {
-  m.each(T * batch_tiles, 16, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t unit = begin; unit < end; ++unit) {
-      fill_coefficients(unit / batch_tiles, unit % batch_tiles, drop_masked);
-    }
+  each(m, T * batch_tiles, 16, [&](std::int64_t unit) {
+    fill_coefficients(unit / batch_tiles, unit % batch_tiles, drop_masked);
   });
 }
 
@@ -53,12 +51,10 @@ void Network<Real>::fill_coefficients(std::int64_t t, std::int64_t i, bool drop_
 
 template <class Real>
 void Network<Real>::fill_any(Member& m) {
-  m.each(K + 1, 4, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t k = begin; k < end; ++k) {
-      any[k] = 0;
-      for (std::int64_t i = 0; i < T * batch_tiles && any[k] == 0; ++i) {
-        any[k] = used[i * (K + 1) + k];
-      }
+  each(m, K + 1, 4, [&](std::int64_t k) {
+    any[k] = 0;
+    for (std::int64_t i = 0; i < T * batch_tiles && any[k] == 0; ++i) {
+      any[k] = used[i * (K + 1) + k];
     }
   });
 }
@@ -67,13 +63,10 @@ template <class Real>
 void Network<Real>::pack_weights(Member& m, bool transposed, const unsigned char* which,
                                  std::byte* to) const {
   // In the order the weights lie in memory.
-  m.each((K + 1) * panels, std::max<std::int64_t>(1, panels / 8),
-         [&](std::int64_t begin, std::int64_t end) {
-           for (std::int64_t unit = begin; unit < end; ++unit) {
-             const std::int64_t k = unit / panels;
-             if (which == nullptr || which[k] != 0) pack_panel(transposed, k, unit % panels, to);
-           }
-         });
+  each(m, (K + 1) * panels, std::max<std::int64_t>(1, panels / 8), [&](std::int64_t unit) {
+    const std::int64_t k = unit / panels;
+    if (which == nullptr || which[k] != 0) pack_panel(transposed, k, unit % panels, to);
+  });
 }
 
 template <class Real>
@@ -182,6 +175,23 @@ void Network<Real>::multiply_tile(std::int64_t t, std::int64_t i, const Panel& r
   for (int r = 0; !add && which[0] == 0 && r < count(i); ++r) {
     std::fill_n(y + corner + r * ld, tile.cols, Real(0));
   }
+}
+
+template <class Real>
+void Network<Real>::step(std::int64_t b, std::int64_t t, Real added, const TensorView& drive,
+                         Real* y) const {
+  Real* s = state + b * ld;
+  alignas(64) Real run[kRun];
+  for (std::int64_t i = 0; i < N; i += kRun) {
+    const std::int64_t n = std::min(kRun, N - i);
+    if (drive.defined()) {
+      row.load(row_from(row_at3(drive, b, t), i), n, run);
+      std::fill(run + n, run + std::min(kRun, round_up(n, kPad)), Real(0));
+    }
+    row.step(plan.activation, n, added, drive.defined() ? run : nullptr, alpha + i, keep + i, s + i,
+             y + i, live(b, t) ? s + i : nullptr);
+  }
+  std::fill(s + N, s + ld, Real(0));
 }
 
 template struct Network<float>;

@@ -22,6 +22,14 @@ namespace annulus::ring_rnn::cpu {
 using annulus::cpu::Member;
 using annulus::cpu::Side;
 
+// f(item) for every item, spread over the team in parts of at most `most`.
+template <class F>
+void each(Member& m, std::int64_t items, std::int64_t most, F&& f) {
+  m.each(items, most, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t item = begin; item < end; ++item) f(item);
+  });
+}
+
 template <class Real>
 struct Network {
   // A product is split along its depth, so that panels of both operands stay in the first cache.
@@ -125,17 +133,27 @@ struct Network {
   // f(b) for every sample, the tiles of samples spread over the team; then g(i) for every tile.
   template <class F, class G>
   void each_sample(Member& m, F&& f, G&& g) const {
-    m.each(batch_tiles, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) {
-        for (std::int64_t b = i * tile.rows; b < i * tile.rows + count(i); ++b) f(b);
-        g(i);
-      }
+    each(m, batch_tiles, 1, [&](std::int64_t i) {
+      for (std::int64_t b = i * tile.rows; b < i * tile.rows + count(i); ++b) f(b);
+      g(i);
     });
   }
   void load_state(const TensorView& v, std::int64_t b, Real* to) const {
     row.load(row_at2(v, b), N, to);
     std::fill(to + N, to + ld, Real(0));
   }
+
+  bool live(std::int64_t b, std::int64_t t) const { return read_flag(plan.in.mask, b, t, true); }
+  bool is_reset(std::int64_t b, std::int64_t t) const {
+    return read_flag(plan.in.reset, b, t, false);
+  }
+  void reset_where_asked(std::int64_t b, std::int64_t t) const {
+    if (!is_reset(b, t)) return;
+    load_state(plan.in.reset_state.defined() ? plan.in.reset_state : plan.in.r0, b, state + b * ld);
+  }
+  // Adds its constant and drive (if there is one) to y, and takes the state of a live sample through
+  // the step.
+  void step(std::int64_t b, std::int64_t t, Real added, const TensorView& drive, Real* y) const;
 
  private:
   void fill_coefficients(std::int64_t t, std::int64_t i, bool drop_masked);
@@ -149,6 +167,13 @@ struct Network {
   void multiply_tile(std::int64_t t, std::int64_t i, const Panel& right, Real* y,
                      const ChannelDots* dots) const;
 };
+
+// f.operator()<Real>() with what the arithmetic of a call is in.
+template <class F>
+decltype(auto) visit_real(const Plan& plan, F&& f) {
+  return plan.dtype == DType::kF64 ? f.template operator()<double>()
+                                   : f.template operator()<float>();
+}
 
 extern template struct Network<float>;
 extern template struct Network<double>;

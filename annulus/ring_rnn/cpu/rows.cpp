@@ -99,25 +99,11 @@ using simd::VF;
 
 // A NaN stays one: in gelu and silu it is a factor.
 template <RingRnnActivation F>
-HWY_INLINE VF value(VF y) {
-  const F32 d;
-  if constexpr (F == RingRnnActivation::kRelu) {
-    return hn::IfThenZeroElse(hn::Le(y, hn::Zero(d)), y);
-  } else if constexpr (F == RingRnnActivation::kGelu) {
-    return hn::Mul(y, simd::normal(y).cdf);
-  } else if constexpr (F == RingRnnActivation::kTanh) {
-    return simd::tanh(y);
-  } else {
-    return hn::Mul(y, simd::sigmoid(y).value);
-  }
-}
-
-template <RingRnnActivation F>
 HWY_INLINE void value_and_slope(VF y, VF& f, VF& slope) {
   const F32 d;
   const VF one = hn::Set(d, 1.0f);
   if constexpr (F == RingRnnActivation::kRelu) {
-    f = value<F>(y);
+    f = hn::IfThenZeroElse(hn::Le(y, hn::Zero(d)), y);
     slope = hn::IfThenElseZero(hn::Gt(y, hn::Zero(d)), one);
   } else if constexpr (F == RingRnnActivation::kGelu) {
     const simd::Normal v = simd::normal(y);
@@ -131,6 +117,12 @@ HWY_INLINE void value_and_slope(VF y, VF& f, VF& slope) {
     f = hn::Mul(y, p.value);
     slope = hn::Mul(p.value, hn::MulAdd(y, p.rest, one));
   }
+}
+template <RingRnnActivation F>
+HWY_INLINE VF value(VF y) {
+  VF f, unused;
+  value_and_slope<F>(y, f, unused);
+  return f;
 }
 
 template <class Call>

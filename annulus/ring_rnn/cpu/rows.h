@@ -14,34 +14,16 @@ namespace annulus::ring_rnn::cpu {
 // Element `offset` of a floating tensor, in the type arithmetic is done in.
 template <class Real>
 Real read_element(const TensorView& v, std::int64_t offset) {
-  switch (v.dtype) {
-    case DType::kF64:
-      return static_cast<Real>(static_cast<const double*>(v.data)[offset]);
-    case DType::kF32:
-      return static_cast<Real>(static_cast<const float*>(v.data)[offset]);
-    case DType::kF16:
-      return static_cast<Real>(static_cast<float>(static_cast<const float16*>(v.data)[offset]));
-    default:
-      return static_cast<Real>(static_cast<float>(static_cast<const bfloat16*>(v.data)[offset]));
-  }
+  return visit_floating(v.dtype, [&]<class T>() {
+    return static_cast<Real>(static_cast<compute_t<T>>(static_cast<const T*>(v.data)[offset]));
+  });
 }
 
 template <class Real>
 void write_element(const TensorView& v, std::int64_t offset, Real x) {
-  switch (v.dtype) {
-    case DType::kF64:
-      static_cast<double*>(v.data)[offset] = static_cast<double>(x);
-      break;
-    case DType::kF32:
-      static_cast<float*>(v.data)[offset] = static_cast<float>(x);
-      break;
-    case DType::kF16:
-      static_cast<float16*>(v.data)[offset] = float16(static_cast<float>(x));
-      break;
-    default:
-      static_cast<bfloat16*>(v.data)[offset] = bfloat16(static_cast<float>(x));
-      break;
-  }
+  visit_floating(v.dtype, [&]<class T>() {
+    static_cast<T*>(v.data)[offset] = T(static_cast<compute_t<T>>(x));
+  });
 }
 
 template <class Real>

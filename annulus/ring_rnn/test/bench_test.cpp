@@ -5,7 +5,6 @@
 #include <set>
 #include <stdexcept>
 
-#include "annulus/ring_rnn/bench_seed.h"
 #include "bench/problem.h"
 #include "bench/suite.h"
 

@@ -1,12 +1,14 @@
-// Calls that must give the same bits: a sequence in pieces, checkpoints, threads, padding, packed
-// weights, resets and masks. In every dtype and precision a device has.
+// Calls that must give the same bits: a sequence in pieces, checkpoints, padding, packed weights,
+// resets and masks. In every dtype and precision a device has.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "annulus/ring_rnn/test/calls.h"
+#include "annulus/ring_rnn/test/live.h"
 
 namespace annulus::testing {
 namespace {
@@ -17,109 +19,91 @@ constexpr std::array kActivations = {RingRnnActivation::kRelu, RingRnnActivation
 
 class RingRnnBits : public EachDevice {
  protected:
-  // f(dtype, options) for every dtype, precision and some activation.
+  // f(problem, its inputs) for every dtype, precision and some activation.
   template <class F>
-  void for_each_mode(F&& f) {
+  void for_each_mode(std::int64_t B, std::int64_t T, std::int64_t K, std::int64_t N, F&& f) {
     std::size_t n = 0;
     for (const DType dtype : kDTypes) {
       for (const Precision precision : precisions_of(device(), dtype)) {
-        RingRnnOptions options;
-        options.precision = precision;
-        options.activation = kActivations[n++ % 4];
-        SCOPED_TRACE(std::string(name_of(dtype)) + ", precision " +
-                     std::to_string(static_cast<int>(precision)) + ", activation " +
-                     std::to_string(static_cast<int>(options.activation)));
-        f(dtype, options);
+        RingRnnProblem p = live(dtype, B, T, K, N);
+        p.precision = precision;
+        p.activation = kActivations[n++ % 4];
+        const Case c = ring_rnn_case(p);
+        SCOPED_TRACE(c.params);
+        f(p, draw(c));
       }
     }
   }
+  Tensors run(const RingRnnProblem& p, const Tensors& in) {
+    return testing::run(ring_rnn_case(p), device(), context, in);
+  }
+  Tensors run_forward(RingRnnProblem p, const Tensors& in) {
+    p.gradients = 0;
+    return run(p, in);
+  }
+
   Context context;
 };
 ANNULUS_EACH_DEVICE(RingRnnBits);
 
+// Steps first .. first + count - 1 of a tensor (B, T, ...).
+Vector steps(const RingRnnProblem& p, const Vector& v, std::int64_t first, std::int64_t count) {
+  const std::size_t width = v.size() / static_cast<std::size_t>(p.B * p.T);
+  std::vector<double> cut;
+  for (std::int64_t b = 0; b < p.B; ++b) {
+    const double* from = begin(v) + static_cast<std::size_t>(b * p.T + first) * width;
+    cut.insert(cut.end(), from, from + static_cast<std::size_t>(count) * width);
+  }
+  return vector_of(cut);
+}
+Tensors steps(const RingRnnProblem& p, Tensors t, std::int64_t first, std::int64_t count) {
+  for (const char* name : {"A", "drive", "reset", "mask"}) {
+    t[name] = steps(p, t.at(name), first, count);
+  }
+  return t;
+}
+
 // h_n fed back as r0: nothing shows where a sequence was cut, not even at a reset or a mask.
 TEST_P(RingRnnBits, ASequenceInPieces) {
-  for_each_mode([&](DType dtype, RingRnnOptions options) {
-    const RingNetwork n(device(), dtype, 19, 13, 3, 37);
-    const RingRnnInputs in = n.all_inputs();
-    const RingStates whole(n), parts(n);
-    ring_rnn_forward(in, whole.outputs(), options, context);
+  for_each_mode(19, 13, 3, 37, [&](const RingRnnProblem& p, const Tensors& in) {
+    const Tensors whole = run_forward(p, in);
     for (const std::vector<std::int64_t>& cuts :
          {std::vector<std::int64_t>{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, {5, 8}, {2, 0, 7, 4}}) {
-      Dense state(device(), wide(dtype), {n.B, n.N});
-      state.write(n.r0.values());
+      Vector state = in.at("r0");
       std::int64_t t = 0;
       for (const std::int64_t count : cuts) {
-        RingRnnInputs piece = in;
-        piece.A = steps(in.A, t, count);
-        piece.drive = steps(in.drive, t, count);
-        piece.reset = steps(in.reset, t, count);
-        piece.mask = steps(in.mask, t, count);
-        piece.r0 = state.view();
-        RingRnnOutputs to;
-        to.out = steps(parts.out.view(), t, count);
-        to.h_n = parts.h_n.view();
-        ring_rnn_forward(piece, to, options, context);
-        state.write(parts.h_n.values());
+        Tensors piece = steps(p, in, t, count);
+        piece["r0"] = state;
+        RingRnnProblem q = p;
+        q.T = count;
+        piece = run_forward(q, piece);
+        EXPECT_TRUE(same_bits(piece["out"], steps(p, whole.at("out"), t, count))) << t;
+        state = piece["h_n"];
         t += count;
       }
-      ASSERT_EQ(t, n.T);
-      EXPECT_TRUE(whole.out.bytes() == parts.out.bytes()) << cuts.size() << " pieces";
-      EXPECT_TRUE(whole.h_n.bytes() == parts.h_n.bytes()) << cuts.size() << " pieces";
+      EXPECT_TRUE(same_bits(state, whole.at("h_n"))) << cuts.size() << " pieces";
     }
   });
 }
 
 TEST_P(RingRnnBits, CheckpointsChangeNothing) {
-  for_each_mode([&](DType dtype, RingRnnOptions options) {
-    const RingNetwork n(device(), dtype, 9, 11, 2, 21);
-    const RingStates states(n), again(n);
-    const RingDerivatives kept(n), recomputed(n);
-    run_both(n, n.all_inputs(), states, kept, options, context);
+  for_each_mode(9, 11, 2, 21, [&](RingRnnProblem p, const Tensors& in) {
+    Tensors kept = run(p, in);
+    kept.erase("saved");
     for (const std::int64_t checkpoint : {1, 2, 3, 4, 10, 11, 50}) {
-      options.checkpoint = checkpoint;
-      run_both(n, n.all_inputs(), again, recomputed, options, context);
-      EXPECT_TRUE(states.out.bytes() == again.out.bytes()) << checkpoint;
-      EXPECT_TRUE(kept.same_bits(recomputed)) << checkpoint;
+      p.checkpoint = checkpoint;
+      EXPECT_EQ(differing(kept, run(p, in)), "") << checkpoint;
     }
   });
 }
 
 // Nor does it change the output that the forward is asked for more than that.
 TEST_P(RingRnnBits, OtherOutputsChangeNothing) {
-  for_each_mode([&](DType dtype, RingRnnOptions options) {
-    const RingNetwork n(device(), dtype, 5, 4, 2, 33);
-    const RingRnnInputs in = n.inputs();
-    const RingStates alone(n), beside(n);
-    const Dense saved(device(), wide(dtype), {n.T, n.B, n.N});
-    const Dense angle(device(), wide(dtype), {n.B, n.T}),
-        amplitude(device(), wide(dtype), {n.B, n.T});
-    RingRnnOutputs one, all = beside.outputs();
-    one.out = alone.out.view();
-    all.saved = saved.view();
-    all.angle = angle.view();
-    all.amplitude = amplitude.view();
-    ring_rnn_forward(in, one, options, context);
-    ring_rnn_forward(in, all, options, context);
-    EXPECT_TRUE(alone.out.bytes() == beside.out.bytes());
-  });
-}
-
-TEST_P(RingRnnBits, ThreadsChangeNothing) {
-  for_each_mode([&](DType dtype, RingRnnOptions options) {
-    // Enough work a step for eight threads: fewer share a smaller one.
-    const RingNetwork n(device(), dtype, 70, 2, 4, 83);
-    const RingStates first(n), again(n);
-    const RingDerivatives kept(n), repeated(n);
-    context.threads = 1;
-    run_both(n, n.all_inputs(), first, kept, options, context);
-    for (const int threads : {2, 4, 8}) {
-      context.threads = threads;
-      run_both(n, n.all_inputs(), again, repeated, options, context);
-      EXPECT_TRUE(first.out.bytes() == again.out.bytes()) << threads;
-      EXPECT_TRUE(kept.same_bits(repeated)) << threads;
-    }
-    context.threads = 0;
+  for_each_mode(5, 4, 2, 33, [&](const RingRnnProblem& p, const Tensors& in) {
+    RingRnnProblem alone = p, all = p;
+    alone.h_n = alone.dh_n = false;
+    all.readout = true;
+    EXPECT_EQ(differing(run_forward(alone, in), run(all, in)), "");
   });
 }
 
@@ -127,193 +111,133 @@ TEST_P(RingRnnBits, ThreadsChangeNothing) {
 // too (on tensor cores even and odd channels have sums of their own, or parts of the GPU).
 TEST_P(RingRnnBits, PaddedChannelsChangeNothing) {
   struct Padding {
-    std::int64_t N, wide;
+    std::size_t N, K;
     std::size_t apart;  // channel k of the narrow one is channel `apart` k of the wide one
   };
   const std::size_t spread = device() == kCPU ? 2 : 1;
-  for (const Padding& padding : {Padding{29, 16, spread}, Padding{320, 40, 1}}) {
-    const std::int64_t N = padding.N;
-    const auto K = static_cast<std::size_t>(padding.wide);
-    const std::size_t apart = padding.apart;
-    for_each_mode([&](DType dtype, RingRnnOptions options) {
-      const RingNetwork n(device(), dtype, 21, 3, 3, N);
-      RingNetwork wide(device(), dtype, 21, 3, padding.wide, N);
-      // All other channels are zero, their weights are not.
-      const std::vector<double> A = n.A.values(), Wa = n.Wa.values();
-      std::vector<double> wide_A(21 * 3 * K, 0.0), wide_Wa = wide.Wa.values();
-      for (std::size_t i = 0; i < A.size(); ++i) wide_A[i / 3 * K + i % 3 * apart] = A[i];
-      const auto matrix = static_cast<std::size_t>(N * N);
-      for (std::size_t i = 0; i < Wa.size(); ++i) {
-        wide_Wa[i / matrix * apart * matrix + i % matrix] = Wa[i];
+  for (const auto& [N, K, apart] : {Padding{29, 16, spread}, Padding{320, 40, 1}}) {
+    const std::size_t matrix = N * N;
+    for_each_mode(21, 3, 3, static_cast<std::int64_t>(N), [&](RingRnnProblem p, const Tensors& in) {
+      const Tensors narrow = run(p, in);
+      p.K = static_cast<std::int64_t>(K);
+      Tensors wide = draw(ring_rnn_case(p));  // all other channels are zero, their weights are not
+      wide["A"] = 0.0;
+      for (const auto& [name, values] : in) {
+        for (std::size_t i = 0; i < values.size(); ++i) {
+          const std::size_t at = name == "A"    ? i / 3 * K + i % 3 * apart
+                                 : name == "Wa" ? i / matrix * apart * matrix + i % matrix
+                                                : i;
+          wide[name][at] = values[i];
+        }
       }
-      wide.A.write(wide_A);
-      wide.Wa.write(wide_Wa);
-      for (Dense RingNetwork::*t : {&RingNetwork::Wo, &RingNetwork::r0, &RingNetwork::drive,
-                                    &RingNetwork::reset, &RingNetwork::reset_state,
-                                    &RingNetwork::mask, &RingNetwork::dout, &RingNetwork::dh_n}) {
-        (wide.*t).write((n.*t).values());
+      wide = run(p, wide);
+      for (const char* name : {"out", "h_n", "dWo", "dr0", "ddrive", "dJ0"}) {
+        EXPECT_TRUE(same_bits(narrow.at(name), wide[name])) << name;
       }
-      const RingStates few(n), many(wide);
-      const RingDerivatives narrow(n), padded(wide);
-      run_both(n, n.all_inputs(), few, narrow, options, context);
-      run_both(wide, wide.all_inputs(), many, padded, options, context);
-      EXPECT_TRUE(few.out.bytes() == many.out.bytes());
-      EXPECT_TRUE(few.h_n.bytes() == many.h_n.bytes());
-      EXPECT_TRUE(narrow.dWo.bytes() == padded.dWo.bytes());
-      EXPECT_TRUE(narrow.dr0.bytes() == padded.dr0.bytes());
-      EXPECT_TRUE(narrow.ddrive.bytes() == padded.ddrive.bytes());
-      EXPECT_TRUE(narrow.dJ0.bytes() == padded.dJ0.bytes());
-      const std::vector<double> dA = narrow.dA.values(), wide_dA = padded.dA.values();
+      const Vector &dA = narrow.at("dA"), &dWa = narrow.at("dWa");
       for (std::size_t i = 0; i < dA.size(); ++i) {
-        ASSERT_EQ(dA[i], wide_dA[i / 3 * K + i % 3 * apart]);
+        ASSERT_EQ(dA[i], wide["dA"][i / 3 * K + i % 3 * apart]);
       }
-      const std::vector<double> dWa = narrow.dWa.values(), wide_dWa = padded.dWa.values();
-      for (std::size_t i = 0; i < wide_dWa.size(); ++i) {
+      for (std::size_t i = 0; i < wide["dWa"].size(); ++i) {
         const std::size_t k = i / matrix;
         const bool there = k % apart == 0 && k / apart < 3;
-        ASSERT_EQ(wide_dWa[i], there ? dWa[k / apart * matrix + i % matrix] : 0.0)
+        ASSERT_EQ(wide["dWa"][i], there ? dWa[k / apart * matrix + i % matrix] : 0.0)
             << "channel " << k;
       }
     });
   }
 }
 
+// Made once, good for every B and T; Wa and Wo are then not read: other weights do.
 TEST_P(RingRnnBits, PackedWeightsChangeNothing) {
-  for_each_mode([&](DType dtype, RingRnnOptions options) {
-    const RingNetwork n(device(), dtype, 17, 4, 3, 41), other(device(), dtype, 17, 4, 3, 41, 9);
-    const std::int64_t words = ring_rnn_pack_size(n.Wa.view(), n.Wo.view(), options);
-    const Dense packed(device(), DType::kI32, {words});
+  for_each_mode(17, 4, 3, 41, [&](const RingRnnProblem& p, const Tensors& in) {
+    const RingRnnOptions options{.activation = p.activation, .precision = p.precision};
+    Dense Wa(device(), p.dtype, {3, 41, 41}), Wo(device(), p.dtype, {41, 41});
+    Wa.write(values_of(in.at("Wa")));
+    Wo.write(values_of(in.at("Wo")));
+    const Dense packed(device(), DType::kI32, {ring_rnn_pack_size(Wa.view(), Wo.view(), options)});
     ASSERT_EQ(reinterpret_cast<std::uintptr_t>(packed.view().data) % 256, 0u);
-    ring_rnn_pack(n.Wa.view(), n.Wo.view(), packed.view(), options, context);
-    const RingStates plain(n), from_packed(n);
-    ring_rnn_forward(n.all_inputs(), plain.outputs(), options, context);
-    // Good for every B and T, and then Wa and Wo are not read: those of another network do.
+    ring_rnn_pack(Wa.view(), Wo.view(), packed.view(), options, context);
+    const Tensors whole = run_forward(p, in);
     for (const std::int64_t count : {4, 1}) {
-      RingRnnInputs in = n.all_inputs();
-      in.Wa = other.Wa.view();
-      in.Wo = other.Wo.view();
-      in.packed = packed.view();
-      RingRnnOutputs out = from_packed.outputs();
-      for (TensorView* v : {&in.A, &in.drive, &in.reset, &in.mask, &out.out}) {
-        *v = steps(*v, 0, count);
-      }
-      ring_rnn_forward(in, out, options, context);
+      RingRnnProblem q = p;
+      q.T = count;
+      q.gradients = 0;
+      Call call = ring_rnn_case(q).calls[0];
+      call.run = [&](Views from, Views to, Context&) {
+        RingRnnInputs inputs = ring_inputs(q, from, call.inputs);
+        inputs.packed = packed.view();
+        ring_rnn_forward(inputs, ring_outputs(to, call.outputs), options, context);
+      };
+      Tensors t = steps(p, in, 0, count);
+      t["Wa"] = t["Wo"] = 1.0;
+      testing::run(call, device(), context, t);
+      EXPECT_TRUE(same_bits(t["out"], steps(p, whole.at("out"), 0, count))) << count;
     }
-    EXPECT_TRUE(plain.out.bytes() == from_packed.out.bytes());
   });
 }
 
 // A reset of every sample before step t is the end of one call and the start of another.
 TEST_P(RingRnnBits, AResetIsANewCall) {
-  for_each_mode([&](DType dtype, RingRnnOptions options) {
-    const RingNetwork n(device(), dtype, 7, 9, 2, 26);
-    std::vector<double> flags(7 * 9, 0.0);
-    for (std::size_t b = 0; b < 7; ++b) flags[b * 9 + 4] = 1;
-    Dense reset(device(), DType::kBool, {7, 9});
-    reset.write(flags);
+  for_each_mode(7, 9, 2, 26, [&](RingRnnProblem p, Tensors in) {
+    in["reset"] = 0.0;
+    in["reset"][std::slice(4, 7, 9)] = 1.0;
     for (const bool own_state : {false, true}) {
-      const RingStates whole(n), parts(n);
-      RingRnnInputs in = n.inputs();
-      in.drive = n.drive.view();
-      in.reset = reset.view();
-      if (own_state) in.reset_state = n.reset_state.view();
-      ring_rnn_forward(in, whole.outputs(), options, context);
-      in.reset = in.reset_state = {};
+      p.reset = true;
+      p.reset_state = own_state;
+      const Tensors whole = run_forward(p, in);
+      RingRnnProblem q = p;
+      q.reset = q.reset_state = false;
+      Tensors piece;
       for (const auto& [first, count] : {std::pair{0, 4}, std::pair{4, 5}}) {
-        RingRnnInputs piece = in;
-        if (first > 0 && own_state) piece.r0 = n.reset_state.view();
-        piece.A = steps(in.A, first, count);
-        piece.drive = steps(in.drive, first, count);
-        RingRnnOutputs to = parts.outputs();
-        to.out = steps(to.out, first, count);
-        ring_rnn_forward(piece, to, options, context);
+        piece = steps(p, in, first, count);
+        if (first > 0 && own_state) piece["r0"] = in["reset_state"];
+        q.T = count;
+        piece = run_forward(q, piece);
+        EXPECT_TRUE(same_bits(piece["out"], steps(p, whole.at("out"), first, count))) << own_state;
       }
-      EXPECT_TRUE(whole.out.bytes() == parts.out.bytes()) << own_state;
-      EXPECT_TRUE(whole.h_n.bytes() == parts.h_n.bytes()) << own_state;
+      EXPECT_TRUE(same_bits(piece["h_n"], whole.at("h_n"))) << own_state;
     }
   });
 }
 
 // Sequences of different lengths: each sample as far as its mask is as it would be alone, then it
-// stands still; its gradients are those of the shorter sequence.
+// stands still. (Gradients of masks: the cases.)
 TEST_P(RingRnnBits, AMaskIsAShorterSequence) {
-  for_each_mode([&](DType dtype, RingRnnOptions options) {
-    RingNetwork n(device(), dtype, 6, 8, 2, 23);
+  for_each_mode(6, 8, 2, 23, [&](RingRnnProblem p, Tensors in) {
     const std::array<std::size_t, 6> length = {8, 1, 5, 3, 7, 0};
-    std::vector<double> mask(6 * 8, 0.0), dout = n.dout.values();
-    for (std::size_t b = 0; b < 6; ++b) {
-      for (std::size_t t = 0; t < length[b]; ++t) mask[b * 8 + t] = 1;
-      // Where the state stands still every step has the same gradient; let it be nothing.
-      for (std::size_t i = length[b] * 23; i < 8 * 23; ++i) dout[b * 8 * 23 + i] = 0;
+    for (std::size_t i = 0; i < 6 * 8; ++i) in["mask"][i] = i % 8 < length[i / 8] ? 1 : 0;
+    p.reset = p.reset_state = false;
+    const Tensors masked = run_forward(p, in);
+    p.mask = false;
+    const Tensors free = run_forward(p, in);
+    const Vector &a = free.at("out"), &b = masked.at("out");
+    for (std::size_t i = 0; i < b.size(); ++i) {
+      const std::size_t s = i / 23 / 8, t = i / 23 % 8;
+      if (length[s] == 0) continue;
+      ASSERT_EQ(b[i], a[(s * 8 + std::min(t, length[s] - 1)) * 23 + i % 23]) << s << " " << t;
     }
-    n.mask.write(mask);
-    n.dout.write(dout);
-    RingRnnInputs in = n.inputs();
-    in.drive = n.drive.view();
-    const RingStates free(n), masked(n);
-    ring_rnn_forward(in, free.outputs(), options, context);
-    in.mask = n.mask.view();
-    const RingDerivatives d(n);
-    run_both(n, in, masked, d, options, context);
-    const std::vector<double> a = free.out.values(), b = masked.out.values();
-    for (std::size_t s = 0; s < 6; ++s) {
-      for (std::size_t t = 0; t < 8; ++t) {
-        for (std::size_t i = 0; i < 23; ++i) {
-          const std::size_t last = std::max<std::size_t>(length[s], 1) - 1;
-          const double expected = a[(s * 8 + std::min(t, last)) * 23 + i];
-          if (length[s] == 0) continue;
-          ASSERT_EQ(b[(s * 8 + t) * 23 + i], expected) << s << " " << t;
-        }
-      }
-    }
-    // Sample 2 alone, cut to its five steps.
-    RingNetwork alone(device(), dtype, 6, 5, 2, 23);
-    const auto cut = [&](const Dense& from, Dense& to, std::size_t width) {
-      const std::vector<double> v = from.values();
-      std::vector<double> w;
-      for (std::size_t s = 0; s < 6; ++s) {
-        w.insert(w.end(), v.begin() + static_cast<long>(s * 8 * width),
-                 v.begin() + static_cast<long>((s * 8 + 5) * width));
-      }
-      to.write(w);
-    };
-    cut(n.A, alone.A, 2);
-    cut(n.drive, alone.drive, 23);
-    cut(n.dout, alone.dout, 23);
-    for (Dense RingNetwork::*t :
-         {&RingNetwork::Wa, &RingNetwork::Wo, &RingNetwork::r0, &RingNetwork::dh_n}) {
-      (alone.*t).write((n.*t).values());
-    }
-    RingRnnInputs shorter = alone.inputs();
-    shorter.drive = alone.drive.view();
-    const RingStates states(alone);
-    const RingDerivatives e(alone);
-    run_both(alone, shorter, states, e, options, context);
-    const std::vector<double> dr0 = d.dr0.values(), expected = e.dr0.values();
-    for (std::size_t i = 0; i < 23; ++i) ASSERT_EQ(dr0[2 * 23 + i], expected[2 * 23 + i]) << i;
   });
 }
 
 // Samples of a batch know nothing of each other.
 TEST_P(RingRnnBits, PermutingTheBatchPermutesTheOutput) {
-  for_each_mode([&](DType dtype, RingRnnOptions options) {
-    const RingNetwork n(device(), dtype, 37, 4, 3, 18);
-    RingRnnInputs in = n.all_inputs();
-    const RingStates straight(n), turned(n);
-    ring_rnn_forward(in, straight.outputs(), options, context);
-    // Batch entries in reverse, by strides alone.
-    const auto reversed = [](TensorView v) {
-      v.data = static_cast<std::byte*>(v.data) + (v.shape[0] - 1) * v.stride[0] * size_of(v.dtype);
-      v.stride[0] = -v.stride[0];
-      return v;
+  for_each_mode(37, 4, 3, 18, [&](const RingRnnProblem& p, const Tensors& in) {
+    const auto reversed = [](const Vector& v) {
+      const std::size_t width = v.size() / 37;
+      Vector turned(v.size());
+      for (std::size_t i = 0; i < v.size(); ++i)
+        turned[(36 - i / width) * width + i % width] = v[i];
+      return turned;
     };
-    for (TensorView* v : {&in.A, &in.r0, &in.drive, &in.reset, &in.reset_state, &in.mask}) {
-      *v = reversed(*v);
+    Tensors turned = in;
+    for (const char* name : {"A", "r0", "drive", "reset", "reset_state", "mask"}) {
+      turned[name] = reversed(in.at(name));
     }
-    RingRnnOutputs out;
-    out.out = reversed(turned.out.view());
-    ring_rnn_forward(in, out, options, context);
-    EXPECT_TRUE(straight.out.bytes() == turned.out.bytes());
+    const Tensors straight = run_forward(p, in);
+    turned = run_forward(p, turned);
+    EXPECT_TRUE(same_bits(straight.at("out"), reversed(turned["out"])));
+    EXPECT_TRUE(same_bits(straight.at("h_n"), reversed(turned["h_n"])));
   });
 }
 

@@ -1,12 +1,19 @@
-// One ring RNN problem as a Case: its tensors, its calls, its definition, its values and its limits.
+// One ring RNN problem as a Case: its tensors, its calls, its definition, and the naive program that the
+// numeric policy compares us with.
 #include "annulus/ring_rnn/test/cases.h"
 
-#include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
+#include <numbers>
+#include <optional>
 #include <string>
 #include <string_view>
+
+#include "annulus/ring_rnn/ref.h"
+#include "testing/tensors.h"
 
 namespace annulus::testing {
 
@@ -14,8 +21,9 @@ namespace {
 
 using Parameter = RingRnnProblem::Parameter;
 
-constexpr std::array<const char*, 9> kGradientNames = {
-    "dA", "dWa", "dWo", "dr0", "dJ0", "dJ1", "dalpha", "ddrive", "dreset_state"};
+// In the order of RingGradient.
+constexpr std::array<const char*, 9> kGradients = {"dA",  "dWa",    "dWo",    "dr0",         "dJ0",
+                                                   "dJ1", "dalpha", "ddrive", "dreset_state"};
 
 // f32, or f64 beside f64 tensors: h_n, saved, readouts, gradients of numbers.
 DType state_of(DType dtype) { return dtype == DType::kF64 ? dtype : DType::kF32; }
@@ -96,8 +104,8 @@ std::string describe(const RingRnnProblem& p) {
   if (p.special) s += " special";
   if (asked(p) == 0) return s + " grads=none";
   s += " grads=";
-  for (std::size_t i = 0; i < kGradientNames.size(); ++i) {
-    if (asked(p) >> i & 1) s += std::string(s.back() == '=' ? "" : ",") + kGradientNames[i];
+  for (std::size_t i = 0; i < kGradients.size(); ++i) {
+    if (asked(p) >> i & 1) s += std::string(s.back() == '=' ? "" : ",") + kGradients[i];
   }
   return s + (p.dout ? p.dh_n ? " of dout,dh_n" : " of dout" : p.dh_n ? " of dh_n" : " of nothing");
 }
@@ -119,60 +127,48 @@ std::vector<TensorSpec> input_specs(const RingRnnProblem& p) {
   return specs;
 }
 
-RingRnnInputs inputs_of(const RingRnnProblem& p, Views in, const std::vector<TensorSpec>& specs) {
+}  // namespace
+
+RingRnnInputs ring_inputs(const RingRnnProblem& p, Views in, const std::vector<TensorSpec>& specs) {
   const auto get = [&](std::string_view name) { return pick(in, specs, name); };
   const auto parameter = [&](std::string_view name, double value) {
     const TensorView v = get(name);
     return v.defined() ? RingRnnParameter(v) : RingRnnParameter(value);
   };
-  RingRnnInputs r;
-  r.A = get("A");
-  r.Wa = get("Wa");
-  r.Wo = get("Wo");
-  r.r0 = get("r0");
-  r.J0 = parameter("J0", p.J0);
-  r.J1 = parameter("J1", p.J1);
-  r.alpha = parameter("alpha", p.alpha);
-  r.drive = get("drive");
-  r.reset = get("reset");
-  r.reset_state = get("reset_state");
-  r.mask = get("mask");
-  return r;
+  return {.A = get("A"),
+          .Wa = get("Wa"),
+          .Wo = get("Wo"),
+          .r0 = get("r0"),
+          .J0 = parameter("J0", p.J0),
+          .J1 = parameter("J1", p.J1),
+          .alpha = parameter("alpha", p.alpha),
+          .drive = get("drive"),
+          .reset = get("reset"),
+          .reset_state = get("reset_state"),
+          .mask = get("mask"),
+          .packed = {}};
 }
 
-RingRnnOutputs outputs_of(Views out, const std::vector<TensorSpec>& specs) {
+RingRnnOutputs ring_outputs(Views out, const std::vector<TensorSpec>& specs) {
   const auto get = [&](std::string_view name) { return pick(out, specs, name); };
-  RingRnnOutputs r;
-  r.out = get("out");
-  r.h_n = get("h_n");
-  r.angle = get("angle");
-  r.amplitude = get("amplitude");
-  r.saved = get("saved");
-  return r;
+  return {get("out"), get("h_n"), get("angle"), get("amplitude"), get("saved")};
 }
 
-RingRnnGradients gradients_of(Views out, const std::vector<TensorSpec>& specs) {
-  const auto get = [&](std::string_view name) { return pick(out, specs, name); };
-  RingRnnGradients g;
-  const std::array<TensorView*, 9> fields = {&g.dA,  &g.dWa,    &g.dWo,    &g.dr0,         &g.dJ0,
-                                             &g.dJ1, &g.dalpha, &g.ddrive, &g.dreset_state};
-  for (std::size_t i = 0; i < fields.size(); ++i) *fields[i] = get(kGradientNames[i]);
-  return g;
+RingRnnGradients ring_gradients(Views out, const std::vector<TensorSpec>& specs) {
+  const auto get = [&](std::size_t i) { return pick(out, specs, kGradients[i]); };
+  return {get(0), get(1), get(2), get(3), get(4), get(5), get(6), get(7), get(8)};
 }
+
+namespace {
 
 TensorSpec saved_spec(const RingRnnProblem& p) {
   const std::int64_t s = p.checkpoint;
-  TensorSpec spec{"saved", state_of(p.dtype), {s == 0 ? p.T : (p.T + s - 1) / s, p.B, p.N}};
-  return spec;
+  return {"saved", state_of(p.dtype), {s == 0 ? p.T : (p.T + s - 1) / s, p.B, p.N}};
 }
 
 double bytes_of(const std::vector<TensorSpec>& specs) {
   double bytes = 0;
-  for (const TensorSpec& s : specs) {
-    double n = static_cast<double>(size_of(s.dtype));
-    for (const std::int64_t extent : s.shape) n *= static_cast<double>(extent);
-    bytes += n;
-  }
+  for (const TensorSpec& s : specs) bytes += static_cast<double>(numel_of(s) * size_of(s.dtype));
   return bytes;
 }
 
@@ -181,6 +177,83 @@ double product_flops(const RingRnnProblem& p) {
   return 2.0 * static_cast<double>(p.B) * static_cast<double>(ring_live_channels(p) + 1) *
          static_cast<double>(p.N) * static_cast<double>(p.N) * static_cast<double>(p.T);
 }
+
+// --- the naive program: the definition (ref.h) with sums in f32 (f64 for f64 tensors), the operands of every
+// matrix product rounded as the precision says -------------------------------------------------------------
+
+template <class C>
+struct Naive {
+  using Number = C;
+  using Operand = C;
+  static C operand(C v) { return v; }
+  static void add_product(C& sum, C a, C b) { sum += a * b; }
+
+  static C normal_distribution(C y) {
+    return C(0.5) * (1 + std::erf(y / std::numbers::sqrt2_v<C>));
+  }
+  static C tanh_slope(C y) { return 1 - std::tanh(y) * std::tanh(y); }
+  static ring_rnn::Direction<C> direction(std::int64_t i, std::int64_t N) {
+    const C phase = 2 * std::numbers::pi_v<C> * static_cast<C>(i) / static_cast<C>(N);
+    return {std::cos(phase), std::sin(phase)};
+  }
+};
+
+// Ten bits of mantissa; f16 has as many, and its range is kept by scales.
+struct Tf32 : Naive<float> {
+  static float operand(float v) {
+    if (!std::isfinite(v)) return v;
+    std::uint32_t bits = std::bit_cast<std::uint32_t>(v);
+    bits += 0xfffu + (bits >> 13 & 1u);  // to nearest even at bit 13
+    return std::bit_cast<float>(bits & ~0x1fffu);
+  }
+};
+
+struct Bf16 : Naive<float> {
+  static float operand(float v) { return static_cast<float>(bfloat16(v)); }
+};
+
+struct Bf16x3 : Naive<float> {
+  struct Operand {
+    float high, low;
+  };
+  static Operand operand(float v) {
+    const float high = static_cast<float>(bfloat16(v));
+    return {high, static_cast<float>(bfloat16(v - high))};
+  }
+  static void add_product(float& sum, Operand a, Operand b) {
+    sum += a.high * b.high;
+    sum += a.high * b.low;
+    sum += a.low * b.high;
+  }
+};
+
+template <class F>
+void with_naive(const RingRnnInputs& in, const RingRnnOptions& options, F&& f) {
+  using ring_rnn::Definition;
+  if (in.A.dtype == DType::kF64) return f(Definition<Naive<double>>(in, options));
+  switch (options.precision) {
+    case Precision::kTf32:
+    case Precision::kF16:
+      return f(Definition<Tf32>(in, options));
+    case Precision::kBf16:
+      return f(Definition<Bf16>(in, options));
+    case Precision::kBf16x3:
+      return f(Definition<Bf16x3>(in, options));
+    default:
+      return f(Definition<Naive<float>>(in, options));
+  }
+}
+
+void baseline_forward(const RingRnnInputs& in, const RingRnnOutputs& out,
+                      const RingRnnOptions& options) {
+  with_naive(in, options, [&](const auto& naive) { naive.forward(out); });
+}
+void baseline_backward(const RingRnnInputs& in, const TensorView& dout, const TensorView& dh_n,
+                       const RingRnnGradients& gradients, const RingRnnOptions& options) {
+  with_naive(in, options, [&](const auto& naive) { naive.backward(dout, dh_n, gradients); });
+}
+
+// --- calls -------------------------------------------------------------------------------------------------
 
 Call forward_call(const RingRnnProblem& p) {
   Call call;
@@ -201,24 +274,18 @@ Call forward_call(const RingRnnProblem& p) {
     const bool incoming = (s.name == "out" && p.dout) || (s.name == "h_n" && p.dh_n);
     s.unpaired = !incoming;
   }
-  const auto in_specs = call.inputs;
-  const auto out_specs = call.outputs;
-  call.run = [=](Views in, Views out, Context& context) {
-    ring_rnn_forward(inputs_of(p, in, in_specs), outputs_of(out, out_specs),
-                     options_of(p, precision_on(p, in[0].device)), context);
+  // f on the tensors of a call; in the precision asked for, or in this one.
+  const auto on = [p, in_specs = call.inputs, out_specs = call.outputs](
+                      auto f, std::optional<Precision> precision = {}) {
+    return [=](Views in, Views out, auto&... context) {
+      return f(ring_inputs(p, in, in_specs), ring_outputs(out, out_specs),
+               options_of(p, precision.value_or(precision_on(p, in[0].device))), context...);
+    };
   };
-  call.workspace = [=](Views in, Views out) {
-    return ring_rnn_forward_workspace(inputs_of(p, in, in_specs), outputs_of(out, out_specs),
-                                      options_of(p, precision_on(p, in[0].device)));
-  };
-  call.reference = [=](Views in, Views out) {
-    reference::ring_rnn_forward(inputs_of(p, in, in_specs), outputs_of(out, out_specs),
-                                options_of(p, Precision::kAuto));
-  };
-  call.baseline = [=](Views in, Views out) {
-    ring_rnn_baseline_forward(inputs_of(p, in, in_specs), outputs_of(out, out_specs),
-                              options_of(p, baseline_precision(p)));
-  };
+  call.run = on(ring_rnn_forward);
+  call.workspace = on(ring_rnn_forward_workspace);
+  call.reference = on(reference::ring_rnn_forward, Precision::kAuto);
+  call.baseline = on(baseline_forward, baseline_precision(p));
   call.precision = [=](Device device) { return ring_resolved_precision(p, device); };
   call.terms = {"A", "Wa", "Wo", "r0", "drive", "reset_state"};
   call.flops = product_flops(p);
@@ -236,43 +303,40 @@ Call backward_call(const RingRnnProblem& p, const Call& forward) {
   call.inputs.back().derived = true;
   if (p.dout) call.inputs.push_back({"dout", p.dtype, {p.B, p.T, p.N}});
   if (p.dh_n) call.inputs.push_back({"dh_n", state_of(p.dtype), {p.B, p.N}});
-  for (std::size_t i = 0; i < kGradientNames.size(); ++i) {
+  for (std::size_t i = 0; i < kGradients.size(); ++i) {
     if (!(asked(p) >> i & 1)) continue;
-    const std::string input = kGradientNames[i] + 1;
-    TensorSpec spec{kGradientNames[i], state_of(p.dtype), {}};
+    TensorSpec spec{kGradients[i], state_of(p.dtype), {}};
     spec.unpaired = true;  // of a number, unless there is a tensor of that name
     for (const TensorSpec& s : forward.inputs) {
-      if (s.name == input) spec = {kGradientNames[i], s.dtype, s.shape};
+      if ("d" + s.name == spec.name) spec = {spec.name, s.dtype, s.shape};
     }
     call.outputs.push_back(spec);
   }
   const auto in_specs = call.inputs;
   const auto out_specs = call.outputs;
   const auto get = [in_specs](Views in, std::string_view name) { return pick(in, in_specs, name); };
+  const auto own_options = [p](Views in) { return options_of(p, precision_on(p, in[0].device)); };
   call.prepare = [=](Views in, Context& context) {
-    RingRnnOutputs out;
-    out.out = get(in, "out");
-    out.saved = get(in, "saved");
-    ring_rnn_forward(inputs_of(p, in, in_specs), out, options_of(p, precision_on(p, in[0].device)),
+    ring_rnn_forward(ring_inputs(p, in, in_specs), ring_outputs(in, in_specs), own_options(in),
                      context);
   };
   call.run = [=](Views in, Views out, Context& context) {
-    ring_rnn_backward(inputs_of(p, in, in_specs), get(in, "dout"), get(in, "dh_n"), get(in, "out"),
-                      get(in, "saved"), gradients_of(out, out_specs),
-                      options_of(p, precision_on(p, in[0].device)), context);
+    ring_rnn_backward(ring_inputs(p, in, in_specs), get(in, "dout"), get(in, "dh_n"),
+                      get(in, "out"), get(in, "saved"), ring_gradients(out, out_specs),
+                      own_options(in), context);
   };
   call.workspace = [=](Views in, Views out) {
-    return ring_rnn_backward_workspace(inputs_of(p, in, in_specs), gradients_of(out, out_specs),
-                                       options_of(p, precision_on(p, in[0].device)));
+    return ring_rnn_backward_workspace(ring_inputs(p, in, in_specs), ring_gradients(out, out_specs),
+                                       own_options(in));
   };
-  call.reference = [=](Views in, Views out) {
-    reference::ring_rnn_backward(inputs_of(p, in, in_specs), get(in, "dout"), get(in, "dh_n"),
-                                 gradients_of(out, out_specs), options_of(p, Precision::kAuto));
+  const auto defined_by = [=](auto f, Precision precision) {
+    return [=](Views in, Views out) {
+      f(ring_inputs(p, in, in_specs), get(in, "dout"), get(in, "dh_n"),
+        ring_gradients(out, out_specs), options_of(p, precision));
+    };
   };
-  call.baseline = [=](Views in, Views out) {
-    ring_rnn_baseline_backward(inputs_of(p, in, in_specs), get(in, "dout"), get(in, "dh_n"),
-                               gradients_of(out, out_specs), options_of(p, baseline_precision(p)));
-  };
+  call.reference = defined_by(reference::ring_rnn_backward, Precision::kAuto);
+  call.baseline = defined_by(baseline_backward, baseline_precision(p));
   call.precision = forward.precision;
   call.terms = forward.terms;
   call.terms.insert(call.terms.end(), {"dout", "dh_n"});
@@ -296,6 +360,22 @@ Case ring_rnn_case(const RingRnnProblem& p) {
   };
   c.refine = [p](std::vector<std::vector<double>>& inputs) { ring_rnn_refine(p, inputs); };
   return c;
+}
+
+void ring_readout_baseline_forward(const TensorView& states, const TensorView& angle,
+                                   const TensorView& amplitude) {
+  visit_bool(states.dtype == DType::kF64, [&]<bool Double>() {
+    using C = std::conditional_t<Double, double, float>;
+    ring_rnn::define_readout_forward<Naive<C>>(states, angle, amplitude);
+  });
+}
+
+void ring_readout_baseline_backward(const TensorView& states, const TensorView& dangle,
+                                    const TensorView& damplitude, const TensorView& dstates) {
+  visit_bool(states.dtype == DType::kF64, [&]<bool Double>() {
+    using C = std::conditional_t<Double, double, float>;
+    ring_rnn::define_readout_backward<Naive<C>>(states, dangle, damplitude, dstates);
+  });
 }
 
 }  // namespace annulus::testing

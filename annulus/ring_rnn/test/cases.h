@@ -67,6 +67,11 @@ struct RingRnnProblem {
 // `out`, as a forward left them (Call::prepare).
 Case ring_rnn_case(const RingRnnProblem& problem);
 
+// The arguments of a call among tensors of these names.
+RingRnnInputs ring_inputs(const RingRnnProblem& p, Views in, const std::vector<TensorSpec>& specs);
+RingRnnOutputs ring_outputs(Views out, const std::vector<TensorSpec>& specs);
+RingRnnGradients ring_gradients(Views out, const std::vector<TensorSpec>& specs);
+
 // A random problem: the same for a seed on every machine.
 RingRnnProblem ring_rnn_fuzz_problem(std::uint64_t seed);
 // Hand-picked problems: every edge and every defect of the original implementation.
@@ -92,13 +97,7 @@ void ring_rnn_refine(const RingRnnProblem& p, std::vector<std::vector<double>>& 
 // Share of all units and steps with y > 0, in the definition: a dead network has none.
 double ring_active_share(const RingRnnProblem& p);
 
-// What a straightforward programmer writes: the definition in f32 (f64 for f64 tensors), the operands of
-// matrix products rounded as `precision` says (never kAuto). Tensors on the CPU in the call's own dtypes.
-void ring_rnn_baseline_forward(const RingRnnInputs& in, const RingRnnOutputs& out,
-                               const RingRnnOptions& options);
-void ring_rnn_baseline_backward(const RingRnnInputs& in, const TensorView& dout,
-                                const TensorView& dh_n, const RingRnnGradients& gradients,
-                                const RingRnnOptions& options);
+// What a straightforward programmer writes: the definition in f32 (f64 for f64 tensors).
 void ring_readout_baseline_forward(const TensorView& states, const TensorView& angle,
                                    const TensorView& amplitude);
 void ring_readout_baseline_backward(const TensorView& states, const TensorView& dangle,

@@ -10,38 +10,30 @@ namespace {
 
 using Expect = BadCall::Expect;
 
-// Good arguments of every function, B = 2, T = 3, K = 2, N = 4; a bad call spoils one.
+// Good arguments of every function, with every optional tensor; a bad call spoils one.
 class Attempt : public AttemptTensors {
  public:
   explicit Attempt(Device device) : AttemptTensors(device) {
-    in.A = input("A", {2, 3, 2});
-    in.Wa = input("Wa", {2, 4, 4});
-    in.Wo = input("Wo", {4, 4});
-    in.r0 = input("r0", {2, 4});
-    drive = input("drive", {2, 3, 4});
-    reset = input("reset", {2, 3}, DType::kBool);
-    reset_state = input("reset_state", {2, 4});
-    mask = input("mask", {2, 3}, DType::kBool);
-    number = input("a number", {});
+    RingRnnProblem p{.B = 2, .T = 3, .K = 2, .N = 4};
+    p.drive = p.reset = p.reset_state = p.mask = p.h_n = p.dh_n = p.readout = true;
+    p.gradients = kRingAllGradients;
+    const Case c = ring_rnn_case(p);
+    const Call &forward = c.calls[0], &backward = c.calls[1];
+    const auto make = [this](const std::vector<TensorSpec>& specs, auto as) {
+      std::vector<TensorView> views;
+      for (const TensorSpec& s : specs) {
+        views.push_back((this->*as)(s.name.c_str(), s.shape, s.dtype));
+      }
+      return views;
+    };
+    const auto from = make(backward.inputs, &Attempt::input);
+    in = ring_inputs(p, from, backward.inputs);
+    out = ring_outputs(make(forward.outputs, &Attempt::output), forward.outputs);
+    grad = ring_gradients(make(backward.outputs, &Attempt::output), backward.outputs);
+    saved = ring_outputs(from, backward.inputs);
+    dout = pick(from, backward.inputs, "dout");
+    dh_n = pick(from, backward.inputs, "dh_n");
     alpha = input("alpha", {4});
-    dout = input("dout", {2, 3, 4});
-    dh_n = input("dh_n", {2, 4});
-    read_out = input("out", {2, 3, 4});
-    read_saved = input("saved", {3, 2, 4});
-    out.out = output("out", {2, 3, 4});
-    out.h_n = output("h_n", {2, 4});
-    out.angle = output("angle", {2, 3});
-    out.amplitude = output("amplitude", {2, 3});
-    out.saved = output("saved", {3, 2, 4});
-    grad.dA = output("dA", {2, 3, 2});
-    grad.dWa = output("dWa", {2, 4, 4});
-    grad.dWo = output("dWo", {4, 4});
-    grad.dr0 = output("dr0", {2, 4});
-    grad.dJ0 = output("dJ0", {});
-    grad.dJ1 = output("dJ1", {});
-    grad.dalpha = output("dalpha", {});
-    ddrive = output("ddrive", {2, 3, 4});
-    dreset_state = output("dreset_state", {2, 4});
     // Room for one element more than is asked for, and for a start that is not aligned.
     const std::int64_t words = ring_rnn_pack_size(in.Wa, in.Wo, options);
     block_ = Buffer(device, static_cast<std::size_t>(words + 256) * 4);
@@ -52,24 +44,18 @@ class Attempt : public AttemptTensors {
 
   void forward() { ring_rnn_forward(in, out, options, context); }
   void backward() {
-    ring_rnn_backward(in, dout, dh_n, read_out, read_saved, grad, options, context);
+    ring_rnn_backward(in, dout, dh_n, saved.out, saved.saved, grad, options, context);
   }
   void pack() { ring_rnn_pack(in.Wa, in.Wo, packed, options, context); }
-  // With every optional input.
-  void give_all() {
-    in.drive = drive;
-    in.reset = reset;
-    in.reset_state = reset_state;
-    in.mask = mask;
-    grad.ddrive = ddrive;
-    grad.dreset_state = dreset_state;
+  void leave_out_options() {
+    in.drive = in.reset = in.reset_state = in.mask = {};
+    out.h_n = out.angle = out.amplitude = out.saved = {};
   }
 
   RingRnnInputs in;
-  RingRnnOutputs out;
+  RingRnnOutputs out, saved;  // what a forward writes, and what it wrote
   RingRnnGradients grad;
-  TensorView drive, reset, reset_state, mask, number, alpha, packed;
-  TensorView dout, dh_n, read_out, read_saved, ddrive, dreset_state;
+  TensorView dout, dh_n, alpha, packed;
   RingRnnOptions options;
   Context context;
 
@@ -79,42 +65,31 @@ class Attempt : public AttemptTensors {
 
 using BadCalls = BadCallsOf<Attempt>;
 
-void add_tensor_rules(BadCalls& b) {
+void add_shape_rules(BadCalls& b) {
   b.add("scratch whose size is beyond 2^63", "63 bits", [](Attempt& a) {
     const std::int64_t N = 1ll << 31;
+    a.leave_out_options();
     a.in.A.shape[2] = 0;
     a.in.r0.shape = {2, N}, a.in.r0.stride = {0, 0};
     a.in.Wo.shape = {N, N}, a.in.Wo.stride = {0, 0};
     a.in.Wa.shape = {0, N, N};
     (void)ring_rnn_forward_workspace(a.in, a.out, a.options);
   });
-}
-
-void add_shape_rules(BadCalls& b) {
-  b.add("out is (T, B, N), as the original wrote it", "out", [](Attempt& a) {
-    set_shape(a.out.out, {3, 2, 4}), a.forward();
-  });
   b.add("angle without amplitude", "amplitude",
         [](Attempt& a) { a.out.amplitude = {}, a.forward(); });
   b.add("amplitude without angle", "angle", [](Attempt& a) { a.out.angle = {}, a.forward(); });
   b.add("saved has a row for every step under checkpoints", "saved",
         [](Attempt& a) { a.options.checkpoint = 2, a.forward(); });
-  b.add("reset_state without reset", "reset",
-        [](Attempt& a) { a.give_all(), a.in.reset = {}, a.forward(); });
-  b.add("alpha has 2 dimensions", "alpha", [](Attempt& a) {
-    set_shape(a.alpha, {2, 2}), a.in.alpha = a.alpha, a.forward();
-  });
-  b.add("J0 has one dimension", "J0", [](Attempt& a) { a.in.J0 = a.alpha, a.forward(); });
+  b.add("reset_state without reset", "reset", [](Attempt& a) { a.in.reset = {}, a.forward(); });
   b.add("J0 is not a number", "J0", [](Attempt& a) { a.in.J0 = std::nan(""), a.forward(); });
   b.add("alpha is infinite", "alpha", [](Attempt& a) { a.in.alpha = INFINITY, a.forward(); });
   b.add("dalpha has one dimension where alpha is a number", "dalpha",
         [](Attempt& a) { a.grad.dalpha = a.output("dalpha", {4}), a.backward(); });
   b.add("dalpha has rank 0 where alpha is (N,)", "dalpha",
         [](Attempt& a) { a.in.alpha = a.alpha, a.backward(); });
-  b.add("ddrive without drive", "ddrive",
-        [](Attempt& a) { a.grad.ddrive = a.ddrive, a.backward(); });
+  b.add("ddrive without drive", "ddrive", [](Attempt& a) { a.in.drive = {}, a.backward(); });
   b.add("dreset_state without reset_state", "dreset_state",
-        [](Attempt& a) { a.grad.dreset_state = a.dreset_state, a.backward(); });
+        [](Attempt& a) { a.in.reset_state = {}, a.backward(); });
   b.add("packed weights in a backward", "packed",
         [](Attempt& a) { a.in.packed = a.packed, a.backward(); });
 }
@@ -127,7 +102,7 @@ void add_option_rules(BadCalls& b) {
   b.add("a precision that does not exist", "precision",
         [](Attempt& a) { a.options.precision = static_cast<Precision>(77), a.backward(); });
   b.add("f64 tensors in bf16", "precision", [](Attempt& a) {
-    a.out = {.out = a.out.out, .h_n = {}, .angle = {}, .amplitude = {}, .saved = {}};
+    a.leave_out_options();
     for (TensorView* v : {&a.in.A, &a.in.Wa, &a.in.Wo, &a.in.r0, &a.out.out})
       v->dtype = DType::kF64;
     a.options.precision = Precision::kBf16;
@@ -167,7 +142,6 @@ void add_memory_rules(BadCalls& b) {
 
 std::vector<BadCall> ring_rnn_bad_calls(Device device) {
   BadCalls b;
-  add_tensor_rules(b);
   add_shape_rules(b);
   add_option_rules(b);
   add_memory_rules(b);

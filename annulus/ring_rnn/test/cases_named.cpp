@@ -56,17 +56,16 @@ Draw replacing(Draw usual, const std::string& name,
 }
 
 // Sizes off the grid of 16, with B != T: where the original read its output transposed.
-RingRnnProblem small() {
-  RingRnnProblem p;
-  p.B = 3, p.T = 5, p.K = 2, p.N = 13;
+RingRnnProblem small(DType dtype = DType::kF32) {
+  RingRnnProblem p{.B = 3, .T = 5, .K = 2, .N = 13, .dtype = dtype};
   p.J0 = -0.03, p.J1 = 0.7, p.alpha = 0.4;
   p.gradients = kRingAllGradients;
   return p;
 }
 
 // Everything a call can be given.
-RingRnnProblem full() {
-  RingRnnProblem p = small();
+RingRnnProblem full(DType dtype = DType::kF32) {
+  RingRnnProblem p = small(dtype);
   p.drive = p.reset = p.reset_state = p.mask = p.h_n = p.readout = p.dh_n = true;
   p.J0_form = p.J1_form = Parameter::kTensor;
   p.alpha_form = Parameter::kPerNeuron;
@@ -77,8 +76,7 @@ void add_types_and_precisions(Builder& b) {
   b.add("smallest of all", {});
   for (const DType dtype : kAllDTypes) {
     for (const RingRnnActivation f : kActivations) {
-      RingRnnProblem p = full();
-      p.dtype = dtype;
+      RingRnnProblem p = full(dtype);
       p.activation = f;
       b.add("every input and output, every dtype and activation", p);
       p.f32_state = p.f32_parameters = false;
@@ -88,9 +86,8 @@ void add_types_and_precisions(Builder& b) {
     }
     for (const Precision precision : asked_of(dtype)) {
       if (dtype == DType::kF64) continue;
-      RingRnnProblem p = small();
+      RingRnnProblem p = small(dtype);
       p.B = 17, p.K = 3, p.N = 33;
-      p.dtype = dtype;
       p.precision = precision;
       b.add("every precision", p);
       p.B = 70, p.T = 3, p.N = 64;
@@ -102,13 +99,10 @@ void add_types_and_precisions(Builder& b) {
 }
 
 void add_sizes(Builder& b) {
-  for (int dimension = 0; dimension < 4; ++dimension) {
-    for (const bool everything : {false, true}) {
-      RingRnnProblem p = everything ? full() : small();
-      if (dimension == 0) p.B = 0;
-      if (dimension == 1) p.T = 0;
-      if (dimension == 2) p.K = 0;
-      if (dimension == 3) p.N = 0;
+  for (const auto size :
+       {&RingRnnProblem::B, &RingRnnProblem::T, &RingRnnProblem::K, &RingRnnProblem::N}) {
+    for (RingRnnProblem p : {small(), full()}) {
+      p.*size = 0;
       b.add("zero size", p);
       p.dtype = DType::kBF16;
       p.checkpoint = 2;
@@ -142,8 +136,7 @@ void add_sizes(Builder& b) {
     b.add("K of every kind", edge);
   }
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    RingRnnProblem p = small();
-    p.dtype = dtype;
+    RingRnnProblem p = small(dtype);
     p.B = 130, p.T = 2, p.K = 1, p.N = 130;
     b.add("several tiles each way", p);
     p.B = 2, p.T = 40, p.N = 20;
@@ -188,8 +181,7 @@ void add_sizes(Builder& b) {
     }
   }
   {
-    RingRnnProblem p = small();
-    p.dtype = DType::kBF16;
+    RingRnnProblem p = small(DType::kBF16);
     p.J0 = -0.5 / 300;
     p.B = 11600, p.T = 1, p.K = 1, p.N = 130;
     b.add("more tiles than multiprocessors", p);
@@ -201,8 +193,7 @@ void add_sizes(Builder& b) {
   }
   // Several chunks of the sum a block of threads: two at N 1024, five at N 1600 on 132 multiprocessors.
   for (const std::int64_t N : {1024, 1600}) {
-    RingRnnProblem p = small();
-    p.dtype = DType::kBF16;
+    RingRnnProblem p = small(DType::kBF16);
     p.J0 = -0.5 / 1000;
     p.B = 3, p.T = 1, p.K = 1, p.N = N;
     b.add("long sums", p);
@@ -213,23 +204,22 @@ void add_sizes(Builder& b) {
 
 void add_inputs(Builder& b) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    for (int which = 0; which < 8; ++which) {
-      RingRnnProblem p = small();
-      p.dtype = dtype;
-      p.drive = which == 0;
-      p.reset = which == 1 || which == 2;
-      p.reset_state = which == 2;
-      p.mask = which == 3;
-      p.h_n = p.dh_n = which == 4;
-      p.readout = which == 5;
-      p.gain = which == 5 ? 0.4 : 0.9;
-      if (which == 6) p.J0_form = p.J1_form = p.alpha_form = Parameter::kTensor;
-      if (which == 7) p.alpha_form = Parameter::kPerNeuron;
+    constexpr void (*kOptional[])(RingRnnProblem&) = {
+        [](auto& p) { p.drive = true; },
+        [](auto& p) { p.reset = true; },
+        [](auto& p) { p.reset = p.reset_state = true; },
+        [](auto& p) { p.mask = true; },
+        [](auto& p) { p.h_n = p.dh_n = true; },
+        [](auto& p) { p.readout = true, p.gain = 0.4; },
+        [](auto& p) { p.J0_form = p.J1_form = p.alpha_form = Parameter::kTensor; },
+        [](auto& p) { p.alpha_form = Parameter::kPerNeuron; }};
+    for (const auto give : kOptional) {
+      RingRnnProblem p = small(dtype);
+      give(p);
       b.add("one optional input or output at a time", p);
     }
     for (unsigned bit = 0; bit < 9; ++bit) {
-      RingRnnProblem p = full();
-      p.dtype = dtype;
+      RingRnnProblem p = full(dtype);
       p.gradients = 1u << bit;
       b.add("one gradient at a time", p);
     }
@@ -262,20 +252,18 @@ void add_inputs(Builder& b) {
 void add_actions(Builder& b) {
   for (const Actions actions : kAllActions) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      RingRnnProblem p = small();
+      RingRnnProblem p = small(dtype);
       p.B = 21, p.K = 6, p.N = 24, p.T = 3;
       p.actions = actions;
-      p.dtype = dtype;
       b.add("zeros of every kind in A", p);
       p.live = 2;
       b.add("and channels of padding", p);
     }
   }
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
-    RingRnnProblem p = full();
+    RingRnnProblem p = full(dtype);
     p.B = 97, p.K = 3, p.N = 83, p.T = 2;
     p.actions = dtype == DType::kF32 ? Actions::kSparse : Actions::kBySample;
-    p.dtype = dtype;
     b.add("enough work a step for eight threads", p);
   }
   RingRnnProblem p = small();
@@ -313,8 +301,7 @@ void add_values(Builder& b) {
     }
   }
   for (const DType dtype : kAllDTypes) {
-    p = small();
-    p.dtype = dtype;
+    p = small(dtype);
     p.precision = dtype == DType::kF64 ? Precision::kAuto : Precision::kFp32;
     p.gradients = 0;
     p.h_n = true;
@@ -327,10 +314,8 @@ void add_values(Builder& b) {
 // cos(2 pi (i - j) / N) and its turned copies: a bump that stays, and actions that move it.
 void add_attractor(Builder& b) {
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
-    RingRnnProblem p;
-    p.B = 3, p.T = 60, p.K = 2, p.N = 32;
+    RingRnnProblem p{.B = 3, .T = 60, .K = 2, .N = 32, .dtype = dtype};
     p.seed = 7;  // one whose draw repeats no rows
-    p.dtype = dtype;
     p.J0 = -0.02, p.J1 = 0.1, p.alpha = 0.15;
     p.readout = p.h_n = true;
     p.gradients = kRingAllGradients;

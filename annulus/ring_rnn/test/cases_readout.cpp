@@ -59,15 +59,12 @@ Case ring_readout_case(const RingReadoutProblem& p) {
   forward.outputs[0].circular = true;
   forward.outputs[0].unpaired = !p.dangle;
   forward.outputs[1].unpaired = !p.damplitude;
-  forward.run = [](Views in, Views out, Context& context) {
-    ring_readout_forward(in[0], out[0], out[1], context);
+  const auto of = [](auto f) {
+    return [f](Views in, Views out, auto&... context) { f(in[0], out[0], out[1], context...); };
   };
-  forward.reference = [](Views in, Views out) {
-    reference::ring_readout_forward(in[0], out[0], out[1]);
-  };
-  forward.baseline = [](Views in, Views out) {
-    ring_readout_baseline_forward(in[0], out[0], out[1]);
-  };
+  forward.run = of(ring_readout_forward);
+  forward.reference = of(reference::ring_readout_forward);
+  forward.baseline = of(ring_readout_baseline_forward);
   forward.workspace = [](Views, Views) { return std::size_t{0}; };
   // The angle of a state whose vector nearly cancels is as uncertain as the vector.
   forward.terms = {"states"};
@@ -87,19 +84,15 @@ Case ring_readout_case(const RingReadoutProblem& p) {
   backward.outputs = {{"dstates", p.dtype, states.shape}};
   // One neuron, and two opposite ones, have the angle 0 or pi, which their rates do not move.
   backward.outputs[0].zero = p.N <= 2 && !p.damplitude;
-  const auto dangle = [p](Views in) { return p.dangle ? in[1] : TensorView(); };
-  const auto damplitude = [p](Views in) {
-    return p.damplitude ? in[p.dangle ? 2 : 1] : TensorView();
+  // f(states, dangle, damplitude, dstates) and what comes after them.
+  const auto on = [specs = backward.inputs](auto f) {
+    return [=](Views in, Views out, auto&... context) {
+      f(in[0], pick(in, specs, "dangle"), pick(in, specs, "damplitude"), out[0], context...);
+    };
   };
-  backward.run = [=](Views in, Views out, Context& context) {
-    ring_readout_backward(in[0], dangle(in), damplitude(in), out[0], context);
-  };
-  backward.reference = [=](Views in, Views out) {
-    reference::ring_readout_backward(in[0], dangle(in), damplitude(in), out[0]);
-  };
-  backward.baseline = [=](Views in, Views out) {
-    ring_readout_baseline_backward(in[0], dangle(in), damplitude(in), out[0]);
-  };
+  backward.run = on(ring_readout_backward);
+  backward.reference = on(reference::ring_readout_backward);
+  backward.baseline = on(ring_readout_baseline_backward);
   backward.workspace = forward.workspace;
   backward.terms = {"states", "dangle", "damplitude"};
   backward.flops = 8 * n;

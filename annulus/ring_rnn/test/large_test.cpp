@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "annulus/ring_rnn/test/calls.h"
+#include "annulus/ring_rnn/test/live.h"
 #include "testing/large.h"
 
 namespace annulus::testing {
@@ -17,6 +17,12 @@ namespace {
 
 class RingRnnLarge : public LargeTest {};
 ANNULUS_EACH_DEVICE(RingRnnLarge);
+
+Vector range(const Periodic& from, std::int64_t first, std::int64_t count) {
+  std::vector<double> v;
+  for (std::int64_t i = first; i < first + count; ++i) v.push_back(from[i]);
+  return vector_of(v);
+}
 
 // out (B, T, N) of 2^31 + 2^20 elements: few neurons, many samples. Where there is room for it,
 // the backward too.
@@ -26,8 +32,7 @@ TEST_P(RingRnnLarge, States) {
   const std::array<std::int64_t, 3> A_shape = {B, T, 1}, W_shape = {1, N, N}, out_shape = {B, T, N};
   Dense Wo(device(), DType::kBF16, {N, N});
   Wo.normal(3);
-  RingRnnOptions options;
-  options.activation = RingRnnActivation::kTanh;
+  RingRnnOptions options{.activation = RingRnnActivation::kTanh};
   RingRnnInputs in;
   RingRnnOutputs to;
   in.A = contiguous(nullptr, DType::kBF16, A_shape, device());
@@ -54,8 +59,7 @@ TEST_P(RingRnnLarge, States) {
   const Buffer out(device(), static_cast<std::size_t>(B * T * N) * 2);
   const Buffer saved(device(), both ? static_cast<std::size_t>(B * N) * 4 : 0);
   if (both)
-    to.saved =
-        contiguous(saved.data(), DType::kF32, std::array<std::int64_t, 3>{1, B, N}, device());
+    to.saved = contiguous(saved.data(), DType::kF32, std::array{std::int64_t{1}, B, N}, device());
   in.A.data = A.data();
   in.Wa.data = Wa.data();
   in.r0.data = r0.data();
@@ -74,43 +78,33 @@ TEST_P(RingRnnLarge, States) {
     synchronize(device());
   }
 
-  const std::vector<double> Wo_values = Wo.values();
-  const std::vector<std::int64_t> windows = {
-      0, (1 << 21) - 2, (1 << 22) - 2, (1 << 23) - 2, (1 << 24) - 2, B - 4};
-  for (const std::int64_t first : windows) {
-    std::vector<double> a, w, s, expected(4 * T * N), Wo_copy = Wo_values;
-    for (std::int64_t i = 0; i < 4 * T; ++i) a.push_back(A[first * T + i]);
-    for (std::int64_t i = 0; i < 4 * N; ++i) s.push_back(r0[first * N + i]);
-    for (std::int64_t i = 0; i < N * N; ++i) w.push_back(Wa[i]);
-    RingRnnInputs x = in;
-    x.A = contiguous(a.data(), {4, T, 1});
-    x.Wa = contiguous(w.data(), {1, N, N});
-    x.Wo = contiguous(Wo_copy.data(), {N, N});
-    x.r0 = contiguous(s.data(), {4, N});
-    RingRnnOutputs y;
-    y.out = contiguous(expected.data(), {4, T, N});
-    reference::ring_rnn_forward(x, y, options);
-    const std::vector<double> ours = held(out, first * T * N, 4 * T * N);
-    for (std::size_t i = 0; i < ours.size(); ++i) {
-      ASSERT_NEAR(ours[i], expected[i], 0.03) << "sample " << first << ", element " << i;
-    }
+  // Four samples at a time, those whose numbers are around powers of two among them.
+  RingRnnProblem p = plain(live(DType::kBF16, 4, T, 1, N));
+  p.activation = RingRnnActivation::kTanh;
+  p.J0 = -0.01, p.J1 = 0.25, p.alpha = 0.5;
+  p.dh_n = false;
+  const Case part = ring_rnn_case(p);
+  Tensors t = draw(part);
+  t["Wa"] = range(Wa, 0, N * N);
+  t["Wo"] = vector_of(Wo.values());
+  for (const std::int64_t first : std::vector<std::int64_t>{0, (1 << 21) - 2, (1 << 22) - 2,
+                                                            (1 << 23) - 2, (1 << 24) - 2, B - 4}) {
+    t["A"] = range(A, first * T, 4 * T);
+    t["r0"] = range(r0, first * N, 4 * N);
+    t["dout"] = range(dout, first * T * N, 4 * T * N);
+    const Tensors exact = define(part, t);
+    const auto expect_near = [&](const Buffer& ours, std::int64_t width, const char* name,
+                                 double limit) {
+      const std::vector<double> a = held(ours, first * width, 4 * width);
+      const Vector& b = exact.at(name);
+      for (std::size_t i = 0; i < b.size(); ++i) {
+        ASSERT_NEAR(a[i], b[i], limit) << name << " of sample " << first << ", element " << i;
+      }
+    };
+    expect_near(out, T * N, "out", 0.03);
     if (!both) continue;
-    std::vector<double> d(4 * T * N), dr0_expected(4 * N), dA_expected(4 * T);
-    for (std::size_t i = 0; i < d.size(); ++i) {
-      d[i] = dout[first * T * N + static_cast<std::int64_t>(i)];
-    }
-    RingRnnGradients g;
-    g.dr0 = contiguous(dr0_expected.data(), {4, N});
-    g.dA = contiguous(dA_expected.data(), {4, T, 1});
-    reference::ring_rnn_backward(x, contiguous(d.data(), {4, T, N}), {}, g, options);
-    const std::vector<double> dr0_ours = held(dr0, first * N, 4 * N);
-    const std::vector<double> dA_ours = held(dA, first * T, 4 * T);
-    for (std::size_t i = 0; i < dr0_ours.size(); ++i) {
-      ASSERT_NEAR(dr0_ours[i], dr0_expected[i], 0.06) << "sample " << first << ", dr0 " << i;
-    }
-    for (std::size_t i = 0; i < dA_ours.size(); ++i) {
-      ASSERT_NEAR(dA_ours[i], dA_expected[i], 0.1) << "sample " << first << ", dA " << i;
-    }
+    expect_near(dr0, N, "dr0", 0.06);
+    expect_near(dA, T, "dA", 0.1);
   }
   if (!both) {
     RecordProperty("backward", "left out: it needs " + std::to_string(more) + " GiB more");
@@ -119,47 +113,28 @@ TEST_P(RingRnnLarge, States) {
 
 // B N N beyond 2^31, where the original's backward wrapped: it held a matrix for every sample.
 TEST_P(RingRnnLarge, BatchTimesMatrix) {
-  constexpr std::int64_t B = (1ll << 17) + 5, N = 128, T = 1, K = 1;
-  RingNetwork n(device(), DType::kF32, B, T, K, N);
-  RingRnnOptions options;
-  options.activation = RingRnnActivation::kGelu;
-  options.precision = Precision::kFp32;
-  const RingStates states(n);
-  const RingDerivatives d(n);
-  run_both(n, n.inputs(), states, d, options, context_);
-  const std::vector<double> A = n.A.values(), r0 = n.r0.values(), dout = n.dout.values(),
-                            dh_n = n.dh_n.values(), dr0 = d.dr0.values(), dA = d.dA.values(),
-                            out = states.out.values();
-  RingNetwork part(kCPU, DType::kF64, 4, T, K, N);
-  part.Wa.write(n.Wa.values());
-  part.Wo.write(n.Wo.values());
+  constexpr std::int64_t B = (1ll << 17) + 5, N = 128;
+  RingRnnProblem p = plain(live(DType::kF32, B, 1, 1, N));
+  p.activation = RingRnnActivation::kGelu;
+  p.precision = Precision::kFp32;
+  const Tensors all = run(ring_rnn_case(p), device(), context_, draw(ring_rnn_case(p)));
+  p.B = 4;
   for (const std::size_t first : {std::size_t{0}, std::size_t{1} << 16, (std::size_t{1} << 17) - 2,
                                   static_cast<std::size_t>(B) - 4}) {
-    const auto cut = [&](const std::vector<double>& v, std::size_t width) {
-      const auto from = v.begin() + static_cast<std::ptrdiff_t>(first * width);
-      return std::vector<double>(from, from + static_cast<std::ptrdiff_t>(4 * width));
+    const auto cut = [&](const char* name) {
+      const std::size_t width = all.at(name).size() / B;
+      return Vector(all.at(name)[std::slice(first * width, 4 * width, 1)]);
     };
-    part.A.write(cut(A, 1));
-    part.r0.write(cut(r0, N));
-    part.dout.write(cut(dout, N));
-    part.dh_n.write(cut(dh_n, N));
-    RingRnnOptions exact = options;
-    exact.precision = Precision::kAuto;
-    const RingStates s(part);
-    const RingDerivatives e(part);
-    reference::ring_rnn_forward(part.inputs(), s.outputs(), exact);
-    reference::ring_rnn_backward(part.inputs(), part.dout.view(), part.dh_n.view(),
-                                 e.gradients(part.inputs()), exact);
-    const auto expect_near = [&](const std::vector<double>& ours, const Dense& exact_values,
-                                 std::size_t width, const char* what) {
-      const std::vector<double> a = cut(ours, width), b = exact_values.values();
-      for (std::size_t i = 0; i < b.size(); ++i) {
-        ASSERT_NEAR(a[i], b[i], 1e-5 * (1 + std::abs(b[i]))) << what << " of sample " << first;
+    Tensors t = {{"Wa", all.at("Wa")}, {"Wo", all.at("Wo")}};
+    for (const char* name : {"A", "r0", "dout", "dh_n"}) t[name] = cut(name);
+    t = define(ring_rnn_case(p), t);
+    for (const char* name : {"out", "dr0", "dA"}) {
+      const Vector ours = cut(name), &exact = t[name];
+      for (std::size_t i = 0; i < exact.size(); ++i) {
+        ASSERT_NEAR(ours[i], exact[i], 1e-5 * (1 + std::abs(exact[i])))
+            << name << " of sample " << first;
       }
-    };
-    expect_near(out, s.out, N, "out");
-    expect_near(dr0, e.dr0, N, "dr0");
-    expect_near(dA, e.dA, 1, "dA");
+    }
   }
 }
 
@@ -167,8 +142,7 @@ TEST_P(RingRnnLarge, BatchTimesMatrix) {
 // among them; the others cost nothing and must not be mistaken for it.
 TEST_P(RingRnnLarge, Weights) {
   constexpr std::int64_t N = 256, K = (1ll << 15) + 1, B = 4;
-  RingRnnOptions options;
-  options.activation = RingRnnActivation::kTanh;
+  RingRnnOptions options{.activation = RingRnnActivation::kTanh};
   Dense A(device(), DType::kBF16, {B, 1, K}), Wo(device(), DType::kBF16, {N, N});
   Dense r0(device(), DType::kBF16, {B, N}), out(device(), DType::kBF16, {B, 1, N});
   RingRnnInputs in;

@@ -1,9 +1,6 @@
 #include <gtest/gtest.h>
 
-#include <cstdint>
-
-#include "annulus/ring_rnn/test/calls.h"
-#include "testing/dense.h"
+#include "annulus/ring_rnn/test/live.h"
 
 namespace annulus::testing {
 namespace {
@@ -11,25 +8,24 @@ namespace {
 class RingRnnThreads : public EachDevice {};
 ANNULUS_EACH_DEVICE(RingRnnThreads);
 
-// So many samples of so small a network that on the CPU each of eight threads takes its own through all
-// steps; with fewer samples all threads share every step.
+// On the CPU: so many samples of so small a network that each of eight threads takes its own through
+// all steps, and fewer with enough work a step that all eight share it.
 TEST_P(RingRnnThreads, AnyNumberOfThreadsGivesTheSameBits) {
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
-    for (const std::int64_t B : {533, 60}) {
-      const RingNetwork n(device(), dtype, B, 4, 5, 40);
-      const RingStates one(n);
-      const RingDerivatives one_back(n);
-      Context context;
-      context.threads = 1;
-      run_both(n, n.all_inputs(), one, one_back, {}, context);
-      for (const int threads : {2, 3, 8}) {
-        const RingStates many(n);
-        const RingDerivatives many_back(n);
-        context.threads = threads;
-        run_both(n, n.all_inputs(), many, many_back, {}, context);
-        EXPECT_TRUE(one.out.bytes() == many.out.bytes()) << threads << " threads, B " << B;
-        EXPECT_TRUE(one.h_n.bytes() == many.h_n.bytes()) << threads << " threads, B " << B;
-        EXPECT_TRUE(one_back.same_bits(many_back)) << threads << " threads, B " << B;
+    for (RingRnnProblem p : {live(dtype, 533, 4, 5, 40), live(dtype, 70, 2, 4, 83)}) {
+      p.activation = RingRnnActivation::kGelu;
+      const Tensors in = draw(ring_rnn_case(p));
+      for (const Precision precision : precisions_of(device(), dtype)) {
+        p.precision = precision;
+        const Case c = ring_rnn_case(p);
+        Context context;
+        context.threads = 1;
+        const Tensors one = run(c, device(), context, in);
+        for (const int threads : {2, 3, 4, 8}) {
+          context.threads = threads;
+          EXPECT_EQ(differing(one, run(c, device(), context, in)), "")
+              << threads << " threads, " << c.params;
+        }
       }
     }
   }

@@ -193,31 +193,29 @@ TEST(RingRnnTiling, WeightBytes) {
   EXPECT_EQ(weight_bytes(weights_layout(p, kA100)), 3 * 128 * 128 * 3 * 2);
 }
 
-std::string refusal(const Problem& p, const Gpu& gpu) {
-  try {
-    (void)tile(p, gpu);
-  } catch (const NotSupported& e) {
-    return e.what();
-  }
-  return "";
-}
-
 TEST(RingRnnTiling, RefusesWhatKernelsCannotCount) {
-  const std::int64_t many = std::int64_t{1} << 40;
-  EXPECT_NE(refusal({"ring_rnn", many, 1, 1, 2048, 1, false, false}, kH200).find("2^31 tiles"),
-            std::string::npos);
-  EXPECT_NE(refusal({"ring_rnn", many >> 4, 1, 1, 2048, 1, false, false}, kH200).find("2^31 tiles"),
-            std::string::npos);
-  EXPECT_NE(
-      refusal({"ring_rnn", many, 1, 1, 128, 1, false, false}, kH200).find("B must be at most"),
-      std::string::npos);
-  Gpu little = kH200;
-  little.shared_bytes = 32 << 10;
-  EXPECT_NE(refusal({"ring_rnn", 256, 1, 1, 2048, 1, false, false}, little).find("shared memory"),
-            std::string::npos);
-  little.compute_major = 8;
-  EXPECT_NE(refusal({"ring_rnn", 256, 1, 1, 2048, 1, false, true}, little).find("shared memory"),
-            std::string::npos);
+  constexpr std::int64_t kMany = std::int64_t{1} << 40;
+  Gpu little = kH200, little_sm80 = kA100;
+  little.shared_bytes = little_sm80.shared_bytes = 32 << 10;
+  struct Refusal {
+    std::int64_t B, N;
+    bool dots;
+    Gpu gpu;
+    const char* reason;
+  };
+  for (const auto& [B, N, dots, gpu, reason] :
+       {Refusal{kMany, 2048, false, kH200, "2^31 tiles"},
+        Refusal{kMany >> 4, 2048, false, kH200, "2^31 tiles"},
+        Refusal{kMany, 128, false, kH200, "B must be at most"},
+        Refusal{256, 2048, false, little, "shared memory"},
+        Refusal{256, 2048, true, little_sm80, "shared memory"}}) {
+    try {
+      (void)tile({"ring_rnn", B, 1, 1, N, 1, false, dots}, gpu);
+      ADD_FAILURE() << "not refused for " << reason;
+    } catch (const NotSupported& e) {
+      EXPECT_NE(std::string(e.what()).find(reason), std::string::npos) << e.what();
+    }
+  }
 }
 
 }  // namespace
