@@ -1,7 +1,6 @@
 // Rows of every type, stride, alignment and length: loads, stores and single numbers.
 #include "annulus/cuda/rows.cuh"
 
-#include <cstdint>
 #include <vector>
 
 #include "testing/device_test.h"

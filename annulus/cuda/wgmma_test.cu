@@ -12,7 +12,7 @@
 namespace annulus::testing {
 namespace {
 
-using annulus::cuda::Major;
+using namespace annulus::cuda;
 
 constexpr int kM = 64, kDepth = 64;
 
@@ -21,10 +21,7 @@ std::size_t place(Major major, int W, int lines, int i, int k) {
   const int each = W / 2;  // numbers of a row
   const auto at = [&](int block, int block_bytes, int row, int column) {
     const auto byte = static_cast<std::uint32_t>(row * W + column * 2);
-    return static_cast<std::size_t>(block * block_bytes) +
-           (W == 128  ? annulus::cuda::swizzled_byte<128>(byte)
-            : W == 64 ? annulus::cuda::swizzled_byte<64>(byte)
-                      : annulus::cuda::swizzled_byte<32>(byte));
+    return static_cast<std::size_t>(block * block_bytes) + swizzled_byte(W, byte);
   };
   return major == Major::kK ? at(k / each, lines * W, i, k % each)
                             : at(i / each, kDepth * W, k, i % each);
@@ -47,16 +44,14 @@ struct Operands {
 template <class T, int N, int W>
 __global__ void __launch_bounds__(128) product_kernel(Operands in, float* out) {
 #if ANNULUS_DEVICE_HOPPER
-  using namespace annulus::cuda;
   __shared__ __align__(1024) std::byte shared_a[kM * kDepth * 2];
   __shared__ __align__(1024) std::byte shared_b[(N + W / 2 - 1) / (W / 2) * (W / 2) * kDepth * 2];
   const int thread = static_cast<int>(threadIdx.x);
-  for (int i = thread; i < in.a_bytes / 16; i += 128) {
-    reinterpret_cast<uint4*>(shared_a)[i] = in.a[i];
-  }
-  for (int i = thread; i < in.b_bytes / 16; i += 128) {
-    reinterpret_cast<uint4*>(shared_b)[i] = in.b[i];
-  }
+  const auto copy = [&](const uint4* from, int bytes, std::byte* to) {
+    for (int i = thread; i < bytes / 16; i += 128) reinterpret_cast<uint4*>(to)[i] = from[i];
+  };
+  copy(in.a, in.a_bytes, shared_a);
+  copy(in.b, in.b_bytes, shared_b);
   fence_shared_writes();
   __syncthreads();
   const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
@@ -115,8 +110,14 @@ __global__ void __launch_bounds__(128) product_kernel(Operands in, float* out) {
 #endif
 }
 
+using Widths = std::integer_sequence<int, 8, 16, 24, 32, 40, 64, 96, 128, 192, 256>;
+
 class CudaWgmma : public HopperTest {
  protected:
+  template <class T, int... N>
+  void check_widths(std::integer_sequence<int, N...>) {
+    (check<T, N>(), ...);
+  }
   template <class T, int N, int W = 128>
   void check() {
     for (const bool whole : {true, false}) {
@@ -187,18 +188,8 @@ class CudaWgmma : public HopperTest {
   }
 };
 
-template <class T, class Test, int... N>
-void each(Test&& test, std::integer_sequence<int, N...>) {
-  (test.template operator()<T, N>(), ...);
-}
-using Widths = std::integer_sequence<int, 8, 16, 24, 32, 40, 64, 96, 128, 192, 256>;
-
-TEST_F(CudaWgmma, BFloat16OfEveryOperand) {
-  each<bfloat16>([&]<class T, int N>() { check<T, N>(); }, Widths());
-}
-TEST_F(CudaWgmma, Float16OfEveryOperand) {
-  each<float16>([&]<class T, int N>() { check<T, N>(); }, Widths());
-}
+TEST_F(CudaWgmma, BFloat16OfEveryOperand) { check_widths<bfloat16>(Widths()); }
+TEST_F(CudaWgmma, Float16OfEveryOperand) { check_widths<float16>(Widths()); }
 TEST_F(CudaWgmma, NarrowSwizzles) {
   check<bfloat16, 64, 64>();
   check<float16, 96, 64>();

@@ -2,8 +2,8 @@
 // and amplitude. Backward: dA, dJ0, dJ1, dalpha, and the weights' gradients where their depth was
 // split.
 #include "annulus/core/checked.h"
+#include "annulus/core/dispatch.h"
 #include "annulus/cuda/check.h"
-#include "annulus/cuda/launch.h"
 #include "annulus/cuda/reduce.cuh"
 #include "annulus/ring_rnn/cuda/tensor.cuh"
 
@@ -80,7 +80,7 @@ __device__ __forceinline__ bool whole_sum(const Gather& gather, Single which, in
     }
     for (; i < last; i += kDown) sum += f(i, j);
   }
-  sum = annulus::cuda::block_sum<kThreads>(sum, scratch);
+  sum = block_sum<kThreads>(sum, scratch);
   bool comes_last = false;
   if (threadIdx.x == 0) {
     double* const parts = gather.slice_sums + which * kSlices;
@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(kThreads)
 void run_readout(const Readout& readout, const Launch& launch) {
   const std::int64_t blocks = ceil_div(readout.layout.T * readout.layout.B, kThreads);
   readout_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, launch.stream>>>(readout);
-  annulus::cuda::check_launch(launch.op, "readout of the ring loop");
+  check_launch(launch.op, "readout of the ring loop");
 }
 
 void run_gather(const Gather& gather, const Launch& launch) {
@@ -262,17 +262,12 @@ void run_gather(const Gather& gather, const Launch& launch) {
   }
   const auto grid =
       static_cast<unsigned>(kSingles * kSlices + blocks.alpha + blocks.actions + blocks.weights);
-  const auto run = [&]<class T>() {
-    gather_kernel<T><<<grid, kThreads, 0, launch.stream>>>(gather, blocks);
-  };
-  if (w.dtype == DType::kF16) {
-    run.template operator()<float16>();
-  } else if (w.dtype == DType::kBF16) {
-    run.template operator()<bfloat16>();
-  } else {
-    run.template operator()<float>();
-  }
-  annulus::cuda::check_launch(launch.op, "gradients of the ring loop");
+  visit_floating(w.dtype, [&]<class T>() {
+    if constexpr (!std::is_same_v<T, double>) {
+      gather_kernel<T><<<grid, kThreads, 0, launch.stream>>>(gather, blocks);
+    }
+  });
+  check_launch(launch.op, "gradients of the ring loop");
 }
 
 }  // namespace annulus::ring_rnn::cuda::tensor

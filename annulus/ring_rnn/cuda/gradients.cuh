@@ -1,8 +1,6 @@
 // What comes before and after the loops: operands made ready, and gradients that are sums over all steps.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstddef>
 #include <cstdint>
 

@@ -2,8 +2,6 @@
 // direction reads and leaves behind), the operands that the blocks of a grid exchange, and the tiling.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstddef>
 #include <cstdint>
 
@@ -32,12 +30,16 @@ struct Pass {
   Layout layout;
   DType dtype = DType::kF32;
   const uint4* weights = nullptr;  // V; null: the cluster packs them itself
-  Coefficients coefficients;
+  Coefficients coefficients = {};
   std::int64_t first = 0, last = 0;  // this launch runs steps first .. last - 1
 };
 
+// Either direction: the step of the call that the launch comes to at `step`, from first on, and which of the two
+// buffers holds X of a step. (Counted by steps of the call, so that launches of single phases agree.)
 struct ForwardPass : Pass {
   static constexpr bool kBackward = false;
+  ANNULUS_HD std::int64_t time(std::int64_t step) const { return step; }
+  ANNULUS_HD int parity(std::int64_t time) const { return static_cast<int>(time & 1); }
 
   float* s = nullptr;        // [padded_b][padded_n], between steps
   float* vectors = nullptr;  // [T][row part][padded_b][2]: of the population vector, or not
@@ -59,6 +61,10 @@ struct LoopSums {
 // Runs from the last step to the first.
 struct BackwardPass : Pass, LoopSums {
   static constexpr bool kBackward = true;
+  ANNULUS_HD std::int64_t time(std::int64_t step) const { return last - 1 - (step - first); }
+  ANNULUS_HD int parity(std::int64_t time) const {
+    return static_cast<int>((args.T - 1 - time) & 1);
+  }
 
   float* l = nullptr;           // [padded_b][padded_n]: dL/dr, between steps
   float* reset_sums = nullptr;  // [padded_b][padded_n]: l of the steps that began with a reset

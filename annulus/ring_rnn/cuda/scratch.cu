@@ -10,34 +10,41 @@ namespace annulus::ring_rnn::cuda::tensor {
 
 namespace {
 
-GridOperands take_operands(ScratchLayout& scratch, const Layout& layout, const Tiling& tiling) {
+Pass pass_of(const Plan& plan, const Layout& layout) {
+  return {.args = make_args(plan), .layout = layout, .dtype = plan.dtype, .last = plan.T};
+}
+
+GridOperands take_operands(ScratchLayout& scratch, const Plan& plan, const Tiling& tiling) {
   GridOperands x;
+  const Layout& layout = tiling.layout;
   const StepTiling& step = *tiling.step();
   // Two buffers of 16-bit numbers.
   const std::int64_t words = layout.terms * layout.padded_b * layout.padded_n;
   const auto* sm90 = std::get_if<Sm90Tiling>(&tiling.kernels);
   if (sm90 != nullptr && sm90->x_buffers > 0) {
-    x.x_rows = scratch.take<std::uint16_t>(2 * words);
+    scratch(x.x_rows, 2 * words);
   } else {
-    x.x_fragments = scratch.take<std::uint32_t>(words);
+    scratch(x.x_fragments, words);
   }
-  if (layout.f16) x.x_scales = scratch.take<float>(2 * layout.tiles * layout.padded_b);
-  x.row_sums = scratch.take<float>(2 * layout.tiles * layout.padded_b);
-  x.partial = scratch.take<float>(step.items() * step.rows * kTile);
-  x.counters = scratch.take<unsigned>(counters_of(step));
+  if (layout.f16) scratch(x.x_scales, 2 * layout.tiles * layout.padded_b);
+  scratch(x.row_sums, 2 * layout.tiles * layout.padded_b);
+  scratch(x.partial, step.items() * step.rows * kTile);
+  scratch(x.counters, counters_of(step));
+  x.together = !plan.stepwise;
   return x;
 }
 
-Coefficients take_coefficients(ScratchLayout& scratch, const Layout& layout, const Tiling& tiling,
-                               int batch_tiles) {
+Coefficients take_coefficients(ScratchLayout& scratch, const Tiling& tiling) {
   Coefficients c;
-  const std::int64_t masks = layout.T * batch_tiles * layout.mask_words;
-  c.c = scratch.take<float>(layout.T * layout.channels * layout.padded_b);
-  c.active = scratch.take<std::uint32_t>(masks);
+  const Layout& layout = tiling.layout;
+  const std::int64_t masks = layout.T * tiling.batch_tiles() * layout.mask_words;
+  const std::int64_t count = layout.T * layout.channels * layout.padded_b;
+  scratch(c.c, count);
+  scratch(c.active, masks);
   const auto* sm90 = std::get_if<Sm90Tiling>(&tiling.kernels);
   if (sm90 != nullptr && sm90->factor_bytes == kPairFactorBytes) {
-    c.scales = scratch.take<Scale>(layout.T * layout.channels * layout.padded_b);
-    c.two_terms = scratch.take<std::uint32_t>(masks);
+    scratch(c.scales, count);
+    scratch(c.two_terms, masks);
   }
   return c;
 }
@@ -45,25 +52,27 @@ Coefficients take_coefficients(ScratchLayout& scratch, const Layout& layout, con
 }  // namespace
 
 std::int64_t counters_of(const StepTiling& tiling) {
-  return static_cast<std::int64_t>(tiling.batch_tiles) * (tiling.tiles + 1) *
-         annulus::cuda::GroupBarrier::kStride;
+  return static_cast<std::int64_t>(tiling.batch_tiles) * (tiling.tiles + 1) * GroupBarrier::kStride;
 }
 
 ForwardScratch take_forward(ScratchLayout& scratch, const Plan& plan, const Tiling& tiling) {
   ForwardScratch f;
   const Layout& layout = tiling.layout;
   const auto* cluster = std::get_if<ClusterTiling>(&tiling.kernels);
-  const bool holds_all = cluster != nullptr && cluster->holds_all_weights(layout);
-  if (!plan.in.packed.defined() && !holds_all) {
-    f.weights = scratch.take<uint4>(weight_bytes(layout) / 16);
+  static_cast<Pass&>(f.pass) = pass_of(plan, layout);
+  if (plan.in.packed.defined()) {
+    f.pass.weights = static_cast<const uint4*>(plan.in.packed.data);
+  } else if (cluster == nullptr || !cluster->holds_all_weights(layout)) {
+    scratch(f.weights, weight_bytes(layout) / 16);
+    f.pass.weights = f.weights;
   }
   if (cluster == nullptr) {  // clusters read A itself, and nothing of a step leaves them
-    f.coefficients = take_coefficients(scratch, layout, tiling, tiling.batch_tiles());
-    f.x = take_operands(scratch, layout, tiling);
-    f.s = scratch.take<float>(layout.padded_b * layout.padded_n);
+    f.pass.coefficients = take_coefficients(scratch, tiling);
+    f.x = take_operands(scratch, plan, tiling);
+    scratch(f.pass.s, layout.padded_b * layout.padded_n);
   }
   if (plan.out.angle.defined()) {
-    f.vectors = scratch.take<float>(layout.T * layout.row_parts * layout.padded_b * 2);
+    scratch(f.pass.vectors, layout.T * layout.row_parts * layout.padded_b * 2);
   }
   return f;
 }
@@ -71,45 +80,60 @@ ForwardScratch take_forward(ScratchLayout& scratch, const Plan& plan, const Tili
 BackwardScratch take_backward(ScratchLayout& scratch, const Plan& plan, const Tiling& tiling,
                               const Tiling& forward_tiling, const Gpu& gpu) {
   BackwardScratch b;
+  BackwardPass& pass = b.pass;
+  WeightGradients& w = b.gradients;
   const Layout& layout = tiling.layout;
   const RingRnnGradients& grad = plan.grad;
   const std::int64_t plane = layout.padded_b * layout.padded_n;
   const bool dots = needs_dots(plan);
-  b.weights = scratch.take<uint4>(weight_bytes(layout) / 16);
-  b.coefficients = take_coefficients(scratch, layout, tiling, tiling.batch_tiles());
-  if (!tiling.in_clusters()) b.x = take_operands(scratch, layout, tiling);
-  b.l = scratch.take<float>(plane);  // in clusters between launches alone
+  static_cast<Pass&>(pass) = pass_of(plan, layout);
+  pass.own_reset_state = plan.in.reset_state.defined();
+  scratch(b.weights, weight_bytes(layout) / 16);
+  pass.weights = b.weights;
+  pass.coefficients = take_coefficients(scratch, tiling);
+  if (!tiling.in_clusters()) b.x = take_operands(scratch, plan, tiling);
+  scratch(pass.l, plane);  // in clusters between launches alone
   if (dots) {
-    b.sums.dots = scratch.take<float>(layout.T * tiling.dot_parts().of_step(layout) *
-                                      layout.channels * layout.padded_b);
+    scratch(pass.dots,
+            layout.T * tiling.dot_parts().of_step(layout) * layout.channels * layout.padded_b);
   }
-  if (dots || plan.needs_dweights()) {
-    b.states = scratch.take<std::uint16_t>(layout.state_terms * layout.T * plane);
-  }
-  if (plan.needs_dweights() || (dots && tiling.in_clusters())) {
-    b.g = scratch.take<std::byte>(g_bytes(layout));
-  }
+  if (dots || plan.needs_dweights()) scratch(b.states, layout.state_terms * layout.T * plane);
+  pass.states = b.states;
+  if (plan.needs_dweights() || (dots && tiling.in_clusters())) scratch(pass.g, g_bytes(layout));
+  w.args = pass.args;
+  w.layout = layout;
+  w.dtype = plan.dtype;
+  w.states = b.states;
   if (plan.needs_dweights()) {
-    if (layout.row_tiles) b.tile_c = scratch.take<std::uint32_t>(tile_c_words(layout));
-    b.active_rows =
-        scratch.take<std::uint32_t>(layout.T * (layout.padded_b / kRowTile) * layout.mask_words);
-    b.depth_splits = depth_splits(layout, gpu);
+    if (layout.row_tiles) scratch(b.tile_c, tile_c_words(layout));
+    scratch(b.active_rows, layout.T * (layout.padded_b / kRowTile) * layout.mask_words);
+    w.active_rows = b.active_rows;
+    w.first_channel = grad.dWo.defined() ? 0 : 1;
+    w.last_channel = grad.dWa.defined() ? layout.channels : 1;
+    w.sides = static_cast<int>(ceil_div(plan.N, kSide));
+    w.depth_splits = depth_splits(layout, gpu);
     const std::int64_t side = round_up(plan.N, kSide);
-    if (b.depth_splits > 1) {
-      b.parts = scratch.take<float>(b.depth_splits * layout.channels * side * side);
-    }
+    if (w.depth_splits > 1) scratch(w.parts, w.depth_splits * layout.channels * side * side);
   }
-  b.slice_sums = scratch.take<double>(3 * Gather::kSlices);
-  b.slice_counters = scratch.take<unsigned>(3);
-  if (grad.dalpha.defined()) b.sums.alpha_sums = scratch.take<float>(plane);
-  if (plan.in.reset.defined()) b.reset_sums = scratch.take<float>(plane);
+  scratch(b.slice_sums, 3 * Gather::kSlices);
+  scratch(b.slice_counters, 3);
+  if (grad.dalpha.defined()) scratch(pass.alpha_sums, plane);
+  if (plan.in.reset.defined()) scratch(pass.reset_sums, plane);
   if (grad.dJ0.defined()) {
-    b.sums.g_sums = scratch.take<float>(layout.T * layout.row_parts * layout.padded_b);
-    b.sums.s_sums = scratch.take<float>(layout.T * layout.row_parts * layout.padded_b);
+    scratch(pass.g_sums, layout.T * layout.row_parts * layout.padded_b);
+    scratch(pass.s_sums, layout.T * layout.row_parts * layout.padded_b);
   }
   if (plan.checkpoint > 0) {
-    b.again = take_forward(scratch, plan, forward_tiling);
-    b.y = scratch.take<float>(std::min(plan.checkpoint, plan.T) * plan.B * plan.N);
+    ForwardPass& again = (b.again = take_forward(scratch, plan, forward_tiling)).pass;
+    again.vectors = nullptr;  // y is all that is asked for
+    scratch(again.y_again, std::min(plan.checkpoint, plan.T) * plan.B * plan.N);
+    pass.y = again.y_again;
+    pass.y_stride[0] = plan.B * plan.N;
+    pass.y_stride[1] = plan.N;
+    pass.y_stride[2] = 1;
+  } else {
+    pass.y = static_cast<const float*>(plan.out.saved.data);
+    std::copy_n(pass.args.saved.stride, 3, pass.y_stride);
   }
   return b;
 }

@@ -1,7 +1,6 @@
-// Where the arrays of the tensor-core path lie in a call's scratch memory.
+// What the kernels of a call work on, with its arrays in the call's scratch memory.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "annulus/core/scratch.h"
@@ -12,33 +11,23 @@ namespace annulus::ring_rnn::cuda::tensor {
 
 // Pointers are null where a call needs no such array.
 struct ForwardScratch {
-  uint4* weights = nullptr;
-  Coefficients coefficients;
+  ForwardPass pass;
   GridOperands x;
-  float* s = nullptr;
-  float* vectors = nullptr;
+  uint4* weights = nullptr;  // to be packed
 };
 ForwardScratch take_forward(ScratchLayout& scratch, const Plan& plan, const Tiling& tiling);
 
 struct BackwardScratch {
-  uint4* weights = nullptr;
-  Coefficients coefficients;
+  BackwardPass pass;
   GridOperands x;
-  float* l = nullptr;
-  std::byte* g = nullptr;
+  uint4* weights = nullptr;
   std::uint16_t* states = nullptr;
-  LoopSums sums;
-  float* reset_sums = nullptr;
-  // The weights' gradients.
-  std::uint32_t* active_rows = nullptr;
-  std::uint32_t* tile_c = nullptr;
-  int depth_splits = 1;
-  float* parts = nullptr;
+  std::uint32_t *active_rows = nullptr, *tile_c = nullptr;
+  WeightGradients gradients;
   double* slice_sums = nullptr;
   unsigned* slice_counters = nullptr;
-  // With checkpoints: the forward loop again, and y of the steps between two of them.
-  ForwardScratch again;
-  float* y = nullptr;
+  ForwardScratch
+      again;  // with checkpoints: the forward loop, for y of the steps between two of them
 };
 BackwardScratch take_backward(ScratchLayout& scratch, const Plan& plan, const Tiling& tiling,
                               const Tiling& forward_tiling, const Gpu& gpu);

@@ -84,6 +84,28 @@ __device__ __forceinline__ float4 state_quad(const Layout& s, const std::uint16_
   return v;
 }
 
+// s of a thread's rows and columns as it holds a product of wgmma, 16 rows x 64 columns a warp; with one term as pairs of
+// bf16, which lose nothing.
+template <int Terms>
+struct RowStates {
+  std::conditional_t<Terms == 1, uint2, float4> of[8];  // of eight columns each
+
+  // Both rows of the product times s, added to what there is.
+  __device__ __forceinline__ void add_dots(const float (&part)[32], float& low, float& high) const {
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      float4 v;
+      if constexpr (Terms == 1) {
+        v = quad_of(of[n].x, of[n].y);
+      } else {
+        v = of[n];
+      }
+      low = fmaf(part[4 * n + 1], v.y, fmaf(part[4 * n], v.x, low));
+      high = fmaf(part[4 * n + 3], v.w, fmaf(part[4 * n + 2], v.z, high));
+    }
+  }
+};
+
 // ---- the epilogue of a step
 
 // How many of `Columns` columns from `col` on there are.
@@ -93,7 +115,7 @@ __device__ __forceinline__ int columns_of(std::int64_t N, int col) {
 }
 
 // Sixteen lanes hold a row, four columns each.
-__device__ __forceinline__ float sum_row(float v) { return annulus::cuda::warp_sum<16>(v); }
+__device__ __forceinline__ float sum_row(float v) { return warp_sum<16>(v); }
 
 // The sum over all columns of row `row` of X of this parity: parts of the tiles in fixed order.
 __device__ __forceinline__ float whole_row(const Layout& s, const GridOperands& x, std::int64_t row,
@@ -168,7 +190,7 @@ struct RowShare {
 class RowWalk {
  public:
   __device__ RowWalk(const StepTiling& s, int warps)
-      : s_(s), warps_(warps), warp_(annulus::cuda::uniform_warp()), item_(blockIdx.x) {
+      : s_(s), warps_(warps), warp_(uniform_warp()), item_(blockIdx.x) {
     enter();
   }
   __device__ bool done() const { return item_ >= s_.items(); }
@@ -211,7 +233,7 @@ class RowWalk {
 // X of the first step.
 template <class Format, class Direction, class Loop>
 __device__ __forceinline__ void begin_items(const Loop& loop, int warps) {
-  const int parity = Direction::parity(loop, Direction::kBackward ? loop.last - 1 : loop.first);
+  const int parity = loop.parity(loop.time(loop.first));
   for (RowWalk walk(loop.tiling, warps); !walk.done(); walk.next()) {
     float v[4];
     Direction::begin(loop, walk.row(), walk.column(), v);
@@ -294,7 +316,7 @@ class StepBarriers {
     // One item a block: only the blocks of the same samples matter. Several: they may be of any
     // samples, and the first counter serves all.
     const bool one_each = s.items() <= gridDim.x;
-    constexpr int kStride = annulus::cuda::GroupBarrier::kStride;
+    constexpr int kStride = GroupBarrier::kStride;
     unsigned* const mine =
         counters + static_cast<std::int64_t>(home.batch_tile) * (s.tiles + 1) * kStride;
     samples_ = {one_each ? mine : counters,
@@ -310,7 +332,7 @@ class StepBarriers {
 
  private:
   Sync sync_;
-  annulus::cuda::GroupBarrier samples_, tile_;
+  GroupBarrier samples_, tile_;
   unsigned tile_party_;
 };
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "annulus/core/checked.h"
 #include "annulus/cuda/check.h"
 #include "annulus/cuda/one_graph.h"
 #include "annulus/ring_rnn/cuda/scratch.cuh"
@@ -42,18 +41,11 @@ PackWeights packing(const Layout& layout, uint4* to, bool transposed) {
 }
 
 MakeCoefficients coefficients_of(const Tiling& tiling, const Coefficients& to) {
-  MakeCoefficients make;
-  make.to = to;
-  make.rows = tiling.rows;
-  make.batch_tiles = tiling.batch_tiles();
-  return make;
+  return {.to = to, .rows = tiling.rows, .batch_tiles = tiling.batch_tiles()};
 }
 
 ClearCounters clearing(const Tiling& tiling, const GridOperands& x) {
-  ClearCounters clear;
-  clear.counters = x.counters;
-  if (x.counters != nullptr) clear.count = counters_of(*tiling.step());
-  return clear;
+  return {x.counters, x.counters == nullptr ? 0 : counters_of(*tiling.step())};
 }
 
 void clear_counters(const Tiling& tiling, const GridOperands& x, const Launch& launch) {
@@ -65,29 +57,16 @@ void clear_counters(const Tiling& tiling, const GridOperands& x, const Launch& l
                       launch.stream));
 }
 
-// What does not depend on the direction.
-void complete(Pass& pass, const Args& args, const Plan& plan, const Layout& layout,
-              const uint4* weights, const Coefficients& c) {
-  pass.args = args;
-  pass.layout = layout;
-  pass.dtype = plan.dtype;
-  pass.weights = weights;
-  pass.coefficients = c;
-  pass.first = 0;
-  pass.last = plan.T;
-}
-
 // Clusters need nothing prepared where they hold all weights, or find them packed.
-void prepare_forward(const Args& args, const ForwardScratch& f, const Tiling& tiling, DType dtype,
-                     const Launch& launch) {
+void prepare_forward(const ForwardScratch& f, const Tiling& tiling, const Launch& launch) {
   if (f.weights == nullptr && tiling.in_clusters()) return;
   Prepare p;
-  p.args = args;
+  p.args = f.pass.args;
   p.layout = tiling.layout;
   p.pack = packing(tiling.layout, f.weights, false);
-  p.coefficients = coefficients_of(tiling, f.coefficients);
+  p.coefficients = coefficients_of(tiling, f.pass.coefficients);
   p.clear = clearing(tiling, f.x);
-  run_prepare(p, dtype, launch);
+  run_prepare(p, f.pass.dtype, launch);
 }
 
 template <class... F>
@@ -114,35 +93,24 @@ void run_loop(const BackwardPass& pass, const GridOperands& x, const Tiling& til
 
 // Both loops by turns, from the last kept state to the first: forward again for y, which is all that
 // loop writes, then backward.
-void backward_from_checkpoints(const Plan& plan, const BackwardScratch& b, BackwardPass pass,
-                               const Tiling& tiling, const Tiling& forward_tiling,
-                               const Launch& launch) {
-  const Args& args = pass.args;
-  ForwardPass again;
-  complete(again, args, plan, forward_tiling.layout, b.again.weights, b.again.coefficients);
-  again.s = b.again.s;
-  again.y_again = b.y;
-  GridOperands again_x = b.again.x;
-  again_x.together = b.x.together;
-  prepare_forward(args, b.again, forward_tiling, plan.dtype, launch);
-  pass.y = b.y;
-  pass.y_stride[0] = plan.B * plan.N;
-  pass.y_stride[1] = plan.N;
-  pass.y_stride[2] = 1;
+void backward_from_checkpoints(const Plan& plan, BackwardScratch b, const Tiling& tiling,
+                               const Tiling& forward_tiling, const Launch& launch) {
+  ForwardPass& again = b.again.pass;
+  const Ref<3>& saved = again.args.saved;
+  prepare_forward(b.again, forward_tiling, launch);
   for (std::int64_t i = plan.saved_steps(); i-- > 0;) {
     const std::int64_t first = i * plan.checkpoint;
     const std::int64_t last = std::min(first + plan.checkpoint, plan.T);
-    again.restart.data = static_cast<float*>(args.saved.data) + i * args.saved.stride[0];
-    again.restart.stride[0] = args.saved.stride[1];
-    again.restart.stride[1] = args.saved.stride[2];
+    again.restart.data = static_cast<float*>(saved.data) + i * saved.stride[0];
+    again.restart.stride[0] = saved.stride[1];
+    again.restart.stride[1] = saved.stride[2];
     again.again_first = again.first = first;
-    again.last = last;
-    clear_counters(forward_tiling, again_x, launch);
-    run_loop(again, again_x, forward_tiling, launch);
-    pass.first = pass.leave_at = pass.y_first = first;
-    pass.last = last;
+    b.pass.first = b.pass.leave_at = b.pass.y_first = first;
+    again.last = b.pass.last = last;
+    clear_counters(forward_tiling, b.again.x, launch);
+    run_loop(again, b.again.x, forward_tiling, launch);
     clear_counters(tiling, b.x, launch);
-    run_loop(pass, b.x, tiling, launch);
+    run_loop(b.pass, b.x, tiling, launch);
   }
 }
 
@@ -188,18 +156,11 @@ void forward(const Plan& plan, Context& context) {
   const Workspace workspace(context, plan.op, plan.device, [&](ScratchLayout& scratch) {
     f = take_forward(scratch, plan, tiling);
   });
-  const Args args = make_args(plan);
-  prepare_forward(args, f, tiling, plan.dtype, launch);
-  ForwardPass pass;
-  complete(pass, args, plan, tiling.layout,
-           f.weights != nullptr ? f.weights : static_cast<const uint4*>(plan.in.packed.data),
-           f.coefficients);
-  pass.s = f.s;
-  pass.vectors = f.vectors;
-  f.x.together = !plan.stepwise;
-  run_loop(pass, f.x, tiling, launch);
-  if (f.vectors != nullptr) {
-    run_readout({tiling.layout, f.vectors, args.angle, args.amplitude}, launch);
+  prepare_forward(f, tiling, launch);
+  run_loop(f.pass, f.x, tiling, launch);
+  if (f.pass.vectors != nullptr) {
+    const Args& args = f.pass.args;
+    run_readout({tiling.layout, f.pass.vectors, args.angle, args.amplitude}, launch);
   }
   context.ran_on(plan.op, DeviceType::kCUDA, tiling.name());
 }
@@ -214,68 +175,42 @@ void backward(const Plan& plan, Context& context) {
   const Workspace workspace(context, plan.op, plan.device, [&](ScratchLayout& scratch) {
     b = take_backward(scratch, plan, tiling, forward_tiling, gpu);
   });
-  b.x.together = !plan.stepwise;
-  const Args args = make_args(plan);
 
   Prepare p;
-  p.args = args;
+  p.args = b.pass.args;
   p.layout = tiling.layout;
   p.pack = packing(tiling.layout, b.weights, true);
-  p.coefficients = coefficients_of(tiling, b.coefficients);
+  p.coefficients = coefficients_of(tiling, b.pass.coefficients);
   p.coefficients.active_rows = b.active_rows;
   p.coefficients.tile_c = b.tile_c;
   p.coefficients.all_channels = dots;
   p.states = b.states;
   p.clear = clearing(tiling, b.x);
   p.clear.slice_counters = b.slice_counters;
-
-  BackwardPass pass;
-  complete(pass, args, plan, tiling.layout, b.weights, b.coefficients);
-  static_cast<LoopSums&>(pass) = b.sums;
-  pass.l = b.l;
-  pass.reset_sums = b.reset_sums;
-  pass.g = b.g;
-  pass.states = b.states;
-  pass.own_reset_state = plan.in.reset_state.defined();
   if (plan.checkpoint == 0) {
     run_prepare(p, plan.dtype, launch);
-    pass.y = static_cast<const float*>(plan.out.saved.data);
-    for (int i = 0; i < 3; ++i) pass.y_stride[i] = args.saved.stride[i];
-    run_loop(pass, b.x, tiling, launch);
+    run_loop(b.pass, b.x, tiling, launch);
   } else {
-    annulus::cuda::record_as_one_node(plan.op, launch.stream, [&](cudaStream_t recorded) {
+    record_as_one_node(plan.op, launch.stream, [&](cudaStream_t recorded) {
       run_prepare(p, plan.dtype, {plan.op, recorded});
-      backward_from_checkpoints(plan, b, pass, tiling, forward_tiling, {plan.op, recorded});
+      backward_from_checkpoints(plan, b, tiling, forward_tiling, {plan.op, recorded});
     });
   }
 
-  WeightGradients w;
-  w.args = args;
-  w.layout = tiling.layout;
-  w.dtype = plan.dtype;
-  w.states = b.states;
-  if (plan.needs_dweights()) {
-    w.first_channel = plan.grad.dWo.defined() ? 0 : 1;
-    w.last_channel = plan.grad.dWa.defined() ? tiling.layout.channels : 1;
-    w.sides = static_cast<int>(ceil_div(plan.N, kSide));
-    w.depth_splits = b.depth_splits;
-    w.parts = b.parts;
-    w.active_rows = b.active_rows;
-  }
+  const WeightGradients& w = b.gradients;
   if (tiling.layout.row_tiles) {
-    Sm90WeightGradients gradients{w, b.g, b.tile_c};
+    Sm90WeightGradients gradients{w, b.pass.g, b.tile_c};
     if (dots && tiling.in_clusters()) {
       gradients.chunks = tiling.layout.tiles;
-      gradients.dots = b.sums.dots;
+      gradients.dots = b.pass.dots;
       gradients.weights = b.weights;
     }
     run_dweights(gradients, gpu.multiprocessors, launch);
   } else {
-    run_dweights({w, reinterpret_cast<const float*>(b.g), b.coefficients.c}, launch);
+    run_dweights({w, reinterpret_cast<const float*>(b.pass.g), b.pass.coefficients.c}, launch);
   }
-  const RingRnnGradients& grad = plan.grad;
-  if (dots || grad.dJ0.defined() || grad.dalpha.defined() || w.depth_splits > 1) {
-    run_gather({b.sums, w, tiling.dot_parts(), b.slice_sums, b.slice_counters}, launch);
+  if (dots || plan.grad.dJ0.defined() || plan.grad.dalpha.defined() || w.depth_splits > 1) {
+    run_gather({b.pass, w, tiling.dot_parts(), b.slice_sums, b.slice_counters}, launch);
   }
   context.ran_on(plan.op, DeviceType::kCUDA, tiling.name());
 }

@@ -11,9 +11,6 @@
 #pragma once
 
 #include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
-
 #include <cstddef>
 #include <cstdint>
 
@@ -24,13 +21,6 @@
 #include "annulus/ring_rnn/plan.h"
 
 namespace annulus::ring_rnn::cuda::tensor {
-
-using annulus::cuda::load_bits;
-using annulus::cuda::load_row;
-using annulus::cuda::number_of;
-using annulus::cuda::prefetch_row;
-using annulus::cuda::store_row;
-using annulus::cuda::visit_narrow;
 
 // The path as the driver of the backend calls it. Sizes are at least 1 and dtype is not f64.
 int terms_of(Precision precision);  // 0: not a precision of this path
@@ -70,18 +60,6 @@ void run_gather(const Gather& gather, const Launch& launch);
 int clusters_at_once(int blocks, std::size_t shared, const char* op);
 
 // ---- pieces
-
-template <class F>
-auto with_terms(int terms, F&& f) {
-  switch (terms) {
-    case 1:
-      return f.template operator()<1>();
-    case 2:
-      return f.template operator()<2>();
-    default:
-      return f.template operator()<3>();
-  }
-}
 
 // A pair of bf16 times c.
 __device__ __forceinline__ std::uint32_t scaled_pair(std::uint32_t pair, std::uint32_t c) {
