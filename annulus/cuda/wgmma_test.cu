@@ -27,16 +27,14 @@ std::size_t place(Major major, int W, int lines, int i, int k) {
                             : at(i / each, kDepth * W, k, i % each);
 }
 // Whole swizzled blocks of it.
-std::size_t operand_bytes(Major major, int W, int lines) {
+ANNULUS_HD constexpr int operand_bytes(Major major, int W, int lines) {
   const int each = W / 2;
-  return static_cast<std::size_t>(major == Major::kK ? kDepth / each * lines * W
-                                                     : (lines + each - 1) / each * kDepth * W);
+  return major == Major::kK ? kDepth / each * lines * W : (lines + each - 1) / each * kDepth * W;
 }
 
 struct Operands {
   const std::uint16_t* a_rows;  // [m][k]
   const uint4 *a, *b;           // as they lie in shared memory
-  int a_bytes, b_bytes;
   bool a_in_registers, add;
   Major a_major, b_major;
 };
@@ -47,11 +45,13 @@ __global__ void __launch_bounds__(128) product_kernel(Operands in, float* out) {
   __shared__ __align__(1024) std::byte shared_a[kM * kDepth * 2];
   __shared__ __align__(1024) std::byte shared_b[(N + W / 2 - 1) / (W / 2) * (W / 2) * kDepth * 2];
   const int thread = static_cast<int>(threadIdx.x);
-  const auto copy = [&](const uint4* from, int bytes, std::byte* to) {
-    for (int i = thread; i < bytes / 16; i += 128) reinterpret_cast<uint4*>(to)[i] = from[i];
+  const auto copy = [&](const uint4* from, Major major, int lines, std::byte* to) {
+    for (int i = thread; i < operand_bytes(major, W, lines) / 16; i += 128) {
+      reinterpret_cast<uint4*>(to)[i] = from[i];
+    }
   };
-  copy(in.a, in.a_bytes, shared_a);
-  copy(in.b, in.b_bytes, shared_b);
+  copy(in.a, in.a_major, kM, shared_a);
+  copy(in.b, in.b_major, N, shared_b);
   fence_shared_writes();
   __syncthreads();
   const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
@@ -142,7 +142,8 @@ class CudaWgmma : public HopperTest {
     for (T& v : a) v = draw();
     for (T& v : b) v = draw();
     const auto image = [&](Major major, int lines, const std::vector<T>& v) {
-      std::vector<uint4> bytes(operand_bytes(major, W, lines) / 16, make_uint4(~0u, ~0u, ~0u, ~0u));
+      std::vector<uint4> bytes(static_cast<std::size_t>(operand_bytes(major, W, lines) / 16),
+                               make_uint4(~0u, ~0u, ~0u, ~0u));
       for (int i = 0; i < lines; ++i) {
         for (int k = 0; k < kDepth; ++k) {
           reinterpret_cast<T*>(bytes.data())[place(major, W, lines, i, k) / 2] =
@@ -151,19 +152,11 @@ class CudaWgmma : public HopperTest {
       }
       return bytes;
     };
-    const std::vector<uint4> a_image = image(a_major, kM, a), b_image = image(b_major, N, b);
     const DeviceArray<T> a_rows(a);
-    const DeviceArray<uint4> a_shared(a_image), b_shared(b_image);
+    const DeviceArray<uint4> a_shared(image(a_major, kM, a)), b_shared(image(b_major, N, b));
     const DeviceArray<float> out(std::vector<float>(kM * N, 3.0f));
-    const Operands in{reinterpret_cast<const std::uint16_t*>(a_rows.get()),
-                      a_shared.get(),
-                      b_shared.get(),
-                      static_cast<int>(a_image.size() * 16),
-                      static_cast<int>(b_image.size() * 16),
-                      a_in_registers,
-                      add,
-                      a_major,
-                      b_major};
+    const auto* const rows = reinterpret_cast<const std::uint16_t*>(a_rows.get());
+    const Operands in{rows, a_shared.get(), b_shared.get(), a_in_registers, add, a_major, b_major};
     product_kernel<T, N, W><<<1, 128>>>(in, out.get());
     finish();
     const std::vector<float> ours = out.values();

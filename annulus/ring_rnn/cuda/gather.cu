@@ -144,55 +144,48 @@ __global__ void __launch_bounds__(kThreads)
   // The single numbers first: they take longest.
   if (block < kSingles * kSlices) {
     const int slice = static_cast<int>(block % kSlices);
-    double total;
+    const auto add_up = [&](Single which, const auto& to, std::int64_t rows, std::int64_t columns,
+                            auto&& f) {
+      double total;
+      if (whole_sum(gather, which, slice, rows, columns, total, f)) {
+        put_at<T>(to.data, to.wide, 0, static_cast<float>(total));
+      }
+    };
     switch (static_cast<Single>(block / kSlices)) {
       case kSumJ0:
-        if (a.dJ0 &&
-            whole_sum(gather, kSumJ0, slice, s.T, s.B, total, [&](std::int64_t t, std::int64_t b) {
-              float g = 0, v = 0;
+        if (!a.dJ0) return;
+        return add_up(kSumJ0, a.dJ0, s.T, s.B, [&](std::int64_t t, std::int64_t b) {
+          float g = 0, v = 0;
 #pragma unroll 4
-              for (int part = 0; part < s.row_parts; ++part) {
-                const std::int64_t at = (t * s.row_parts + part) * s.padded_b + b;
-                g += gather.g_sums[at];
-                v += gather.s_sums[at];
-              }
-              return static_cast<double>(g) * static_cast<double>(v);
-            })) {
-          put_at<T>(a.dJ0.data, a.dJ0.wide, 0, static_cast<float>(total));
-        }
-        return;
+          for (int part = 0; part < s.row_parts; ++part) {
+            const std::int64_t at = (t * s.row_parts + part) * s.padded_b + b;
+            g += gather.g_sums[at];
+            v += gather.s_sums[at];
+          }
+          return static_cast<double>(g) * static_cast<double>(v);
+        });
       case kSumJ1: {
-        // All parts at once, in the order they lie in memory; those of other channels were never
-        // made.
-        const int had =
-            dot_parts.splits / dot_parts.channel_splits * dot_parts.warps;  // parts of a tile
-        if (a.dJ1 &&
-            whole_sum(gather, kSumJ1, slice, s.T * s.tiles * had, s.padded_b, total,
-                      [&](std::int64_t i, std::int64_t b) {
-                        const auto which = static_cast<unsigned>(i) % static_cast<unsigned>(had);
-                        const auto tile = static_cast<unsigned>(i) / static_cast<unsigned>(had);
-                        const auto parts = static_cast<unsigned>(dot_parts.warps);
-                        const std::int64_t split =
-                            which / parts * static_cast<unsigned>(dot_parts.channel_splits);
-                        const std::int64_t part =
-                            (static_cast<std::int64_t>(tile) * dot_parts.splits + split) *
-                                dot_parts.warps +
-                            which % parts;
-                        return static_cast<double>(gather.dots[part * s.channels * s.padded_b + b]);
-                      })) {
-          put_at<T>(a.dJ1.data, a.dJ1.wide, 0, static_cast<float>(total));
-        }
-        return;
+        // All parts at once, in the order they lie in memory; those of other channels were never made.
+        const int had = dot_parts.splits / dot_parts.channel_splits * dot_parts.warps;  // of a tile
+        if (!a.dJ1) return;
+        return add_up(
+            kSumJ1, a.dJ1, s.T * s.tiles * had, s.padded_b, [&](std::int64_t i, std::int64_t b) {
+              const auto which = static_cast<unsigned>(i) % static_cast<unsigned>(had);
+              const auto tile = static_cast<unsigned>(i) / static_cast<unsigned>(had);
+              const auto parts = static_cast<unsigned>(dot_parts.warps);
+              const std::int64_t split =
+                  which / parts * static_cast<unsigned>(dot_parts.channel_splits);
+              const std::int64_t part =
+                  (static_cast<std::int64_t>(tile) * dot_parts.splits + split) * dot_parts.warps +
+                  which % parts;
+              return static_cast<double>(gather.dots[part * s.channels * s.padded_b + b]);
+            });
       }
       default:
-        if (a.dalpha && !a.alpha_per_neuron &&
-            whole_sum(gather, kSumAlpha, slice, s.B, s.N, total,
-                      [&](std::int64_t b, std::int64_t i) {
-                        return static_cast<double>(gather.alpha_sums[b * s.padded_n + i]);
-                      })) {
-          put_either<T>(a.dalpha, static_cast<float>(total), 0);
-        }
-        return;
+        if (!a.dalpha || a.alpha_per_neuron) return;
+        return add_up(kSumAlpha, a.dalpha, s.B, s.N, [&](std::int64_t b, std::int64_t i) {
+          return static_cast<double>(gather.alpha_sums[b * s.padded_n + i]);
+        });
     }
   }
   block -= kSingles * kSlices;

@@ -16,7 +16,6 @@
 
 #include "annulus/core/context.h"
 #include "annulus/cuda/rows.cuh"
-#include "annulus/ring_rnn/cuda/gradients.cuh"
 #include "annulus/ring_rnn/cuda/operands.cuh"
 #include "annulus/ring_rnn/plan.h"
 
@@ -37,19 +36,13 @@ struct Launch {
   cudaStream_t stream;
 };
 void run_prepare(const Prepare& prepare, DType dtype, const Launch& launch);
-void run_forward(const ForwardPass& pass, const GridOperands& x, const Sm80Tiling& tiling,
-                 const Launch& launch);
-void run_forward(const ForwardPass& pass, const GridOperands& x, const Sm90Tiling& tiling,
-                 const Launch& launch);
+// The loops on a grid, compiled a direction a file: each takes half a minute.
+template <class Direction>
+void run_loop(const Sm80Loop<Direction>& loop, const Launch& launch);
+template <class Direction>
+void run_loop(const Sm90Loop<Direction>& loop, const Launch& launch);
+// ... and in clusters.
 void run_forward(const ForwardPass& pass, const ClusterTiling& tiling, const Launch& launch);
-void run_backward(const BackwardPass& pass, const GridOperands& x, const Sm80Tiling& tiling,
-                  const Launch& launch);
-void run_backward(const BackwardPass& pass, const GridOperands& x, const Sm90Tiling& tiling,
-                  const Launch& launch);
-void run_backward_dots(const BackwardPass& pass, const GridOperands& x, const Sm80Tiling& tiling,
-                       const Launch& launch);
-void run_backward_dots(const BackwardPass& pass, const GridOperands& x, const Sm90Tiling& tiling,
-                       const Launch& launch);
 void run_backward(const BackwardPass& pass, const ClusterTiling& tiling, const Launch& launch);
 void run_dweights(const Sm80WeightGradients& gradients, const Launch& launch);
 void run_dweights(Sm90WeightGradients gradients, int multiprocessors, const Launch& launch);

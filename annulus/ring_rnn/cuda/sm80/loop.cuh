@@ -414,7 +414,7 @@ __global__ void __launch_bounds__(256, 1)
 }
 
 template <class Direction>
-void launch_sm80(const Sm80Loop<Direction>& loop, const Launch& launch) {
+void run_loop(const Sm80Loop<Direction>& loop, const Launch& launch) {
   with_format(loop.layout.terms, loop.layout.f16,
               [&]<class Format>() { launch_loop(sm80_kernel<Format, Direction>, loop, launch); });
 }

@@ -532,7 +532,7 @@ __global__ void __launch_bounds__((Groups + 1) * 128, 1)
 }
 
 template <class Direction>
-void launch_sm90(const Sm90Loop<Direction>& loop, const Launch& launch) {
+void run_loop(const Sm90Loop<Direction>& loop, const Launch& launch) {
   with_format(loop.layout.terms, loop.layout.f16, [&]<class Format>() {
     if constexpr (Format::kFactorsOnX) {
       if (loop.tiling.rows > 128) {
