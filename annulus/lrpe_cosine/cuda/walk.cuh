@@ -106,7 +106,8 @@ __global__ void __launch_bounds__(kWalkThreads, kWalkBlocks<T>)
         const bool last = b + 1 == sequences;
         if (!last || more) fetch_next(last ? i_in : from, last ? i_x : from_x);
         turn_columns<T, V, kMode, kAct>(a.activation, a.stats, row, stat_column, phase, sign, first,
-                                        second, x, out, to);
+                                        second, x, static_cast<T*>(out.first) + to,
+                                        static_cast<T*>(out.second) + to);
         to += out.stride[0];
         row += a.heads * a.L;
         stat_column += static_cast<std::int64_t>(a.heads) * a.C;
