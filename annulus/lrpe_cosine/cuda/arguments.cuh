@@ -6,6 +6,7 @@
 // throughout.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "annulus/core/checked.h"
@@ -39,6 +40,10 @@ struct Integers {
   std::int64_t stride[3] = {};
   bool wide = false;  // i64
 
+  Integers() = default;
+  explicit Integers(const TensorView& v) : data(v.data), wide(v.dtype == DType::kI64) {
+    std::copy_n(v.stride.begin(), v.rank, stride);
+  }
   __device__ __forceinline__ std::int64_t at(std::int64_t index) const {
     return wide ? static_cast<const std::int64_t*>(data)[index]
                 : static_cast<const std::int32_t*>(data)[index];

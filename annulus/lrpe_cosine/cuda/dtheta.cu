@@ -9,8 +9,6 @@
 // - s0) q). A second kernel adds the tiles in a fixed order. No atomics, so the same bits on every
 // run.
 
-#include <algorithm>
-
 #include "annulus/cuda/check.h"
 #include "annulus/lrpe_cosine/cuda/arguments.cuh"
 

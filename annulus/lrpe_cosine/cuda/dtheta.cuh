@@ -2,8 +2,6 @@
 // file (types_*.cu, dtheta_narrow.cu), since each has five forms.
 #pragma once
 
-#include <algorithm>
-
 #include "annulus/cuda/check.h"
 #include "annulus/lrpe_cosine/cuda/arguments.cuh"
 

@@ -11,7 +11,6 @@
 // Same functions, same bits as turn_kernel.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "annulus/cuda/fast_div.h"

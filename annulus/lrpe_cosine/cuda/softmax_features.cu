@@ -5,8 +5,6 @@
 // Rows longer than a warp holds, and f64, have their statistics made ahead of turn_kernel, a warp a
 // row. Every order is fixed and the same for every layout.
 
-#include <algorithm>
-
 #include "annulus/cuda/check.h"
 #include "annulus/cuda/reduce.cuh"
 #include "annulus/lrpe_cosine/cuda/arguments.cuh"

@@ -13,8 +13,6 @@
 // Turning in the same way, statistics in registers and phases from shared memory, was slower than
 // turn_kernel: 0.139 / 0.223 ms at n = 4096 instead of 0.125 / 0.155.
 
-#include <algorithm>
-
 #include "annulus/cuda/check.h"
 #include "annulus/lrpe_cosine/cuda/arguments.cuh"
 

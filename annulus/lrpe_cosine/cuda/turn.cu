@@ -7,8 +7,6 @@
 // each) are made once per block in shared memory. Loads and stores are 16 bytes where the layout
 // allows it, else one element at a time.
 
-#include <algorithm>
-
 #include "annulus/core/scratch.h"
 #include "annulus/cuda/check.h"
 #include "annulus/cuda/memory.h"
@@ -199,15 +197,6 @@ bool use_vectors(const Plan& plan) {
   return true;
 }
 
-Integers integers(const TensorView& v) {
-  Integers r;
-  if (!v.defined()) return r;
-  r.data = v.data;
-  r.wide = v.dtype == DType::kI64;
-  std::copy_n(v.stride.begin(), v.rank, r.stride);
-  return r;
-}
-
 Args make_args(const Plan& plan, bool backward) {
   if (plan.C > (1 << 29) || plan.E > (1 << 29) || plan.heads() >= (std::int64_t{1} << 31)) {
     throw NotSupported("[" + std::string(plan.op) +
@@ -219,8 +208,8 @@ Args make_args(const Plan& plan, bool backward) {
   a.theta_dtype = plan.theta.dtype;
   a.theta_stride[0] = plan.theta.stride[0];
   a.theta_stride[1] = plan.theta.stride[1];
-  a.offsets = integers(plan.offsets);
-  a.position_ids = integers(plan.position_ids);
+  a.offsets = Integers(plan.offsets);
+  a.position_ids = Integers(plan.position_ids);
   a.own_positions = plan.own_positions();
   a.B = plan.B;
   a.L = plan.L;

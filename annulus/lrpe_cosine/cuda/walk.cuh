@@ -13,8 +13,6 @@
 // minutes.
 #pragma once
 
-#include <algorithm>
-
 #include "annulus/cuda/check.h"
 #include "annulus/lrpe_cosine/cuda/turn.cuh"
 

@@ -84,28 +84,6 @@ __device__ __forceinline__ float4 state_quad(const Layout& s, const std::uint16_
   return v;
 }
 
-// s of a thread's rows and columns as it holds a product of wgmma, 16 rows x 64 columns a warp; with one term as pairs of
-// bf16, which lose nothing.
-template <int Terms>
-struct RowStates {
-  std::conditional_t<Terms == 1, uint2, float4> of[8];  // of eight columns each
-
-  // Both rows of the product times s, added to what there is.
-  __device__ __forceinline__ void add_dots(const float (&part)[32], float& low, float& high) const {
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      float4 v;
-      if constexpr (Terms == 1) {
-        v = quad_of(of[n].x, of[n].y);
-      } else {
-        v = of[n];
-      }
-      low = fmaf(part[4 * n + 1], v.y, fmaf(part[4 * n], v.x, low));
-      high = fmaf(part[4 * n + 3], v.w, fmaf(part[4 * n + 2], v.z, high));
-    }
-  }
-};
-
 // ---- the epilogue of a step
 
 // How many of `Columns` columns from `col` on there are.

@@ -112,19 +112,30 @@ __device__ __forceinline__ void load_g(const Sm90WeightGradients& a, std::int64_
   }
 }
 
-// s of a thread's rows and columns of a tile.
+// s of a thread's rows and columns of a tile: with one term as pairs of bf16, which lose nothing.
 template <int Terms>
-__device__ __forceinline__ void load_states(const WeightGradients& a, std::int64_t time,
-                                            std::int64_t row, int col, RowStates<Terms>& states) {
+struct States {
+  float4 v[8];
+  __device__ __forceinline__ void load(const WeightGradients& a, std::int64_t time,
+                                       std::int64_t row, int col) {
 #pragma unroll
-  for (int n = 0; n < 8; ++n) {
-    if constexpr (Terms == 1) {
-      states.of[n] = state_words(a.layout, a.states, time, row, col + n * 8, 0);
-    } else {
-      states.of[n] = state_quad<Terms>(a.layout, a.states, time, row, col + n * 8);
+    for (int n = 0; n < 8; ++n)
+      v[n] = state_quad<Terms>(a.layout, a.states, time, row, col + n * 8);
+  }
+  __device__ __forceinline__ float4 quad(int n) const { return v[n]; }
+};
+template <>
+struct States<1> {
+  uint2 words[8];
+  __device__ __forceinline__ void load(const WeightGradients& a, std::int64_t time,
+                                       std::int64_t row, int col) {
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      words[n] = state_words(a.layout, a.states, time, row, col + n * 8, 0);
     }
   }
-}
+  __device__ __forceinline__ float4 quad(int n) const { return quad_of(words[n].x, words[n].y); }
+};
 
 template <int Terms>
 __device__ void consume(const Sm90WeightGradients& a, const Shared<Terms>& shared,
@@ -141,12 +152,12 @@ __device__ void consume(const Sm90WeightGradients& a, const Shared<Terms>& share
   const int col = (lane & 3) * 2;
 
   uint4 x[C::kMostChunks][Terms][4];
-  RowStates<Terms> states[C::kMostChunks];  // as many tiles as chunks
+  States<Terms> states[C::kMostChunks];  // as many tiles as chunks
 #pragma unroll
   for (int i = 0; i < C::kMostChunks; ++i) {
     if (i >= a.chunks) break;
     load_g<Terms>(a, time * s.padded_b * s.padded_n, b, i * kHopperDepth + col, x[i]);
-    load_states(a, time, b, i * kTile + col, states[i]);
+    states[i].load(a, time, b, i * kTile + col);
   }
 
   PipelineStage from;
@@ -180,7 +191,12 @@ __device__ void consume(const Sm90WeightGradients& a, const Shared<Terms>& share
         wgmma_wait<0>();
         shared.ring.release(stage);
         if (!complete) continue;
-        states[tile].add_dots(part, low, high);
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+          const float4 v = states[tile].quad(n);
+          low = fmaf(part[4 * n + 1], v.y, fmaf(part[4 * n], v.x, low));
+          high = fmaf(part[4 * n + 3], v.w, fmaf(part[4 * n + 2], v.z, high));
+        }
       }
       low = warp_sum<4>(low);
       high = warp_sum<4>(high);

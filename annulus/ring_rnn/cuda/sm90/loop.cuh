@@ -55,6 +55,21 @@ __device__ __forceinline__ void multiply_block(const WarpRows<Format>& f, std::u
   wgmma_commit();
 }
 
+// s of a thread's rows and columns of an item, as add_dots wants it; with one term as bf16, which
+// loses nothing.
+template <class Format>
+struct RowStates {
+  float4 quads[8];
+
+  __device__ __forceinline__ float4 quad(int n) const { return quads[n]; }
+};
+template <>
+struct RowStates<Bf16<1>> {
+  uint2 words[8];
+
+  __device__ __forceinline__ float4 quad(int n) const { return quad_of(words[n].x, words[n].y); }
+};
+
 // Factors of a thread's two rows.
 struct RowFactors {
   float upper, lower;
@@ -62,12 +77,16 @@ struct RowFactors {
 
 // Parts of s . u_k, as add_dots of sm80's loop: rows g and g + 8 of a warp's 16.
 template <class Format>
-__device__ __forceinline__ void add_dots(float* to, bool first,
-                                         const RowStates<Format::kStateTerms>& states,
+__device__ __forceinline__ void add_dots(float* to, bool first, const RowStates<Format>& states,
                                          const float (&part)[32],
                                          const RowFactors& scale = {1.0f, 1.0f}) {
   float low = 0, high = 0;
-  states.add_dots(part, low, high);
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    const float4 v = states.quad(n);
+    low = fmaf(part[4 * n + 1], v.y, fmaf(part[4 * n], v.x, low));
+    high = fmaf(part[4 * n + 3], v.w, fmaf(part[4 * n + 2], v.z, high));
+  }
 #pragma unroll
   for (int mask = 1; mask < 4; mask <<= 1) {
     low += __shfl_xor_sync(~0u, low, mask);
@@ -128,14 +147,12 @@ __device__ __forceinline__ void add_scaled(const RowFactors& c, const float (&pa
 }
 
 template <class Format>
-__device__ __forceinline__ RowStates<Format::kStateTerms> load_states(const BackwardPass& loop,
-                                                                      int rows,
-                                                                      const ConsumerThread& who,
-                                                                      std::int64_t time,
-                                                                      const WorkItem& p) {
+__device__ __forceinline__ RowStates<Format> load_states(const BackwardPass& loop, int rows,
+                                                         const ConsumerThread& who,
+                                                         std::int64_t time, const WorkItem& p) {
   const std::int64_t row = static_cast<std::int64_t>(p.batch_tile) * rows + who.local;
   const int col = p.tile * kTile + (who.lane & 3) * 2;
-  RowStates<Format::kStateTerms> states;
+  RowStates<Format> states;
   if constexpr (Format::kFactorsOnX) {
     // As state_words() would find them; the pieces of eight columns are swapped by the row's position.
     const Layout& s = loop.layout;
@@ -146,11 +163,11 @@ __device__ __forceinline__ RowStates<Format::kStateTerms> load_states(const Back
           k * kTile + (i ^ (k & 7)) * 8 + (who.lane & 3) * 2));
     };
 #pragma unroll
-    for (int i = 0; i < 8; ++i) states.of[i] = make_uint2(word(row, i), word(row + 8, i));
+    for (int i = 0; i < 8; ++i) states.words[i] = make_uint2(word(row, i), word(row + 8, i));
   } else {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      states.of[i] =
+      states.quads[i] =
           state_quad<Format::kStateTerms>(loop.layout, loop.states, time, row, col + i * 8);
     }
   }
@@ -168,7 +185,7 @@ __device__ void multiply_then_scale(const Sm90Loop<Direction>& loop,
   const ConsumerThread who;
   const WorkItem p = uniform(work_item(s, item));
   const std::int64_t first_row = static_cast<std::int64_t>(p.batch_tile) * s.rows;
-  [[maybe_unused]] RowStates<Format::kStateTerms> states;
+  [[maybe_unused]] RowStates<Format> states;
   if constexpr (Direction::kDots) states = load_states<Format>(loop, s.rows, who, time, p);
   float acc[32] = {};
   WarpRows<Format> f;
@@ -313,7 +330,7 @@ __device__ __forceinline__ void multiply_groups(const Sm90Loop<Direction>& loop,
   const WorkItem p = uniform(work_item(s, item));
   const std::int64_t first_row = static_cast<std::int64_t>(p.batch_tile) * s.rows;
   const GroupRows x(layout, loop.x_rows, s, shared, who, first_row, p, parity);
-  const RowStates<1> states = load_states<Bf16<1>>(loop, s.rows, who, time, p);
+  const RowStates<Bf16<1>> states = load_states<Bf16<1>>(loop, s.rows, who, time, p);
   float* const dots = dots_of<1>(loop, s, time, p, 0, 0) + first_row + who.local;
   float acc[32] = {};
   for (int first = 0; first < layout.channels; first += kGroupChannels) {
