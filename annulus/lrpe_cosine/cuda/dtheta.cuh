@@ -1,5 +1,5 @@
-// The kernel that makes dx and the partial sums of dtheta (cuda/dtheta.cu says what they are). Compiled a few widths a
-// file (types_*.cu, dtheta_narrow.cu), since each has five forms.
+// The kernel that makes dx and the partial sums of dtheta (cuda/dtheta.cu says what they are). Compiled a few
+// widths a file (types_*.cu, dtheta_narrow.cu), since each has five forms.
 #pragma once
 
 #include "annulus/cuda/check.h"

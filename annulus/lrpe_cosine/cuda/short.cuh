@@ -168,8 +168,21 @@ __global__ void __launch_bounds__(kShortThreads) short_kernel(const __grid_const
 #pragma unroll
     for (int j = 0; j < kShortAhead; ++j) {
       if (b + j * sequences < a.B) {
-        turn_columns<T, V, kMode, Act::kNone>(LrpeActivation::kNone, {}, 0, 0, phase, sign,
-                                              first[j], second[j], {}, to, to + a.out_second);
+        float u[V];
+        float w[V];
+        float r1[V];
+        float r2[V];
+        unpack(first[j], u);
+        if constexpr (kTwoIn) unpack(second[j], w);
+        if constexpr (kMode == Mode::kRotate) {
+          device::rotate_tile(u, w, phase, sign, r1, r2);
+        } else if constexpr (kMode == Mode::kSpread) {
+          device::cosine_tile(u, phase, r1, r2);
+        } else {
+          device::cosine_tile_backward(u, w, phase, r1);
+        }
+        store<V>(r1, to);
+        if constexpr (kMode != Mode::kGather) store<V>(r2, to + a.out_second);
       }
       to += out_step;
     }

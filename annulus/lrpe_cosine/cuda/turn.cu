@@ -159,9 +159,8 @@ __global__ void __launch_bounds__(kTurnThreads, kMinBlocks<T>)
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) {
         if (done + j >= sequences) break;
-        turn_columns<T, V, kMode, kAct>(
-            a.activation, stats, stat_row, stat_column, phase, sign, now.first[j], now.second[j],
-            now.x, static_cast<T*>(out.first) + to, static_cast<T*>(out.second) + to);
+        turn_columns<T, V, kMode, kAct>(a.activation, stats, stat_row, stat_column, phase, sign,
+                                        now.first[j], now.second[j], now.x, out, to);
         to += out.stride[0];
         stat_row += a.heads * a.L;
         stat_column += width;

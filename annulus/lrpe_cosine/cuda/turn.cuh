@@ -25,15 +25,15 @@ __device__ __forceinline__ const Operand& target(const SideArgs& s, bool backwar
   return kMode == Mode::kGather || backward ? s.dx : s.y;
 }
 
-// Turns V columns, already read (second and x where the mode reads them), and writes them to y1 and, where the mode has
-// it, y2. `row` and `column` index the statistics.
+// Turns V columns, already read (second and x where the mode reads them), and writes them at `to`. `row` and
+// `column` index the statistics.
 template <class T, int V, Mode kMode, Act kAct>
 __device__ __forceinline__ void turn_columns(LrpeActivation activation, const SoftmaxStats& stats,
                                              std::int64_t row, std::int64_t column,
                                              const device::SinCos<compute_t<T>, V>& phase,
                                              compute_t<T> sign, const Vec<T, V>& first,
                                              const Vec<T, V>& second, const Vec<T, V>& x_vector,
-                                             T* y1, T* y2) {
+                                             const Operand& out, std::int64_t to) {
   using Real = compute_t<T>;
   Real u[V];
   Real w[V];
@@ -54,8 +54,8 @@ __device__ __forceinline__ void turn_columns(LrpeActivation activation, const So
       activate_tile_backward<T, kAct>(activation, stats, x, row, column, r1);
     }
   }
-  store<V>(r1, y1);
-  if constexpr (kMode != Mode::kGather) store<V>(r2, y2);
+  store<V>(r1, static_cast<T*>(out.first) + to);
+  if constexpr (kMode != Mode::kGather) store<V>(r2, static_cast<T*>(out.second) + to);
 }
 
 // f.operator()<Mode, Act>() of a call.

@@ -9,8 +9,8 @@
 // bytes takes 0.11: 0.183 / 0.188; one token a thread 0.257 / 0.252, four 0.192 / 0.199; 100 registers instead of 72
 // 0.193 / 0.208. With position_ids read in turn_kernel its plain forward would take 0.1255 instead of 0.1186.
 //
-// Compiled a few widths a file (types_*.cu, walk_narrow.cu): the kernel has seven forms for each, and all of them in one file took three
-// minutes.
+// Compiled a few widths a file (types_*.cu, walk_narrow.cu): the kernel has seven forms for each, and all of
+// them in one file took three minutes.
 #pragma once
 
 #include "annulus/cuda/check.h"
@@ -104,8 +104,7 @@ __global__ void __launch_bounds__(kWalkThreads, kWalkBlocks<T>)
         const bool last = b + 1 == sequences;
         if (!last || more) fetch_next(last ? i_in : from, last ? i_x : from_x);
         turn_columns<T, V, kMode, kAct>(a.activation, a.stats, row, stat_column, phase, sign, first,
-                                        second, x, static_cast<T*>(out.first) + to,
-                                        static_cast<T*>(out.second) + to);
+                                        second, x, out, to);
         to += out.stride[0];
         row += a.heads * a.L;
         stat_column += static_cast<std::int64_t>(a.heads) * a.C;
