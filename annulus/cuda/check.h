@@ -55,11 +55,9 @@ inline void check_launch(const char* op, const char* kernel) {
 // machine code nor PTX for, so that is what is asked.
 template <class Kernel>
 Support kernel_support(Kernel* kernel, const std::string& architectures) {
-  int device = 0;
-  cudaError_t error = cudaGetDevice(&device);
   cudaFuncAttributes attributes;
-  if (error == cudaSuccess)
-    error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
+  const cudaError_t error =
+      cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
   if (error != cudaSuccess) {
     (void)cudaGetLastError();
     return {false, std::string(cudaGetErrorString(error)) + " (built for " + architectures + ")"};
