@@ -83,7 +83,7 @@ TEST_F(CudaPipeline, ConsumersSeeEveryRoundOnce) {
       for (const int stages : {1, 2, 3, 5, 7, 12}) {
         for (const int consumers : {1, 3, 4}) {
           const DeviceArray<unsigned> wrong(1);
-          const DeviceArray<unsigned long long> sums(static_cast<std::size_t>(consumers));
+          const DeviceArray<unsigned long long> sums(consumers);
           ring_kernel<<<1, (consumers + 1) * 32, stages * kWords * 4 + Pipeline::bytes(stages)>>>(
               from.get(), kRounds, stages, consumers, fill, by_warp, wrong.get(), sums.get());
           finish();

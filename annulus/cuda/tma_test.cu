@@ -100,12 +100,11 @@ class CudaTma : public HopperTest {
   void check(const Layout& l, const At<Rank>& at, DType dtype) {
     std::int64_t count = l.shape[0];
     std::vector<std::int64_t> bytes;
-    for (int d = 1; d < Rank; ++d) {
-      const auto i = static_cast<std::size_t>(d);
+    for (int i = 1; i < Rank; ++i) {
       count = std::max(count, l.strides[i - 1] * l.shape[i]);
       bytes.push_back(l.strides[i - 1] * static_cast<std::int64_t>(sizeof(T)));
     }
-    std::vector<T> values(static_cast<std::size_t>(count));
+    std::vector<T> values(count);
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = T(static_cast<float>(i % 251) + 1);
     const DeviceArray<T> tensor(values);
     const int numbers = std::accumulate(l.box.begin(), l.box.end(), 1, std::multiplies<>());
@@ -114,7 +113,7 @@ class CudaTma : public HopperTest {
     const TensorMap map =
         make_tensor_map("test", {dtype, tensor.get(), l.shape, bytes, l.box, l.swizzle});
 
-    const DeviceArray<T> image(std::vector<T>(static_cast<std::size_t>(numbers), T(-1.0f)));
+    const DeviceArray<T> image(std::vector<T>(numbers, T(-1.0f)));
     auto* const words = reinterpret_cast<uint4*>(image.get());
     box_kernel<Rank><<<1, 128>>>(map, at, box_bytes, false, words);
     finish();
@@ -124,20 +123,18 @@ class CudaTma : public HopperTest {
       for (int n = 0; n < numbers; ++n) {
         std::int64_t from = 0;
         bool inside = true;
-        for (int d = 0, rest = n; d < Rank; ++d) {
-          const auto i = static_cast<std::size_t>(d);
-          const std::int64_t index = at.i[d] + rest % l.box[i];
+        for (int i = 0, rest = n; i < Rank; ++i) {
+          const std::int64_t index = at.i[i] + rest % l.box[i];
           rest /= l.box[i];
           inside = inside && index >= 0 && index < l.shape[i];
-          from += index * (d == 0 ? 1 : l.strides[i - 1]);
+          from += index * (i == 0 ? 1 : l.strides[i - 1]);
         }
         const auto byte = static_cast<std::uint32_t>(n * sizeof(T));
         f((l.swizzle == 0 ? byte : swizzled_byte(l.swizzle, byte)) / sizeof(T), inside ? from : -1);
       }
     };
     each([&](std::size_t to, std::int64_t from) {
-      const float expected =
-          from < 0 ? 0 : static_cast<float>(values[static_cast<std::size_t>(from)]);
+      const float expected = from < 0 ? 0 : static_cast<float>(values[from]);
       ASSERT_EQ(static_cast<float>(loaded[to]), expected)
           << "number " << to << " of " << Rank << "-D box";
     });
@@ -145,14 +142,14 @@ class CudaTma : public HopperTest {
     if (std::any_of(at.i, at.i + Rank, [](int i) { return i < 0; }))
       return;  // no store begins there
     // Back again, as other numbers: those of the box change, the others stay.
-    std::vector<T> changed(static_cast<std::size_t>(numbers));
+    std::vector<T> changed(numbers);
     for (std::size_t i = 0; i < changed.size(); ++i)
       changed[i] = T(-static_cast<float>(i % 241) - 1);
     const DeviceArray<T> source(changed);
     box_kernel<Rank><<<1, 128>>>(map, at, box_bytes, true, reinterpret_cast<uint4*>(source.get()));
     finish();
     each([&](std::size_t to, std::int64_t from) {
-      if (from >= 0) values[static_cast<std::size_t>(from)] = changed[to];
+      if (from >= 0) values[from] = changed[to];
     });
     const std::vector<T> stored = tensor.values();
     for (std::size_t i = 0; i < values.size(); ++i) {

@@ -17,11 +17,11 @@ using namespace annulus::cuda;
 constexpr int kM = 64, kDepth = 64;
 
 // Where element (i, k) of an operand of `lines` x kDepth lies: i is m or n.
-std::size_t place(Major major, int W, int lines, int i, int k) {
+std::uint32_t place(Major major, int W, int lines, int i, int k) {
   const int each = W / 2;  // numbers of a row
   const auto at = [&](int block, int block_bytes, int row, int column) {
     const auto byte = static_cast<std::uint32_t>(row * W + column * 2);
-    return static_cast<std::size_t>(block * block_bytes) + swizzled_byte(W, byte);
+    return block * block_bytes + swizzled_byte(W, byte);
   };
   return major == Major::kK ? at(k / each, lines * W, i, k % each)
                             : at(i / each, kDepth * W, k, i % each);
@@ -142,12 +142,10 @@ class CudaWgmma : public HopperTest {
     for (T& v : a) v = draw();
     for (T& v : b) v = draw();
     const auto image = [&](Major major, int lines, const std::vector<T>& v) {
-      std::vector<uint4> bytes(static_cast<std::size_t>(operand_bytes(major, W, lines) / 16),
-                               make_uint4(~0u, ~0u, ~0u, ~0u));
+      std::vector<uint4> bytes(operand_bytes(major, W, lines) / 16, make_uint4(~0u, ~0u, ~0u, ~0u));
       for (int i = 0; i < lines; ++i) {
         for (int k = 0; k < kDepth; ++k) {
-          reinterpret_cast<T*>(bytes.data())[place(major, W, lines, i, k) / 2] =
-              v[static_cast<std::size_t>(i * kDepth + k)];
+          reinterpret_cast<T*>(bytes.data())[place(major, W, lines, i, k) / 2] = v[i * kDepth + k];
         }
       }
       return bytes;
@@ -164,13 +162,13 @@ class CudaWgmma : public HopperTest {
       for (int n = 0; n < N; ++n) {
         double sum = add ? 3 : 0, size = 3;
         for (int k = 0; k < kDepth; ++k) {
-          const double p = double{static_cast<float>(a[static_cast<std::size_t>(m * kDepth + k)])} *
-                           static_cast<float>(b[static_cast<std::size_t>(n * kDepth + k)]);
+          const double p =
+              double{static_cast<float>(a[m * kDepth + k])} * static_cast<float>(b[n * kDepth + k]);
           sum += p;
           size += std::abs(p);
         }
         // The tensor cores cut sums off where they should round them.
-        ASSERT_NEAR(ours[static_cast<std::size_t>(m * N + n)], sum, whole ? 0 : 4e-6 * size)
+        ASSERT_NEAR(ours[m * N + n], sum, whole ? 0 : 4e-6 * size)
             << "m " << m << " n " << n << " of " << N << ", swizzle " << W << ", a "
             << (a_in_registers         ? "in registers"
                 : a_major == Major::kK ? "K-major"
