@@ -1,5 +1,5 @@
 // One warp a row: a fixed tree of partial sums, so that a row's bits depend on nothing else.
-#include "annulus/cuda/launch.h"
+#include "annulus/cuda/check.h"
 #include "train/loss.h"
 
 namespace annulus::train::cuda {

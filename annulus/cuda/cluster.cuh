@@ -2,8 +2,6 @@
 // in hardware and write into each other's shared memory.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstddef>
 #include <cstdint>
 
@@ -56,17 +54,8 @@ inline cudaLaunchConfig_t cluster_launch(unsigned blocks, unsigned threads, unsi
                                          std::size_t shared_bytes, cudaStream_t stream,
                                          cudaLaunchAttribute& attribute) {
   attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = cluster;
-  attribute.val.clusterDim.y = 1;
-  attribute.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return config;
+  attribute.val.clusterDim = {cluster, 1, 1};
+  return {dim3(blocks), dim3(threads), shared_bytes, stream, &attribute, 1};
 }
 
 }  // namespace annulus::cuda

@@ -1,27 +1,12 @@
-// Elementary functions of kernels, for float and double alike, and arithmetic whose rounding is
-// fixed.
+// Elementary functions that CUDA has not, and arithmetic whose rounding is fixed. (exp, erf, tanh, fmax and
+// the like have an overload for float and one for double.)
 //
 // nvcc turns a product and a sum into one fma where it likes, and it may like it in one kernel and
 // not in another. Where bits must not depend on the kernel that a function was inlined into,
 // products and sums are written as fma_of, mul_of and add_of.
 #pragma once
 
-#include <cuda_runtime.h>
-
 namespace annulus::cuda {
-
-__device__ __forceinline__ float exp_of(float x) { return expf(x); }
-__device__ __forceinline__ double exp_of(double x) { return exp(x); }
-__device__ __forceinline__ float exp2_of(float x) { return exp2f(x); }
-__device__ __forceinline__ double exp2_of(double x) { return exp2(x); }
-__device__ __forceinline__ float erf_of(float x) { return erff(x); }
-__device__ __forceinline__ double erf_of(double x) { return erf(x); }
-__device__ __forceinline__ float tanh_of(float x) { return tanhf(x); }
-__device__ __forceinline__ double tanh_of(double x) { return tanh(x); }
-
-// The larger one; a NaN is ignored.
-__device__ __forceinline__ float max_of(float a, float b) { return fmaxf(a, b); }
-__device__ __forceinline__ double max_of(double a, double b) { return fmax(a, b); }
 
 // Always fused.
 __device__ __forceinline__ float fma_of(float a, float b, float c) { return __fmaf_rn(a, b, c); }
@@ -36,12 +21,12 @@ __device__ __forceinline__ double add_of(double a, double b) { return __dadd_rn(
 // 1 / (1 + e^-x); 0 where e^-x overflows and the result would be subnormal.
 template <class Real>
 __device__ __forceinline__ Real sigmoid_of(Real x) {
-  return Real(1) / add_of(Real(1), exp_of(-x));
+  return Real(1) / add_of(Real(1), exp(-x));
 }
 // The same with subnormal results: with e = e^-|x| it is 1 / (1 + e), or e / (1 + e) below zero.
 template <class Real>
 __device__ __forceinline__ Real sigmoid_with_tails(Real x) {
-  const Real e = exp_of(x < 0 ? x : -x);
+  const Real e = exp(x < 0 ? x : -x);
   return (x < 0 ? e : Real(1)) / (Real(1) + e);
 }
 

@@ -12,8 +12,12 @@ namespace annulus::cuda {
 
 namespace {
 
-// Out of memory is an answer, not a fault: the sticky error is cleared and nullptr returned.
-void* or_null(cudaError_t error, void* p, const char* what) {
+// By get(&p). Out of memory is an answer, not a fault: the sticky error is cleared and nullptr returned.
+template <class Get>
+void* allocate_by(Get&& get, const char* what, int device) {
+  const DeviceGuard guard(device);
+  void* p = nullptr;
+  const cudaError_t error = get(&p);
   if (error == cudaErrorMemoryAllocation) {
     (void)cudaGetLastError();
     return nullptr;
@@ -28,11 +32,9 @@ bool built() { return true; }
 
 int device_count() {
   int n = 0;
-  if (cudaGetDeviceCount(&n) != cudaSuccess) {
-    (void)cudaGetLastError();
-    return 0;
-  }
-  return n;
+  if (cudaGetDeviceCount(&n) == cudaSuccess) return n;
+  (void)cudaGetLastError();
+  return 0;
 }
 
 std::string why_unavailable() {
@@ -69,10 +71,7 @@ std::size_t free_bytes(int device) {
 }
 
 void* allocate(std::size_t bytes, int device) {
-  const DeviceGuard guard(device);
-  void* p = nullptr;
-  const cudaError_t error = cudaMalloc(&p, bytes);
-  return or_null(error, p, "cudaMalloc");
+  return allocate_by([&](void** p) { return cudaMalloc(p, bytes); }, "cudaMalloc", device);
 }
 
 void free(void* p, int device) noexcept {
@@ -84,10 +83,10 @@ void free(void* p, int device) noexcept {
 }
 
 void* allocate_async(std::size_t bytes, int device, void* stream) {
-  const DeviceGuard guard(device);
-  void* p = nullptr;
-  const cudaError_t error = cudaMallocAsync(&p, bytes, static_cast<cudaStream_t>(stream));
-  return or_null(error, p, "cudaMallocAsync");
+  const auto get = [&](void** p) {
+    return cudaMallocAsync(p, bytes, static_cast<cudaStream_t>(stream));
+  };
+  return allocate_by(get, "cudaMallocAsync", device);
 }
 
 void free_async(void* p, int, void* stream) noexcept {

@@ -16,46 +16,35 @@
 
 namespace annulus::cuda {
 
-// d += a b
-__device__ __forceinline__ void mma_bf16(float (&d)[4], const uint4& a, std::uint32_t b0,
-                                         std::uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
-
-// d = a b
-__device__ __forceinline__ void mma_bf16_first(float (&d)[4], const uint4& a, std::uint32_t b0,
-                                               std::uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%10,%10,%10,%10};"
-      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1), "f"(0.0f));
-}
-
-// The same of T: bfloat16 or float16.
+// d += a b, of T: bfloat16 or float16.
 template <class T>
 __device__ __forceinline__ void mma(float (&d)[4], const uint4& a, std::uint32_t b0,
                                     std::uint32_t b1) {
+  static_assert(std::is_same_v<T, bfloat16> || std::is_same_v<T, float16>);
   if constexpr (std::is_same_v<T, bfloat16>) {
-    mma_bf16(d, a, b0, b1);
-  } else {
-    static_assert(std::is_same_v<T, float16>);
     asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
   }
 }
+// d = a b
 template <class T>
 __device__ __forceinline__ void mma_first(float (&d)[4], const uint4& a, std::uint32_t b0,
                                           std::uint32_t b1) {
   if constexpr (std::is_same_v<T, bfloat16>) {
-    mma_bf16_first(d, a, b0, b1);
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%10,%10,%10,%10};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1), "f"(0.0f));
   } else {
     d[0] = d[1] = d[2] = d[3] = 0;
     mma<T>(d, a, b0, b1);

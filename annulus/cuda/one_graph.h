@@ -25,36 +25,17 @@ class RelaxedCapture {
 };
 
 // A stream to record on, and the graph that comes of it.
-class Recording {
- public:
-  explicit Recording(const char* op) : op_(op) {
-    ANNULUS_CUDA_CHECK(op_, cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-  }
+struct Recording {
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+
+  Recording() = default;
   ~Recording() {
-    if (graph_ != nullptr) (void)cudaGraphDestroy(graph_);
-    (void)cudaStreamDestroy(stream_);
+    if (graph != nullptr) (void)cudaGraphDestroy(graph);
+    if (stream != nullptr) (void)cudaStreamDestroy(stream);
   }
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
-
-  template <class F>
-  cudaGraph_t record(F&& f) {
-    ANNULUS_CUDA_CHECK(op_, cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed));
-    try {
-      f(stream_);
-    } catch (...) {
-      (void)cudaStreamEndCapture(stream_, &graph_);
-      (void)cudaGetLastError();
-      throw;
-    }
-    ANNULUS_CUDA_CHECK(op_, cudaStreamEndCapture(stream_, &graph_));
-    return graph_;
-  }
-
- private:
-  const char* op_;
-  cudaStream_t stream_ = nullptr;
-  cudaGraph_t graph_ = nullptr;
 };
 
 }  // namespace detail
@@ -67,8 +48,17 @@ void record_as_one_node(const char* op, cudaStream_t stream, F&& f) {
   ANNULUS_CUDA_CHECK(op, cudaStreamIsCapturing(stream, &status));
   if (status != cudaStreamCaptureStatusActive) return f(stream);
   const detail::RelaxedCapture relaxed;
-  detail::Recording recording(op);
-  const cudaGraph_t graph = recording.record(f);
+  detail::Recording own;
+  ANNULUS_CUDA_CHECK(op, cudaStreamCreateWithFlags(&own.stream, cudaStreamNonBlocking));
+  ANNULUS_CUDA_CHECK(op, cudaStreamBeginCapture(own.stream, cudaStreamCaptureModeRelaxed));
+  try {
+    f(own.stream);
+  } catch (...) {
+    (void)cudaStreamEndCapture(own.stream, &own.graph);
+    (void)cudaGetLastError();
+    throw;
+  }
+  ANNULUS_CUDA_CHECK(op, cudaStreamEndCapture(own.stream, &own.graph));
   cudaGraph_t outer = nullptr;
   const cudaGraphNode_t* before = nullptr;
   const cudaGraphEdgeData* edges = nullptr;
@@ -76,7 +66,7 @@ void record_as_one_node(const char* op, cudaStream_t stream, F&& f) {
   ANNULUS_CUDA_CHECK(
       op, cudaStreamGetCaptureInfo(stream, &status, nullptr, &outer, &before, &edges, &count));
   cudaGraphNode_t node;
-  ANNULUS_CUDA_CHECK(op, cudaGraphAddChildGraphNode(&node, outer, before, count, graph));
+  ANNULUS_CUDA_CHECK(op, cudaGraphAddChildGraphNode(&node, outer, before, count, own.graph));
   ANNULUS_CUDA_CHECK(op, cudaStreamUpdateCaptureDependencies(stream, &node, nullptr, 1,
                                                              cudaStreamSetCaptureDependencies));
 }

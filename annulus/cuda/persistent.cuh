@@ -6,13 +6,11 @@
 // stage alone, too: where the driver refuses, launch_stages launches them once a stage.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
-#include "annulus/cuda/launch.h"
+#include "annulus/cuda/check.h"
 
 namespace annulus::cuda {
 

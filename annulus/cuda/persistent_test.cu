@@ -10,8 +10,7 @@
 namespace annulus::testing {
 namespace {
 
-using annulus::cuda::GroupBarrier;
-using annulus::cuda::GroupedGrid;
+using namespace annulus::cuda;
 
 // Every block writes the round into its slot, waits, and looks at the slots of its group: between
 // two barriers none may be of another round. Only the first half of the threads takes part where
@@ -42,16 +41,15 @@ __global__ void rounds_kernel(unsigned* counters, GroupedGrid grid, int rounds, 
 using CudaPersistent = DeviceTest;
 
 TEST_F(CudaPersistent, NobodyIsARoundAhead) {
-  const int resident = annulus::cuda::co_resident_blocks(rounds_kernel, 128, 0);
+  const int resident = co_resident_blocks(rounds_kernel, 128, 0);
   ASSERT_GT(resident, 1);
   for (const bool half : {false, true}) {
     for (const std::int64_t columns : {1, 3, 7, resident}) {
-      const GroupedGrid grid = annulus::cuda::grouped_grid(1000, columns, resident, 64);
+      const GroupedGrid grid = grouped_grid(1000, columns, resident, 64);
       const DeviceArray<unsigned> counters(64 * GroupBarrier::kStride);
       const DeviceArray<int> slots(grid.blocks()), wrong(1);
-      ASSERT_TRUE(annulus::cuda::launch_together("test", "rounds", rounds_kernel, grid.blocks(),
-                                                 128, 0, nullptr, counters.get(), grid, 200, half,
-                                                 slots.get(), wrong.get()));
+      ASSERT_TRUE(launch_together("test", "rounds", rounds_kernel, grid.blocks(), 128, 0, nullptr,
+                                  counters.get(), grid, 200, half, slots.get(), wrong.get()));
       finish();
       EXPECT_EQ(wrong.values()[0], 0) << grid.groups << " groups of " << grid.members;
     }
@@ -59,24 +57,23 @@ TEST_F(CudaPersistent, NobodyIsARoundAhead) {
 }
 
 TEST_F(CudaPersistent, SaysWhenTheBlocksDoNotFit) {
-  const int resident = annulus::cuda::co_resident_blocks(rounds_kernel, 128, 0);
+  const auto resident = static_cast<unsigned>(co_resident_blocks(rounds_kernel, 128, 0));
   const DeviceArray<unsigned> counters(GroupBarrier::kStride);
-  const DeviceArray<int> slots(static_cast<std::size_t>(resident) + 1), wrong(1);
-  const auto blocks = static_cast<unsigned>(resident) + 1;
-  EXPECT_FALSE(annulus::cuda::launch_together("test", "rounds", rounds_kernel, blocks, 128, 0,
-                                              nullptr, counters.get(), GroupedGrid{1, blocks}, 1,
-                                              false, slots.get(), wrong.get()));
+  const DeviceArray<int> slots(resident + 1), wrong(1);
+  const auto launch = [&](unsigned blocks, unsigned threads) {
+    return launch_together("test", "rounds", rounds_kernel, blocks, threads, 0, nullptr,
+                           counters.get(), GroupedGrid{1, blocks}, 1, false, slots.get(),
+                           wrong.get());
+  };
+  EXPECT_FALSE(launch(resident + 1, 128));
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
-  EXPECT_THROW(annulus::cuda::launch_together("test", "rounds", rounds_kernel, 1, 4096, 0, nullptr,
-                                              counters.get(), GroupedGrid{1, 1}, 1, false,
-                                              slots.get(), wrong.get()),
-               DeviceError);
+  EXPECT_THROW(launch(1, 4096), DeviceError);
 }
 
 // Stage s adds s + 1 to every element of its tile that stage s - 1 has been at: in every order but
 // the right one the sums differ.
-__global__ void stages_kernel(const annulus::cuda::Stages stages, int rows, int columns,
-                              unsigned* counters, int* sums) {
+__global__ void stages_kernel(const Stages stages, int rows, int columns, unsigned* counters,
+                              int* sums) {
   const unsigned group = blockIdx.x / stages.grid.members;
   const unsigned member = blockIdx.x % stages.grid.members;
   GroupBarrier barrier(counters + group * GroupBarrier::kStride, stages.grid.members);
@@ -100,9 +97,8 @@ TEST_F(CudaPersistent, StagesTogetherAndOneByOneAreTheSame) {
   for (const bool one_by_one : {false, true}) {
     const DeviceArray<unsigned> counters(64 * GroupBarrier::kStride);
     const DeviceArray<int> sums(2 * kRows * kColumns);
-    annulus::cuda::launch_stages("test", "stages", stages_kernel, 64, kRows, kColumns, 64, 0,
-                                 kStages - 1, one_by_one, nullptr, kRows, kColumns, counters.get(),
-                                 sums.get());
+    launch_stages("test", "stages", stages_kernel, 64, kRows, kColumns, 64, 0, kStages - 1,
+                  one_by_one, nullptr, kRows, kColumns, counters.get(), sums.get());
     finish();
     const std::vector<int> v = sums.values();
     for (std::size_t i = 0; i < kRows * kColumns; ++i) {
@@ -115,7 +111,7 @@ TEST(GroupedGrid, FitsAndCoversTheTiles) {
   for (const std::int64_t resident : {1, 2, 7, 132, 264}) {
     for (const std::int64_t rows : {1, 2, 5, 40, 5000}) {
       for (const std::int64_t columns : {1, 3, 32, 133, 1000}) {
-        const GroupedGrid grid = annulus::cuda::grouped_grid(rows, columns, resident, 1024);
+        const GroupedGrid grid = grouped_grid(rows, columns, resident, 1024);
         EXPECT_GE(grid.groups, 1u);
         EXPECT_GE(grid.members, 1u);
         EXPECT_LE(grid.blocks(), resident);

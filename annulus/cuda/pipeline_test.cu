@@ -1,7 +1,6 @@
 // The ring of stages: what consumers find in a stage is what the producer of that round put there.
 #include "annulus/cuda/pipeline.cuh"
 
-#include <cstdint>
 #include <vector>
 
 #include "annulus/cuda/tma.cuh"
@@ -9,6 +8,8 @@
 
 namespace annulus::testing {
 namespace {
+
+using namespace annulus::cuda;
 
 constexpr int kWords = 64;  // of a stage
 
@@ -19,7 +20,6 @@ enum class Fill { kBulk, kStores };
 __global__ void ring_kernel(const unsigned* from, int rounds, int stages, int consumers, Fill fill,
                             bool by_warp, unsigned* wrong, unsigned long long* sums) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  using namespace annulus::cuda;
   extern __shared__ __align__(128) unsigned words[];  // [stage][kWords], barriers
   const Pipeline ring(words + stages * kWords, stages);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -83,9 +83,8 @@ TEST_F(CudaPipeline, ConsumersSeeEveryRoundOnce) {
       for (const int stages : {1, 2, 3, 5, 7, 12}) {
         for (const int consumers : {1, 3, 4}) {
           const DeviceArray<unsigned> wrong(1);
-          const DeviceArray<unsigned long long> sums(static_cast<std::size_t>(consumers));
-          ring_kernel<<<1, (consumers + 1) * 32,
-                        stages * kWords * 4 + annulus::cuda::Pipeline::bytes(stages)>>>(
+          const DeviceArray<unsigned long long> sums(consumers);
+          ring_kernel<<<1, (consumers + 1) * 32, stages * kWords * 4 + Pipeline::bytes(stages)>>>(
               from.get(), kRounds, stages, consumers, fill, by_warp, wrong.get(), sums.get());
           finish();
           EXPECT_EQ(wrong.values()[0], 0u) << stages << " stages, " << consumers << " consumers";

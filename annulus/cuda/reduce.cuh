@@ -1,8 +1,6 @@
 // Sums (and the like) over the lanes of a warp and the threads of a block, in an order that is always the same.
 #pragma once
 
-#include <cuda_runtime.h>
-
 namespace annulus::cuda {
 
 // The warp's number in its block, said in a way the compiler understands: what depends on it alone is

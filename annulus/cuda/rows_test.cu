@@ -1,7 +1,6 @@
 // Rows of every type, stride, alignment and length: loads, stores and single numbers.
 #include "annulus/cuda/rows.cuh"
 
-#include <cstdint>
 #include <vector>
 
 #include "testing/device_test.h"
@@ -72,15 +71,14 @@ class CudaRows : public DeviceTest {
           const auto bits = [](T t) { return static_cast<double>(static_cast<Real>(t)); };
           std::vector<double> expected(2 * kRow);
           for (int i = 0; i < kN; ++i) {
-            const auto at = static_cast<std::size_t>(r.first + i * stride),
-                       k = static_cast<std::size_t>(i);
+            const int at = r.first + i * stride;
             const bool there = i < count;
             const double value = there ? bits(values[at]) : 0;
-            EXPECT_EQ(v[k], value);
-            EXPECT_EQ(v[kN + k], there ? value : -7.0);
-            EXPECT_EQ(v[2 * kN + k], value);
-            EXPECT_EQ(v[3 * kN + k], sizeof(T) < 8 ? value : 0);
-            EXPECT_EQ(v[4 * kN + k], sizeof(T) < 8 ? value : 0);
+            EXPECT_EQ(v[i], value);
+            EXPECT_EQ(v[kN + i], there ? value : -7.0);
+            EXPECT_EQ(v[2 * kN + i], value);
+            EXPECT_EQ(v[3 * kN + i], sizeof(T) < 8 ? value : 0);
+            EXPECT_EQ(v[4 * kN + i], sizeof(T) < 8 ? value : 0);
             if (there) expected[at] = expected[kRow + at] = value;
           }
           for (std::size_t i = 0; i < s.size(); ++i) EXPECT_EQ(bits(s[i]), expected[i]);

@@ -61,17 +61,14 @@ class CudaSimtGemm : public DeviceTest {
     std::mt19937 random(7);
     std::normal_distribution<float> normal;
     std::uniform_int_distribution<int> small(-4, 4);
-    const auto count = [](int x, int y) {
-      return static_cast<std::size_t>(x) * static_cast<std::size_t>(y);
-    };
-    std::vector<T> a(count(s.M, s.K)), b(count(s.K, s.N));
+    std::vector<T> a(s.M * s.K), b(s.K * s.N);
     const auto draw = [&] {
       return T(small_integers ? static_cast<float>(small(random)) : normal(random));
     };
     for (T& v : a) v = draw();
     for (T& v : b) v = draw();
     const DeviceArray<T> da(a), db(b);
-    const DeviceArray<Real> dc(count(s.M, s.N));
+    const DeviceArray<Real> dc(s.M * s.N);
     const bool whole = s.M % 4 == 0 && s.N % 4 == 0 && s.K % 4 == 0;
     const dim3 grid(static_cast<unsigned>((s.N + TileT::kColumns - 1) / TileT::kColumns),
                     static_cast<unsigned>((s.M + TileT::kRows - 1) / TileT::kRows));
@@ -80,21 +77,19 @@ class CudaSimtGemm : public DeviceTest {
     finish();
     const std::vector<Real> c = dc.values();
     const double unit = sizeof(Real) == 8 ? 0x1p-52 : 0x1p-23;
+    const auto value = [&](const std::vector<T>& v, int i) {
+      return static_cast<double>(static_cast<Real>(v[i]));
+    };
     for (int m = 0; m < s.M; ++m) {
       for (int n = 0; n < s.N; ++n) {
         double sum = 0, size = 0;
         for (int k = 0; k < s.K; ++k) {
-          const auto x = static_cast<double>(
-              static_cast<Real>(a[kATransposed ? count(k, s.M) + static_cast<std::size_t>(m)
-                                               : count(m, s.K) + static_cast<std::size_t>(k)]));
-          const auto y = static_cast<double>(
-              static_cast<Real>(b[kBTransposed ? count(n, s.K) + static_cast<std::size_t>(k)
-                                               : count(k, s.N) + static_cast<std::size_t>(n)]));
+          const double x = value(a, kATransposed ? k * s.M + m : m * s.K + k);
+          const double y = value(b, kBTransposed ? n * s.K + k : k * s.N + n);
           sum = std::fma(x, y, sum);
           size += std::abs(x * y);
         }
-        ASSERT_NEAR(c[count(m, s.N) + static_cast<std::size_t>(n)], sum,
-                    small_integers ? 0 : s.K * unit * size)
+        ASSERT_NEAR(c[m * s.N + n], sum, small_integers ? 0 : s.K * unit * size)
             << "m " << m << " n " << n;
       }
     }

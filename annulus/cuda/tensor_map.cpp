@@ -2,7 +2,9 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <bit>
+#include <iterator>
 #include <string>
 
 #include "annulus/core/errors.h"
@@ -12,24 +14,16 @@ namespace annulus::cuda {
 
 namespace {
 
-CUtensorMapDataType map_type(DType t) {
-  switch (t) {
-    case DType::kF64:
-      return CU_TENSOR_MAP_DATA_TYPE_FLOAT64;
-    case DType::kF32:
-      return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
-    case DType::kF16:
-      return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-    case DType::kBF16:
-      return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    case DType::kI64:
-      return CU_TENSOR_MAP_DATA_TYPE_INT64;
-    case DType::kI32:
-      return CU_TENSOR_MAP_DATA_TYPE_INT32;
-    default:
-      return CU_TENSOR_MAP_DATA_TYPE_UINT8;
-  }
-}
+constexpr CUtensorMapDataType kTypes[] = {  // by DType
+    CU_TENSOR_MAP_DATA_TYPE_FLOAT64, CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+    CU_TENSOR_MAP_DATA_TYPE_FLOAT16, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+    CU_TENSOR_MAP_DATA_TYPE_INT32,   CU_TENSOR_MAP_DATA_TYPE_INT64,
+    CU_TENSOR_MAP_DATA_TYPE_UINT8};
+static_assert(static_cast<int>(DType::kBool) == 6);
+// Bytes of a swizzle, by CUtensorMapSwizzle.
+constexpr int kSwizzles[] = {0, 32, 64, 128};
+static_assert(CU_TENSOR_MAP_SWIZZLE_NONE == 0 && CU_TENSOR_MAP_SWIZZLE_128B == 3);
+
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 // Of the driver that is loaded: nothing is linked with libcuda, which machines without a GPU lack.
 EncodeTiled encode_tiled(const char* op) {
@@ -77,27 +71,15 @@ TensorMap make_tensor_map(const char* op, const TensorBox& t) {
   rule(t.swizzle == 0 || row <= t.swizzle,
        "rows of the box must not be wider than the swizzle of " + std::to_string(t.swizzle) +
            " bytes but have " + std::to_string(row));
-  CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_NONE;
-  switch (t.swizzle) {
-    case 0:
-      break;
-    case 32:
-      swizzle = CU_TENSOR_MAP_SWIZZLE_32B;
-      break;
-    case 64:
-      swizzle = CU_TENSOR_MAP_SWIZZLE_64B;
-      break;
-    case 128:
-      swizzle = CU_TENSOR_MAP_SWIZZLE_128B;
-      break;
-    default:
-      rule(false, "swizzle must be 0, 32, 64 or 128 bytes but is " + std::to_string(t.swizzle));
-  }
+  const auto swizzle = std::ranges::find(kSwizzles, t.swizzle) - kSwizzles;
+  rule(swizzle < std::ssize(kSwizzles),
+       "swizzle must be 0, 32, 64 or 128 bytes but is " + std::to_string(t.swizzle));
   CUtensorMap map;
-  const CUresult error = encode_tiled(op)(
-      &map, map_type(t.dtype), static_cast<cuuint32_t>(rank), const_cast<void*>(t.data), shape,
-      strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult error =
+      encode_tiled(op)(&map, kTypes[static_cast<int>(t.dtype)], static_cast<cuuint32_t>(rank),
+                       const_cast<void*>(t.data), shape, strides, box, steps,
+                       CU_TENSOR_MAP_INTERLEAVE_NONE, static_cast<CUtensorMapSwizzle>(swizzle),
+                       CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (error != CUDA_SUCCESS) {
     throw DeviceError("[" + std::string(op) + "] cuTensorMapEncodeTiled failed: CUresult " +
                       std::to_string(static_cast<int>(error)));

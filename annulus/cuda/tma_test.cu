@@ -16,8 +16,7 @@
 namespace annulus::testing {
 namespace {
 
-using annulus::cuda::TensorBox;
-using annulus::cuda::TensorMap;
+using namespace annulus::cuda;
 
 constexpr int kMostBytes = 32 * 1024;
 
@@ -32,7 +31,6 @@ __global__ void __launch_bounds__(128)
     box_kernel(const __grid_constant__ TensorMap map, At<Rank> at, int bytes, bool store,
                uint4* image) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  using namespace annulus::cuda;
   __shared__ __align__(1024) uint4 box[kMostBytes / 16];
   __shared__ SharedBarrier barrier;
   const int thread = static_cast<int>(threadIdx.x);
@@ -69,7 +67,6 @@ __global__ void __launch_bounds__(128)
 // The first block of a cluster of two loads for both.
 __global__ void multicast_kernel(const __grid_constant__ TensorMap map, int bytes, uint4* images) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  using namespace annulus::cuda;
   __shared__ __align__(1024) uint4 box[kMostBytes / 16];
   __shared__ SharedBarrier barrier;
   if (threadIdx.x == 0) {
@@ -97,34 +94,26 @@ struct Layout {
   int swizzle = 0;
 };
 
-std::uint32_t swizzled(int W, std::uint32_t byte) {
-  return W == 128  ? annulus::cuda::swizzled_byte<128>(byte)
-         : W == 64 ? annulus::cuda::swizzled_byte<64>(byte)
-         : W == 32 ? annulus::cuda::swizzled_byte<32>(byte)
-                   : byte;
-}
-
 class CudaTma : public HopperTest {
  protected:
   template <class T, int Rank>
   void check(const Layout& l, const At<Rank>& at, DType dtype) {
     std::int64_t count = l.shape[0];
     std::vector<std::int64_t> bytes;
-    for (int d = 1; d < Rank; ++d) {
-      const auto i = static_cast<std::size_t>(d);
+    for (int i = 1; i < Rank; ++i) {
       count = std::max(count, l.strides[i - 1] * l.shape[i]);
       bytes.push_back(l.strides[i - 1] * static_cast<std::int64_t>(sizeof(T)));
     }
-    std::vector<T> values(static_cast<std::size_t>(count));
+    std::vector<T> values(count);
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = T(static_cast<float>(i % 251) + 1);
     const DeviceArray<T> tensor(values);
     const int numbers = std::accumulate(l.box.begin(), l.box.end(), 1, std::multiplies<>());
     const int box_bytes = numbers * static_cast<int>(sizeof(T));
     ASSERT_LE(box_bytes, kMostBytes);
-    const TensorMap map = annulus::cuda::make_tensor_map(
-        "test", {dtype, tensor.get(), l.shape, bytes, l.box, l.swizzle});
+    const TensorMap map =
+        make_tensor_map("test", {dtype, tensor.get(), l.shape, bytes, l.box, l.swizzle});
 
-    const DeviceArray<T> image(std::vector<T>(static_cast<std::size_t>(numbers), T(-1.0f)));
+    const DeviceArray<T> image(std::vector<T>(numbers, T(-1.0f)));
     auto* const words = reinterpret_cast<uint4*>(image.get());
     box_kernel<Rank><<<1, 128>>>(map, at, box_bytes, false, words);
     finish();
@@ -134,20 +123,18 @@ class CudaTma : public HopperTest {
       for (int n = 0; n < numbers; ++n) {
         std::int64_t from = 0;
         bool inside = true;
-        for (int d = 0, rest = n; d < Rank; ++d) {
-          const auto i = static_cast<std::size_t>(d);
-          const std::int64_t index = at.i[d] + rest % l.box[i];
+        for (int i = 0, rest = n; i < Rank; ++i) {
+          const std::int64_t index = at.i[i] + rest % l.box[i];
           rest /= l.box[i];
           inside = inside && index >= 0 && index < l.shape[i];
-          from += index * (d == 0 ? 1 : l.strides[i - 1]);
+          from += index * (i == 0 ? 1 : l.strides[i - 1]);
         }
-        f(swizzled(l.swizzle, static_cast<std::uint32_t>(n * sizeof(T))) / sizeof(T),
-          inside ? from : -1);
+        const auto byte = static_cast<std::uint32_t>(n * sizeof(T));
+        f((l.swizzle == 0 ? byte : swizzled_byte(l.swizzle, byte)) / sizeof(T), inside ? from : -1);
       }
     };
     each([&](std::size_t to, std::int64_t from) {
-      const float expected =
-          from < 0 ? 0 : static_cast<float>(values[static_cast<std::size_t>(from)]);
+      const float expected = from < 0 ? 0 : static_cast<float>(values[from]);
       ASSERT_EQ(static_cast<float>(loaded[to]), expected)
           << "number " << to << " of " << Rank << "-D box";
     });
@@ -155,14 +142,14 @@ class CudaTma : public HopperTest {
     if (std::any_of(at.i, at.i + Rank, [](int i) { return i < 0; }))
       return;  // no store begins there
     // Back again, as other numbers: those of the box change, the others stay.
-    std::vector<T> changed(static_cast<std::size_t>(numbers));
+    std::vector<T> changed(numbers);
     for (std::size_t i = 0; i < changed.size(); ++i)
       changed[i] = T(-static_cast<float>(i % 241) - 1);
     const DeviceArray<T> source(changed);
     box_kernel<Rank><<<1, 128>>>(map, at, box_bytes, true, reinterpret_cast<uint4*>(source.get()));
     finish();
     each([&](std::size_t to, std::int64_t from) {
-      if (from >= 0) values[static_cast<std::size_t>(from)] = changed[to];
+      if (from >= 0) values[from] = changed[to];
     });
     const std::vector<T> stored = tensor.values();
     for (std::size_t i = 0; i < values.size(); ++i) {
@@ -194,10 +181,9 @@ TEST_F(CudaTma, OneBlockLoadsForItsCluster) {
   const DeviceArray<float> tensor(values), images(2 * values.size());
   const std::int64_t shape[] = {64, 16}, strides[] = {256};
   const int box[] = {64, 16};
-  const TensorMap map =
-      annulus::cuda::make_tensor_map("test", {DType::kF32, tensor.get(), shape, strides, box});
+  const TensorMap map = make_tensor_map("test", {DType::kF32, tensor.get(), shape, strides, box});
   cudaLaunchAttribute attribute;
-  const cudaLaunchConfig_t config = annulus::cuda::cluster_launch(2, 128, 2, 0, nullptr, attribute);
+  const cudaLaunchConfig_t config = cluster_launch(2, 128, 2, 0, nullptr, attribute);
   ASSERT_EQ(cudaLaunchKernelEx(&config, multicast_kernel, map, 64 * 16 * 4,
                                reinterpret_cast<uint4*>(images.get())),
             cudaSuccess);
@@ -210,39 +196,26 @@ TEST(TensorMap, RefusesWhatTheHardwareDoesNotHave) {
   const std::int64_t shape[] = {64, 8, 4, 4, 4, 4}, strides[] = {128, 1024, 4096, 16384, 65536};
   const int box[] = {64, 8, 1, 1, 1, 1};
   alignas(64) static char memory[64];
-  const auto refuses = [&](const TensorBox& t, const char* why) {
+  const auto refuses = [&](const char* why, std::size_t rank, auto&& change) {
+    TensorBox t{DType::kBF16, memory, {shape, rank}, {strides, rank - 1}, {box, rank}};
+    change(t);
     try {
-      (void)annulus::cuda::make_tensor_map("test", t);
+      (void)make_tensor_map("test", t);
       ADD_FAILURE() << "accepted: " << why;
     } catch (const InvalidArgument& e) {
       EXPECT_NE(std::string(e.what()).find(why), std::string::npos) << e.what();
     }
   };
-  const auto tensor = [&](std::size_t rank) {
-    return TensorBox{DType::kBF16, memory, {shape, rank}, {strides, rank - 1}, {box, rank}};
-  };
-  refuses(tensor(6), "1 to 5 dimensions");
-  TensorBox t = tensor(2);
-  t.data = memory + 8;
-  refuses(t, "aligned to 16");
-  t = tensor(2);
-  t.strides = {strides, 2};
-  refuses(t, "one stride less");
   const std::int64_t odd[] = {136};
-  t = tensor(2);
-  t.strides = odd;
-  refuses(t, "multiple of 16 bytes");
   const int narrow[] = {4, 8}, tall[] = {64, 257};
-  t = tensor(2);
-  t.box = narrow;
-  refuses(t, "multiples of 16 bytes");
-  t.box = tall;
-  refuses(t, "1 to 256");
-  t = tensor(2);
-  t.swizzle = 64;
-  refuses(t, "wider than the swizzle");
-  t.swizzle = 256;
-  refuses(t, "0, 32, 64 or 128");
+  refuses("1 to 5 dimensions", 6, [](TensorBox&) {});
+  refuses("aligned to 16", 2, [&](TensorBox& t) { t.data = memory + 8; });
+  refuses("one stride less", 2, [&](TensorBox& t) { t.strides = {strides, 2}; });
+  refuses("multiple of 16 bytes", 2, [&](TensorBox& t) { t.strides = odd; });
+  refuses("multiples of 16 bytes", 2, [&](TensorBox& t) { t.box = narrow; });
+  refuses("1 to 256", 2, [&](TensorBox& t) { t.box = tall; });
+  refuses("wider than the swizzle", 2, [](TensorBox& t) { t.swizzle = 64; });
+  refuses("0, 32, 64 or 128", 2, [](TensorBox& t) { t.swizzle = 256; });
 }
 
 }  // namespace

@@ -32,11 +32,9 @@ namespace annulus::cuda {
 
 enum class Major { kK = 0, kMN = 1 };  // the instruction's own codes
 
-// Where the byte that would lie at `byte` of an operand without swizzle lies.
-template <int W = 128>
-__host__ __device__ constexpr std::uint32_t swizzled_byte(std::uint32_t byte) {
-  static_assert(W == 128 || W == 64 || W == 32);
-  return byte ^ (((byte >> 7) & (W / 16 - 1)) << 4);
+// Where the byte that would lie at `byte` of an operand without swizzle lies, W bytes wide.
+ANNULUS_HD constexpr std::uint32_t swizzled_byte(int W, std::uint32_t byte) {
+  return byte ^ (((byte >> 7) & static_cast<std::uint32_t>(W / 16 - 1)) << 4);
 }
 
 #if ANNULUS_DEVICE_HOPPER

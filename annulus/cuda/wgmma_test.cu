@@ -12,34 +12,29 @@
 namespace annulus::testing {
 namespace {
 
-using annulus::cuda::Major;
+using namespace annulus::cuda;
 
 constexpr int kM = 64, kDepth = 64;
 
 // Where element (i, k) of an operand of `lines` x kDepth lies: i is m or n.
-std::size_t place(Major major, int W, int lines, int i, int k) {
+std::uint32_t place(Major major, int W, int lines, int i, int k) {
   const int each = W / 2;  // numbers of a row
   const auto at = [&](int block, int block_bytes, int row, int column) {
     const auto byte = static_cast<std::uint32_t>(row * W + column * 2);
-    return static_cast<std::size_t>(block * block_bytes) +
-           (W == 128  ? annulus::cuda::swizzled_byte<128>(byte)
-            : W == 64 ? annulus::cuda::swizzled_byte<64>(byte)
-                      : annulus::cuda::swizzled_byte<32>(byte));
+    return block * block_bytes + swizzled_byte(W, byte);
   };
   return major == Major::kK ? at(k / each, lines * W, i, k % each)
                             : at(i / each, kDepth * W, k, i % each);
 }
 // Whole swizzled blocks of it.
-std::size_t operand_bytes(Major major, int W, int lines) {
+ANNULUS_HD constexpr int operand_bytes(Major major, int W, int lines) {
   const int each = W / 2;
-  return static_cast<std::size_t>(major == Major::kK ? kDepth / each * lines * W
-                                                     : (lines + each - 1) / each * kDepth * W);
+  return major == Major::kK ? kDepth / each * lines * W : (lines + each - 1) / each * kDepth * W;
 }
 
 struct Operands {
   const std::uint16_t* a_rows;  // [m][k]
   const uint4 *a, *b;           // as they lie in shared memory
-  int a_bytes, b_bytes;
   bool a_in_registers, add;
   Major a_major, b_major;
 };
@@ -47,16 +42,16 @@ struct Operands {
 template <class T, int N, int W>
 __global__ void __launch_bounds__(128) product_kernel(Operands in, float* out) {
 #if ANNULUS_DEVICE_HOPPER
-  using namespace annulus::cuda;
   __shared__ __align__(1024) std::byte shared_a[kM * kDepth * 2];
   __shared__ __align__(1024) std::byte shared_b[(N + W / 2 - 1) / (W / 2) * (W / 2) * kDepth * 2];
   const int thread = static_cast<int>(threadIdx.x);
-  for (int i = thread; i < in.a_bytes / 16; i += 128) {
-    reinterpret_cast<uint4*>(shared_a)[i] = in.a[i];
-  }
-  for (int i = thread; i < in.b_bytes / 16; i += 128) {
-    reinterpret_cast<uint4*>(shared_b)[i] = in.b[i];
-  }
+  const auto copy = [&](const uint4* from, Major major, int lines, std::byte* to) {
+    for (int i = thread; i < operand_bytes(major, W, lines) / 16; i += 128) {
+      reinterpret_cast<uint4*>(to)[i] = from[i];
+    }
+  };
+  copy(in.a, in.a_major, kM, shared_a);
+  copy(in.b, in.b_major, N, shared_b);
   fence_shared_writes();
   __syncthreads();
   const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
@@ -115,8 +110,14 @@ __global__ void __launch_bounds__(128) product_kernel(Operands in, float* out) {
 #endif
 }
 
+using Widths = std::integer_sequence<int, 8, 16, 24, 32, 40, 64, 96, 128, 192, 256>;
+
 class CudaWgmma : public HopperTest {
  protected:
+  template <class T, int... N>
+  void check_widths(std::integer_sequence<int, N...>) {
+    (check<T, N>(), ...);
+  }
   template <class T, int N, int W = 128>
   void check() {
     for (const bool whole : {true, false}) {
@@ -144,25 +145,16 @@ class CudaWgmma : public HopperTest {
       std::vector<uint4> bytes(operand_bytes(major, W, lines) / 16, make_uint4(~0u, ~0u, ~0u, ~0u));
       for (int i = 0; i < lines; ++i) {
         for (int k = 0; k < kDepth; ++k) {
-          reinterpret_cast<T*>(bytes.data())[place(major, W, lines, i, k) / 2] =
-              v[static_cast<std::size_t>(i * kDepth + k)];
+          reinterpret_cast<T*>(bytes.data())[place(major, W, lines, i, k) / 2] = v[i * kDepth + k];
         }
       }
       return bytes;
     };
-    const std::vector<uint4> a_image = image(a_major, kM, a), b_image = image(b_major, N, b);
     const DeviceArray<T> a_rows(a);
-    const DeviceArray<uint4> a_shared(a_image), b_shared(b_image);
+    const DeviceArray<uint4> a_shared(image(a_major, kM, a)), b_shared(image(b_major, N, b));
     const DeviceArray<float> out(std::vector<float>(kM * N, 3.0f));
-    const Operands in{reinterpret_cast<const std::uint16_t*>(a_rows.get()),
-                      a_shared.get(),
-                      b_shared.get(),
-                      static_cast<int>(a_image.size() * 16),
-                      static_cast<int>(b_image.size() * 16),
-                      a_in_registers,
-                      add,
-                      a_major,
-                      b_major};
+    const auto* const rows = reinterpret_cast<const std::uint16_t*>(a_rows.get());
+    const Operands in{rows, a_shared.get(), b_shared.get(), a_in_registers, add, a_major, b_major};
     product_kernel<T, N, W><<<1, 128>>>(in, out.get());
     finish();
     const std::vector<float> ours = out.values();
@@ -170,13 +162,13 @@ class CudaWgmma : public HopperTest {
       for (int n = 0; n < N; ++n) {
         double sum = add ? 3 : 0, size = 3;
         for (int k = 0; k < kDepth; ++k) {
-          const double p = double{static_cast<float>(a[static_cast<std::size_t>(m * kDepth + k)])} *
-                           static_cast<float>(b[static_cast<std::size_t>(n * kDepth + k)]);
+          const double p =
+              double{static_cast<float>(a[m * kDepth + k])} * static_cast<float>(b[n * kDepth + k]);
           sum += p;
           size += std::abs(p);
         }
         // The tensor cores cut sums off where they should round them.
-        ASSERT_NEAR(ours[static_cast<std::size_t>(m * N + n)], sum, whole ? 0 : 4e-6 * size)
+        ASSERT_NEAR(ours[m * N + n], sum, whole ? 0 : 4e-6 * size)
             << "m " << m << " n " << n << " of " << N << ", swizzle " << W << ", a "
             << (a_in_registers         ? "in registers"
                 : a_major == Major::kK ? "K-major"
@@ -187,18 +179,8 @@ class CudaWgmma : public HopperTest {
   }
 };
 
-template <class T, class Test, int... N>
-void each(Test&& test, std::integer_sequence<int, N...>) {
-  (test.template operator()<T, N>(), ...);
-}
-using Widths = std::integer_sequence<int, 8, 16, 24, 32, 40, 64, 96, 128, 192, 256>;
-
-TEST_F(CudaWgmma, BFloat16OfEveryOperand) {
-  each<bfloat16>([&]<class T, int N>() { check<T, N>(); }, Widths());
-}
-TEST_F(CudaWgmma, Float16OfEveryOperand) {
-  each<float16>([&]<class T, int N>() { check<T, N>(); }, Widths());
-}
+TEST_F(CudaWgmma, BFloat16OfEveryOperand) { check_widths<bfloat16>(Widths()); }
+TEST_F(CudaWgmma, Float16OfEveryOperand) { check_widths<float16>(Widths()); }
 TEST_F(CudaWgmma, NarrowSwizzles) {
   check<bfloat16, 64, 64>();
   check<float16, 96, 64>();

@@ -6,8 +6,11 @@
 // throughout.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
+#include "annulus/core/checked.h"
+#include "annulus/core/dispatch.h"
 #include "annulus/core/dtype.h"
 #include "annulus/cuda/fast_div.h"
 #include "annulus/cuda/math.cuh"
@@ -17,17 +20,7 @@
 
 namespace annulus::lrpe_cosine::cuda {
 
-using annulus::cuda::add_of;
-using annulus::cuda::exp2_fast;
-using annulus::cuda::exp_of;
-using annulus::cuda::FastDiv;
-using annulus::cuda::fma_of;
-using annulus::cuda::kLog2E;
-using annulus::cuda::kVectorWidth;
-using annulus::cuda::max_of;
-using annulus::cuda::mul_of;
-using annulus::cuda::store;
-using annulus::cuda::Vec;
+using namespace annulus::cuda;
 
 struct SideArgs {
   Operand x, y, dy, dx;
@@ -47,6 +40,10 @@ struct Integers {
   std::int64_t stride[3] = {};
   bool wide = false;  // i64
 
+  Integers() = default;
+  explicit Integers(const TensorView& v) : data(v.data), wide(v.dtype == DType::kI64) {
+    std::copy_n(v.stride.begin(), v.rank, stride);
+  }
   __device__ __forceinline__ std::int64_t at(std::int64_t index) const {
     return wide ? static_cast<const std::int64_t*>(data)[index]
                 : static_cast<const std::int32_t*>(data)[index];
@@ -88,8 +85,7 @@ __device__ __forceinline__ step_t<T> make_step(compute_t<T> theta) {
 
 template <class Real>
 __device__ __forceinline__ Real load_theta(const Args& a, int row, int k) {
-  return annulus::cuda::load_number<Real>(a.theta_dtype, a.theta,
-                                          row * a.theta_stride[0] + k * a.theta_stride[1]);
+  return load_number<Real>(a.theta_dtype, a.theta, row * a.theta_stride[0] + k * a.theta_stride[1]);
 }
 
 __device__ __forceinline__ std::int64_t load_offset(const Args& a, std::int64_t b) {
@@ -195,7 +191,7 @@ __device__ __forceinline__ void make_phases(const Args& a, const StepTable<T>& t
 template <class T, class Real>
 __device__ __forceinline__ Real inverse(Real x) {
   if constexpr (sizeof(T) == 2) {
-    return annulus::cuda::inverse_fast(x);
+    return inverse_fast(x);
   } else {
     return Real(1) / x;
   }
@@ -203,9 +199,9 @@ __device__ __forceinline__ Real inverse(Real x) {
 template <class T, class Real>
 __device__ __forceinline__ Real sigmoid(Real x) {
   if constexpr (sizeof(T) == 2) {
-    return annulus::cuda::sigmoid_fast(x);
+    return sigmoid_fast(x);
   } else {
-    return annulus::cuda::sigmoid_with_tails(x);
+    return sigmoid_with_tails(x);
   }
 }
 
@@ -216,7 +212,7 @@ __device__ __forceinline__ Real power(Real below) {
   if constexpr (sizeof(T) == 2) {
     return exp2_fast(fma_of(below, kLog2E, 30.0f));
   } else {
-    return exp_of(below);
+    return exp(below);
   }
 }
 // What is added up of p g: a power of at most 1, so that no finite g is made infinite, and what the sum is
@@ -237,7 +233,7 @@ __device__ __forceinline__ Real decay(Real below) {
   if constexpr (sizeof(T) == 2) {
     return exp2_fast(below * kLog2E);
   } else {
-    return exp_of(below);
+    return exp(below);
   }
 }
 
@@ -284,7 +280,7 @@ __device__ __forceinline__ void load_stat(const void* stat, std::int64_t row, st
     constexpr int kPiece = V * sizeof(Real) < 16 ? V : static_cast<int>(16 / sizeof(Real));
 #pragma unroll
     for (int k = 0; k < V; k += kPiece) {
-      const Vec<Real, kPiece> piece = annulus::cuda::fetch<kPiece>(p + column + k);
+      const Vec<Real, kPiece> piece = fetch<kPiece>(p + column + k);
 #pragma unroll
       for (int i = 0; i < kPiece; ++i) out[k + i] = piece.word[i];
     }
@@ -369,12 +365,6 @@ __device__ __forceinline__ std::int64_t element(const Operand& o, std::int64_t b
   return b * o.stride[0] + h * o.stride[1] + t * o.stride[2] + c * o.stride[3];
 }
 
-// V columns; with V = 1 any column stride, with V > 1 dense and aligned.
-template <int V, class T, class Real>
-__device__ __forceinline__ void store_columns(const Real (&in)[V], void* base, std::int64_t i) {
-  store<V>(in, static_cast<T*>(base) + i);
-}
-
 // Lanes that share a row of C columns, V each: a power of two, so that shuffles can add them up.
 inline int lanes_of_row(std::int64_t C, int V, int most) {
   int lanes = 1;
@@ -385,8 +375,8 @@ inline int lanes_of_row(std::int64_t C, int V, int most) {
 // Host side, one per file.
 inline constexpr int kThreads = 256;
 int batch_per_thread(std::int64_t vectors, std::int64_t B);
-// Fills in how blocks are numbered, by tile, head and group of sequences, and says how many there are.
-unsigned number_blocks(const Plan& plan, std::int64_t tiles, std::int64_t groups, Args& args);
+// Fills in how blocks are numbered, by tile, head and group of `sequences`, and says how many there are.
+unsigned number_blocks(const Plan& plan, std::int64_t tiles, std::int64_t sequences, Args& args);
 // A number of blocks that fits a launch, or NotSupported.
 unsigned checked_blocks(const Plan& plan, std::int64_t blocks);
 
@@ -394,29 +384,28 @@ unsigned checked_blocks(const Plan& plan, std::int64_t blocks);
 // dtheta, in one pass.
 enum class RowTask { kForward, kBackward, kStatistics };
 bool row_fits_warp(const Plan& plan);
-void launch_rows(const Plan& plan, Args args, bool vectors, RowTask task, void* stream);
+void launch_rows(const Plan& plan, Args args, bool vectors, RowTask task, cudaStream_t stream);
 
 // Statistics of other rows.
-void launch_row_stats(const Plan& plan, const Args& args, bool with_dot, void* stream);
+void launch_row_stats(const Plan& plan, const Args& args, bool with_dot, cudaStream_t stream);
 
 // Statistics of columns, over tokens.
 void launch_column_stats(const Plan& plan, const Args& args, bool vectors, bool with_dot,
-                         void* scratch, void* stream);
+                         void* scratch, cudaStream_t stream);
 std::size_t column_scratch_bytes(const Plan& plan, bool with_dot);
 
-void launch_dtheta(const Plan& plan, const Args& args, bool vectors, double* partial, void* stream);
+void launch_dtheta(const Plan& plan, const Args& args, bool vectors, double* partial,
+                   cudaStream_t stream);
 std::int64_t dtheta_partials(const Plan& plan);
-void launch_zero_dtheta(const Plan& plan, void* stream);
+void launch_zero_dtheta(const Plan& plan, cudaStream_t stream);
 
 // The partial sums of dtheta, of tiles of this many tokens: cuda/dtheta.cuh. Small tiles, so that the last blocks to
 // finish do not leave the machine idle for long. Measured on an H200 in bf16 at n = 4096, with dx, as a multiple of a
 // kernel that only moves the bytes: 16 tokens and five blocks to a multiprocessor (96 registers) 1.22; 32 tokens 1.30,
 // four or six blocks 1.33, 64 tokens 1.53.
 inline constexpr int kThetaTokens = 16;
-inline std::int64_t theta_tiles(const Plan& plan) {
-  return (plan.L + kThetaTokens - 1) / kThetaTokens;
-}
+inline std::int64_t theta_tiles(const Plan& plan) { return ceil_div(plan.L, kThetaTokens); }
 template <class T, int V>
-void launch_partials(const Plan& plan, Args a, double* partial, void* stream);
+void launch_partials(const Plan& plan, Args a, double* partial, cudaStream_t stream);
 
 }  // namespace annulus::lrpe_cosine::cuda

@@ -9,12 +9,7 @@
 // - s0) q). A second kernel adds the tiles in a fixed order. No atomics, so the same bits on every
 // run.
 
-#include <cuda_runtime.h>
-
-#include <algorithm>
-
-#include "annulus/core/dispatch.h"
-#include "annulus/cuda/launch.h"
+#include "annulus/cuda/check.h"
 #include "annulus/lrpe_cosine/cuda/arguments.cuh"
 
 namespace annulus::lrpe_cosine::cuda {
@@ -77,24 +72,22 @@ __global__ void zero_kernel(U* dtheta, std::int64_t rows, std::int64_t columns, 
 
 std::int64_t dtheta_partials(const Plan& plan) { return theta_tiles(plan) * plan.heads() * plan.C; }
 
-void launch_zero_dtheta(const Plan& plan, void* stream_handle) {
+void launch_zero_dtheta(const Plan& plan, cudaStream_t stream) {
   const std::int64_t n = plan.theta_rows * plan.E;
   if (n == 0) return;
-  auto* stream = static_cast<cudaStream_t>(stream_handle);
   visit_floating(plan.dtheta.dtype, [&]<class U>() {
     zero_kernel<U>
         <<<static_cast<unsigned>(std::min<std::int64_t>((n + 255) / 256, 1024)), 256, 0, stream>>>(
             static_cast<U*>(plan.dtheta.data), plan.theta_rows, plan.E, plan.dtheta.stride[0],
             plan.dtheta.stride[1]);
   });
-  annulus::cuda::check_launch(plan.op, "zero_kernel");
+  check_launch(plan.op, "zero_kernel");
 }
 
 void launch_dtheta(const Plan& plan, const Args& a, bool vectors, double* partial,
-                   void* stream_handle) {
-  auto* stream = static_cast<cudaStream_t>(stream_handle);
+                   cudaStream_t stream) {
   visit_width(plan.dtype, vectors,
-              [&]<class T, int V>() { launch_partials<T, V>(plan, a, partial, stream_handle); });
+              [&]<class T, int V>() { launch_partials<T, V>(plan, a, partial, stream); });
 
   ReduceArgs r{};
   r.partial = partial;
@@ -104,19 +97,19 @@ void launch_dtheta(const Plan& plan, const Args& a, bool vectors, double* partia
   r.axes = plan.axes;
   r.sides = plan.sides;
   r.heads_first = a.heads_first;
-  r.heads_per_row[0] = static_cast<std::int32_t>(plan.side[0].heads_per_row);
-  r.heads_per_row[1] = static_cast<std::int32_t>(plan.side[1].heads_per_row);
+  for (int i = 0; i < 2; ++i) {
+    r.heads_per_row[i] = static_cast<std::int32_t>(plan.side[i].heads_per_row);
+    r.stride[i] = plan.dtheta.stride[static_cast<std::size_t>(i)];
+  }
   r.dtheta = plan.dtheta.data;
-  r.stride[0] = plan.dtheta.stride[0];
-  r.stride[1] = plan.dtheta.stride[1];
-  const std::int64_t column_blocks = (plan.E + 31) / 32;
+  const std::int64_t column_blocks = ceil_div(plan.E, 32);
   const unsigned blocks = checked_blocks(plan, plan.theta_rows * column_blocks);
   if (blocks == 0) return;
   visit_floating(plan.dtheta.dtype, [&]<class U>() {
     reduce_kernel<U>
         <<<blocks, dim3(32, 32), 0, stream>>>(r, static_cast<std::int32_t>(column_blocks));
   });
-  annulus::cuda::check_launch(plan.op, "reduce_kernel");
+  check_launch(plan.op, "reduce_kernel");
 }
 
 }  // namespace annulus::lrpe_cosine::cuda

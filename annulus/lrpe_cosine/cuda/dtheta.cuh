@@ -1,13 +1,8 @@
-// The kernel that makes dx and the partial sums of dtheta (cuda/dtheta.cu says what they are). Compiled a few widths a
-// file (dtheta_*.cu), since each has five forms.
+// The kernel that makes dx and the partial sums of dtheta (cuda/dtheta.cu says what they are). Compiled a few
+// widths a file (types_*.cu, dtheta_narrow.cu), since each has five forms.
 #pragma once
 
-#include <cuda_runtime.h>
-
-#include <algorithm>
-
-#include "annulus/core/dispatch.h"
-#include "annulus/cuda/launch.h"
+#include "annulus/cuda/check.h"
 #include "annulus/lrpe_cosine/cuda/arguments.cuh"
 
 namespace annulus::lrpe_cosine::cuda {
@@ -67,10 +62,10 @@ __global__ void __launch_bounds__(kBlockRows* kBlockLanes, kMinBlocks<kAct>)
       std::int64_t i_dx = element(side.dx, 0, p.head, t, column);
       Sequence<T, V> next;
       auto fetch_next = [&] {
-        next.d1 = annulus::cuda::fetch<V>(d1_from);
-        next.d2 = annulus::cuda::fetch<V>(d2_from);
-        next.x1 = annulus::cuda::fetch<V>(x1_from);
-        if constexpr (kRotate) next.x2 = annulus::cuda::fetch<V>(x2_from);
+        next.d1 = fetch<V>(d1_from);
+        next.d2 = fetch<V>(d2_from);
+        next.x1 = fetch<V>(x1_from);
+        if constexpr (kRotate) next.x2 = fetch<V>(x2_from);
         d1_from += side.dy.stride[0];
         d2_from += side.dy.stride[0];
         x1_from += side.x.stride[0];
@@ -92,10 +87,10 @@ __global__ void __launch_bounds__(kBlockRows* kBlockLanes, kMinBlocks<kAct>)
         Real q[V] = {};
         for (const std::int64_t end = b + alike; b < end; ++b) {
           Real d1[V], d2[V], x1[V], x2[V], g1[V], g2[V];
-          annulus::cuda::unpack(next.d1, d1);
-          annulus::cuda::unpack(next.d2, d2);
-          annulus::cuda::unpack(next.x1, x1);
-          if constexpr (kRotate) annulus::cuda::unpack(next.x2, x2);
+          unpack(next.d1, d1);
+          unpack(next.d2, d2);
+          unpack(next.x1, x1);
+          if constexpr (kRotate) unpack(next.x2, x2);
           if (b + 1 < a.B) fetch_next();
           [[maybe_unused]] const std::int64_t sequence = b * a.heads + p.flat_head;
           [[maybe_unused]] const std::int64_t row = sequence * a.L + t;
@@ -110,8 +105,8 @@ __global__ void __launch_bounds__(kBlockRows* kBlockLanes, kMinBlocks<kAct>)
           }
           if (side.dx.first != nullptr) {
             activate_tile_backward<T, kAct>(a.activation, a.stats, x1, row, stat_column, g1);
-            if constexpr (kRotate) store_columns<V, T>(g2, side.dx.second, i_dx);
-            store_columns<V, T>(g1, side.dx.first, i_dx);
+            if constexpr (kRotate) store<V>(g2, static_cast<T*>(side.dx.second) + i_dx);
+            store<V>(g1, static_cast<T*>(side.dx.first) + i_dx);
             i_dx += side.dx.stride[0];
           }
         }
@@ -159,14 +154,13 @@ void launch(const Plan& plan, Args a, double* partial, cudaStream_t stream) {
   const std::size_t shared =
       2 * V * sizeof(compute_t<T>) * static_cast<std::size_t>(lanes * kBlockRows) +
       StepTable<T>::bytes(lanes * V);
-  const unsigned blocks = number_blocks(plan, theta_tiles(plan), 1, a);
+  const unsigned blocks = number_blocks(plan, theta_tiles(plan), plan.B, a);
   dtheta_kernel<T, V, kRotate, kAct><<<blocks, shape, shared, stream>>>(a, partial);
-  annulus::cuda::check_launch(plan.op, "dtheta_kernel");
+  check_launch(plan.op, "dtheta_kernel");
 }
 
 template <class T, int V>
-void launch_partials(const Plan& plan, Args a, double* partial, void* stream_handle) {
-  auto* stream = static_cast<cudaStream_t>(stream_handle);
+void launch_partials(const Plan& plan, Args a, double* partial, cudaStream_t stream) {
   if (plan.rotate) return launch<T, V, true, Act::kNone>(plan, a, partial, stream);
   visit_activation(plan.activation,
                    [&]<Act kAct>() { launch<T, V, false, kAct>(plan, a, partial, stream); });

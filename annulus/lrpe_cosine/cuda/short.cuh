@@ -11,9 +11,6 @@
 // Same functions, same bits as turn_kernel.
 #pragma once
 
-#include <cuda_runtime.h>
-
-#include <algorithm>
 #include <cstdint>
 
 #include "annulus/cuda/fast_div.h"
@@ -71,11 +68,11 @@ __device__ __forceinline__ void read_table(const float* row, int lane, int C, fl
 }
 
 // Thread (x, y, z): V columns from V x on of token blockIdx.x blockDim.z + z, of sequences y, y +
-// blockDim.y, ...; kAhead of them in flight at once.
-template <class T, int V, Mode kMode, int kAhead>
+// blockDim.y, ...; kShortAhead of them in flight at once.
+template <class T, int V, Mode kMode>
 __global__ void __launch_bounds__(kShortThreads) short_kernel(const __grid_constant__ ShortArgs a) {
   static_assert(V == 4 || V == 8);
-  constexpr bool kTwoIn = kMode != Mode::kSpread;
+  constexpr bool kTwoIn = kReadsSecond<kMode>;
   extern __shared__ __align__(16) float shared_table[];  // per token: C cosines, C sines
   const int lane = static_cast<int>(threadIdx.x);
   const int first_token = static_cast<int>(blockIdx.x * blockDim.z);
@@ -109,22 +106,22 @@ __global__ void __launch_bounds__(kShortThreads) short_kernel(const __grid_const
   };
   if (maker) load_frequency();  // first of all: the sines wait for it
 
-  Vec<T, V> first[kAhead];
-  Vec<T, V> second[kAhead];
+  Vec<T, V> first[kShortAhead];
+  Vec<T, V> second[kShortAhead];
   const T* from = static_cast<const T*>(a.in) +
                   (b * a.in_stride[0] + head * a.in_stride[1] + t * a.in_stride[2] + lane * V);
   const std::int64_t in_step = static_cast<std::int64_t>(sequences) * a.in_stride[0];
-  auto fetch = [&] {
+  auto fetch_next = [&] {
 #pragma unroll
-    for (int j = 0; j < kAhead; ++j) {
+    for (int j = 0; j < kShortAhead; ++j) {
       if (b + j * sequences < a.B) {
-        first[j] = annulus::cuda::fetch<V>(from);
-        if constexpr (kTwoIn) second[j] = annulus::cuda::fetch<V>(from + a.in_second);
+        first[j] = fetch<V>(from);
+        if constexpr (kTwoIn) second[j] = fetch<V>(from + a.in_second);
       }
       from += in_step;
     }
   };
-  if (t < a.L) fetch();  // in flight while the sines are made
+  if (t < a.L) fetch_next();  // in flight while the sines are made
 
   if (maker) {
 #pragma unroll 1
@@ -169,14 +166,14 @@ __global__ void __launch_bounds__(kShortThreads) short_kernel(const __grid_const
   const std::int64_t out_step = static_cast<std::int64_t>(sequences) * a.out_stride[0];
   while (true) {
 #pragma unroll
-    for (int j = 0; j < kAhead; ++j) {
+    for (int j = 0; j < kShortAhead; ++j) {
       if (b + j * sequences < a.B) {
         float u[V];
         float w[V];
         float r1[V];
         float r2[V];
-        annulus::cuda::unpack(first[j], u);
-        if constexpr (kTwoIn) annulus::cuda::unpack(second[j], w);
+        unpack(first[j], u);
+        if constexpr (kTwoIn) unpack(second[j], w);
         if constexpr (kMode == Mode::kRotate) {
           device::rotate_tile(u, w, phase, sign, r1, r2);
         } else if constexpr (kMode == Mode::kSpread) {
@@ -189,9 +186,9 @@ __global__ void __launch_bounds__(kShortThreads) short_kernel(const __grid_const
       }
       to += out_step;
     }
-    b += kAhead * sequences;
+    b += kShortAhead * sequences;
     if (b >= a.B) return;
-    fetch();
+    fetch_next();
   }
 }
 
@@ -262,21 +259,20 @@ inline bool make_short_args(const Plan& plan, bool backward, ShortArgs& a) {
   return true;
 }
 
-template <class T, int V, Mode kMode, int kAhead = kShortAhead>
-void launch_short(ShortArgs a, std::int64_t heads, cudaStream_t stream,
-                  int most_tokens = kShortTokens) {
+template <class T, int V, Mode kMode>
+void launch_short(ShortArgs a, std::int64_t heads, cudaStream_t stream) {
   const int lanes = a.C / V;
   const int most = kShortThreads / lanes;
-  const int sequences = std::min((a.B + kAhead - 1) / kAhead, most);
+  const int sequences = std::min((a.B + kShortAhead - 1) / kShortAhead, most);
   // A batch of few sequences takes more tokens, so that a block is two warps at least.
-  const int wanted = std::max(most_tokens, 64 / (lanes * sequences));
+  const int wanted = std::max(kShortTokens, 64 / (lanes * sequences));
   const int tokens = std::max(1, std::min({wanted, most / sequences, a.L}));
   a.shares = std::clamp(lanes * sequences * tokens / a.C, 1, tokens);
   const dim3 block(static_cast<unsigned>(lanes), static_cast<unsigned>(sequences),
                    static_cast<unsigned>(tokens));
   const dim3 grid(static_cast<unsigned>((a.L + tokens - 1) / tokens), static_cast<unsigned>(heads));
   const std::size_t shared = sizeof(float) * 2 * static_cast<std::size_t>(a.C * tokens);
-  short_kernel<T, V, kMode, kAhead><<<grid, block, shared, stream>>>(a);
+  short_kernel<T, V, kMode><<<grid, block, shared, stream>>>(a);
 }
 
 }  // namespace annulus::lrpe_cosine::cuda

@@ -5,12 +5,7 @@
 // Rows longer than a warp holds, and f64, have their statistics made ahead of turn_kernel, a warp a
 // row. Every order is fixed and the same for every layout.
 
-#include <cuda_runtime.h>
-
-#include <algorithm>
-
-#include "annulus/core/dispatch.h"
-#include "annulus/cuda/launch.h"
+#include "annulus/cuda/check.h"
 #include "annulus/cuda/reduce.cuh"
 #include "annulus/lrpe_cosine/cuda/arguments.cuh"
 
@@ -77,8 +72,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<kTask>)
   std::int64_t i_dy = element(side.dy, b_begin, p.head, t, slot);
   const auto fetch = [](const void* base, std::int64_t i, std::int64_t stride, int count,
                         Real filler) {
-    return annulus::cuda::fetch_row<V, kVectors>(static_cast<const T*>(base) + i, stride, count,
-                                                 filler);
+    return fetch_row<V, kVectors>(static_cast<const T*>(base) + i, stride, count, filler);
   };
   auto fetch_next = [&](int count) {
 #pragma unroll
@@ -123,21 +117,21 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<kTask>)
     Real dot[N];
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      annulus::cuda::unpack(next[j].x, e[j]);
+      unpack(next[j].x, e[j]);
       high[j] = e[j][0];
 #pragma unroll
-      for (int i = 1; i < V; ++i) high[j] = max_of(high[j], e[j][i]);
+      for (int i = 1; i < V; ++i) high[j] = fmax(high[j], e[j][i]);
       if constexpr (!kForward) {
         Real d1[V];
         Real d2[V];
-        annulus::cuda::unpack(next[j].d1, d1);
-        annulus::cuda::unpack(next[j].d2, d2);
+        unpack(next[j].d1, d1);
+        unpack(next[j].d2, d2);
         device::cosine_tile_backward(d1, d2, phase, g[j]);
       }
     }
     if (done + N < sequences) fetch_next(sequences - done - N);
 
-    reduce_rows(high, lanes, [](Real u, Real v) { return max_of(u, v); });
+    reduce_rows(high, lanes, [](Real u, Real v) { return fmax(u, v); });
 #pragma unroll
     for (int j = 0; j < N; ++j) {
       sum[j] = 0;
@@ -176,14 +170,12 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<kTask>)
         for (int i = 0; i < V; ++i) probability[i] = e[j][i] * scale;
         if constexpr (kForward) {
           device::cosine_tile(probability, phase, r1, r2);
-          annulus::cuda::put_row<V, kVectors>(r2, static_cast<T*>(out.second) + i_out,
-                                              out.stride[3], here);
+          put_row<V, kVectors>(r2, static_cast<T*>(out.second) + i_out, out.stride[3], here);
         } else {
 #pragma unroll
           for (int i = 0; i < V; ++i) r1[i] = probability[i] * (g[j][i] - mean);
         }
-        annulus::cuda::put_row<V, kVectors>(r1, static_cast<T*>(out.first) + i_out, out.stride[3],
-                                            here);
+        put_row<V, kVectors>(r1, static_cast<T*>(out.first) + i_out, out.stride[3], here);
         i_out += out.stride[0];
       }
     }
@@ -226,13 +218,13 @@ __global__ void __launch_bounds__(kThreads)
     const T* p = static_cast<const T*>(x.first) + element(x, b, h.head, t, 0);
     Real high = -INFINITY;
     for (int c = lane; c < a.C; c += 32) {
-      high = max_of(high, static_cast<Real>(p[c * x.stride[3]]));
+      high = fmax(high, static_cast<Real>(p[c * x.stride[3]]));
     }
-    high = annulus::cuda::warp_reduce(high, [](Real u, Real v) { return max_of(u, v); });
+    high = warp_reduce(high, [](Real u, Real v) { return fmax(u, v); });
     Real sum = 0;
     for (int c = lane; c < a.C; c += 32)
       sum += power<T>(static_cast<Real>(p[c * x.stride[3]]) - high);
-    sum = annulus::cuda::warp_sum(sum);
+    sum = warp_sum(sum);
     const Real scale = inverse<T>(sum);
     Real dot = 0;
     if (with_dot) {
@@ -240,7 +232,7 @@ __global__ void __launch_bounds__(kThreads)
         const Real prob = power<T>(static_cast<Real>(p[c * x.stride[3]]) - high) * scale;
         dot += prob * gradient<T>(a, h, b, t, c);
       }
-      dot = annulus::cuda::warp_sum(dot);
+      dot = warp_sum(dot);
     }
     if (lane == 0) {
       static_cast<Real*>(a.stats.high)[row] = high;
@@ -255,38 +247,27 @@ void launch(const Plan& plan, Args a, RowTask task, cudaStream_t stream) {
   constexpr int V = kVectorWidth<T>;
   const int lanes = lanes_of_row(plan.C, V, kWarpLanes);
   const dim3 shape(static_cast<unsigned>(lanes), static_cast<unsigned>(kRowThreads / lanes));
-  const std::int64_t tiles = (plan.L + shape.y - 1) / shape.y;
   // Positions may be a sequence's own: then no two sequences have a phase in common.
   a.batch_per_thread =
       plan.own_positions() ? 1 : batch_per_thread(plan.B * plan.heads() * plan.L * lanes, plan.B);
-  const std::int64_t groups = (plan.B + a.batch_per_thread - 1) / a.batch_per_thread;
-  const unsigned grid = number_blocks(plan, tiles, groups, a);
+  const unsigned grid = number_blocks(plan, ceil_div(plan.L, shape.y), a.batch_per_thread, a);
   const std::size_t shared = StepTable<T>::bytes(lanes * V);
-  switch (task) {
-    case RowTask::kForward:
-      row_kernel<T, kVectors, RowTask::kForward><<<grid, shape, shared, stream>>>(a);
-      break;
-    case RowTask::kBackward:
-      row_kernel<T, kVectors, RowTask::kBackward><<<grid, shape, shared, stream>>>(a);
-      break;
-    case RowTask::kStatistics:
-      row_kernel<T, kVectors, RowTask::kStatistics><<<grid, shape, shared, stream>>>(a);
-      break;
-  }
-  annulus::cuda::check_launch(plan.op, "row_kernel");
+  auto* const kernel = task == RowTask::kForward    ? row_kernel<T, kVectors, RowTask::kForward>
+                       : task == RowTask::kBackward ? row_kernel<T, kVectors, RowTask::kBackward>
+                                                    : row_kernel<T, kVectors, RowTask::kStatistics>;
+  kernel<<<grid, shape, shared, stream>>>(a);
+  check_launch(plan.op, "row_kernel");
 }
 
 }  // namespace
 
-void launch_row_stats(const Plan& plan, const Args& a, bool with_dot, void* stream_handle) {
-  auto* stream = static_cast<cudaStream_t>(stream_handle);
-  const std::int64_t blocks =
-      (plan.B * plan.heads() * plan.L + kThreads / 32 - 1) / (kThreads / 32);
+void launch_row_stats(const Plan& plan, const Args& a, bool with_dot, cudaStream_t stream) {
+  const std::int64_t blocks = ceil_div(plan.B * plan.heads() * plan.L, kThreads / 32);
   const auto grid = static_cast<unsigned>(std::min<std::int64_t>(blocks, 1 << 20));
   visit_floating(plan.dtype, [&]<class T>() {
     row_stats_kernel<T><<<grid, kThreads, 0, stream>>>(a, with_dot);
   });
-  annulus::cuda::check_launch(plan.op, "row_stats_kernel");
+  check_launch(plan.op, "row_stats_kernel");
 }
 
 bool row_fits_warp(const Plan& plan) {
@@ -294,8 +275,7 @@ bool row_fits_warp(const Plan& plan) {
          plan.C * size_of(plan.dtype) <= 16 * kWarpLanes;
 }
 
-void launch_rows(const Plan& plan, Args a, bool vectors, RowTask task, void* stream_handle) {
-  auto* stream = static_cast<cudaStream_t>(stream_handle);
+void launch_rows(const Plan& plan, Args a, bool vectors, RowTask task, cudaStream_t stream) {
   visit_floating(plan.dtype, [&]<class T>() {
     if constexpr (!std::is_same_v<T, double>) {
       visit_bool(vectors, [&]<bool kVectors>() { launch<T, kVectors>(plan, a, task, stream); });

@@ -13,13 +13,7 @@
 // Turning in the same way, statistics in registers and phases from shared memory, was slower than
 // turn_kernel: 0.139 / 0.223 ms at n = 4096 instead of 0.125 / 0.155.
 
-#include <cuda_runtime.h>
-
-#include <algorithm>
-
-#include "annulus/core/dispatch.h"
 #include "annulus/cuda/check.h"
-#include "annulus/cuda/launch.h"
 #include "annulus/lrpe_cosine/cuda/arguments.cuh"
 
 namespace annulus::lrpe_cosine::cuda {
@@ -113,7 +107,7 @@ struct TokenWalk {
     const T* const here = at;
     at += token_step;
     if (kVectors && kComplete) return annulus::cuda::fetch<V>(here);
-    return annulus::cuda::fetch_row<V, kVectors>(here, column_step, range.left(j), filler);
+    return fetch_row<V, kVectors>(here, column_step, range.left(j), filler);
   }
   __device__ __forceinline__ void next_sequence() { at += sequence_step; }
 };
@@ -176,8 +170,8 @@ struct PhaseTile {
 #pragma unroll
     for (int k = 0; k < V / kPiece; ++k) {
       const int at = (k * lanes + lane) * kPiece;
-      const auto c = annulus::cuda::fetch<kPiece>(row + at);
-      const auto s = annulus::cuda::fetch<kPiece>(row + lanes * V + at);
+      const auto c = fetch<kPiece>(row + at);
+      const auto s = fetch<kPiece>(row + lanes * V + at);
 #pragma unroll
       for (int i = 0; i < kPiece; ++i) {
         phase.c[k * kPiece + i] = c.word[i];
@@ -243,7 +237,7 @@ __device__ __forceinline__ void add_warps(const Args& a, const ColumnPlace& p, i
     const Real* const column = warp_sums + thread;
     Real high = column[0];
 #pragma unroll
-    for (int w = 1; w < kColumnWarps; ++w) high = max_of(high, column[w * width]);
+    for (int w = 1; w < kColumnWarps; ++w) high = fmax(high, column[w * width]);
     const Real base = finite_high(high);
     Real sum = 0;
     Real dot = 0;
@@ -324,11 +318,11 @@ __global__ void __launch_bounds__(kColumnThreads, kMinBlocks<kDots>)
 #pragma unroll
     for (int j = 0; j < kSumTokens; ++j) {
       Real u[V];
-      annulus::cuda::unpack(x[j], u);
+      unpack(x[j], u);
 #pragma unroll
-      for (int i = 0; i < V; ++i) high[i] = max_of(high[i], u[i]);
+      for (int i = 0; i < V; ++i) high[i] = fmax(high[i], u[i]);
     }
-    reduce_warp_rows(high, lanes, [](Real u, Real v) { return max_of(u, v); });
+    reduce_warp_rows(high, lanes, [](Real u, Real v) { return fmax(u, v); });
 #pragma unroll
     for (int i = 0; i < V; ++i) {
       const Real base = finite_high(high[i]);
@@ -339,12 +333,12 @@ __global__ void __launch_bounds__(kColumnThreads, kMinBlocks<kDots>)
 #pragma unroll
     for (int j = 0; j < kSumTokens; ++j) {
       Real e[V];
-      annulus::cuda::unpack(x[j], e);
+      unpack(x[j], e);
       [[maybe_unused]] Real u[V];
       [[maybe_unused]] Real w[V];
       if constexpr (kDots) {
-        annulus::cuda::unpack(d1[j], u);
-        annulus::cuda::unpack(d2[j], w);
+        unpack(d1[j], u);
+        unpack(d2[j], w);
       }
       if (step + 1 < steps) fetch_token(j);
 #pragma unroll
@@ -387,12 +381,12 @@ __global__ void __launch_bounds__(32 * kShares)
 
   Real high = -static_cast<Real>(INFINITY);
   for (std::int64_t r = share; real && r < runs; r += kShares) {
-    high = max_of(high, sums.high[first + r * a.C]);
+    high = fmax(high, sums.high[first + r * a.C]);
   }
   shares[0][share][lane] = high;
   __syncthreads();
 #pragma unroll
-  for (int y = 0; y < kShares; ++y) high = max_of(high, shares[0][y][lane]);
+  for (int y = 0; y < kShares; ++y) high = fmax(high, shares[0][y][lane]);
   const Real base = finite_high(high);
   Real sum = 0;
   Real dot = 0;
@@ -428,8 +422,8 @@ struct ColumnCut {
     width = lanes * V;
     const std::int64_t tokens =
         static_cast<std::int64_t>(kColumnThreads / lanes) * tokens_per_thread;
-    runs = (plan.L + tokens - 1) / tokens;
-    column_blocks = (plan.C + width - 1) / width;
+    runs = ceil_div(plan.L, tokens);
+    column_blocks = ceil_div(plan.C, width);
   }
 };
 
@@ -445,8 +439,8 @@ unsigned cut_sequences(const Plan& plan, const ColumnCut& cut, bool phases, Args
   constexpr std::int64_t kEnoughBlocks = 768;
   const std::int64_t groups =
       phases ? std::clamp<std::int64_t>(kEnoughBlocks / (tiles * plan.heads()), 1, plan.B) : plan.B;
-  a.batch_per_thread = static_cast<std::int32_t>((plan.B + groups - 1) / groups);
-  return number_blocks(plan, tiles, (plan.B + a.batch_per_thread - 1) / a.batch_per_thread, a);
+  a.batch_per_thread = static_cast<std::int32_t>(ceil_div(plan.B, groups));
+  return number_blocks(plan, tiles, a.batch_per_thread, a);
 }
 
 template <class T, bool kVectors, bool kDots>
@@ -462,17 +456,14 @@ void launch_sums(const Plan& plan, Args a, void* scratch, cudaStream_t stream) {
       kDots ? 2 * sizeof(Real) * kSumTokens * kColumnThreads * kVectorWidth<T> : 0;
   auto* const kernel = column_sums_kernel<T, kVectors, kDots>;
   constexpr std::size_t kMostShared = kPhases + kWarpSums * kMostLanes * kVectorWidth<T>;
-  annulus::cuda::throw_on_error(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(kMostShared)),
-      plan.op, "shared memory of column_sums_kernel");
+  allow_shared(plan.op, "shared memory of column_sums_kernel", kernel, kMostShared);
   const std::size_t shared = kPhases + kWarpSums * static_cast<std::size_t>(cut.width);
   kernel<<<blocks, kColumnThreads, shared, stream>>>(a, cut.lanes, cut.runs, sums);
-  annulus::cuda::check_launch(plan.op, "column_sums_kernel");
+  check_launch(plan.op, "column_sums_kernel");
 
-  const unsigned merge_blocks = checked_blocks(plan, (plan.B * plan.heads() * plan.C + 31) / 32);
+  const unsigned merge_blocks = checked_blocks(plan, ceil_div(plan.B * plan.heads() * plan.C, 32));
   merge_runs_kernel<T><<<merge_blocks, dim3(32, kShares), 0, stream>>>(a, sums, cut.runs);
-  annulus::cuda::check_launch(plan.op, "merge_runs_kernel");
+  check_launch(plan.op, "merge_runs_kernel");
 }
 
 }  // namespace
@@ -483,14 +474,13 @@ std::size_t column_scratch_bytes(const Plan& plan, bool with_dot) {
 }
 
 void launch_column_stats(const Plan& plan, const Args& a, bool vectors, bool with_dot,
-                         void* scratch, void* stream) {
+                         void* scratch, cudaStream_t stream) {
   visit_floating(plan.dtype, [&]<class T>() {
     visit_bool(with_dot, [&]<bool kDots>() {
-      auto* const on = static_cast<cudaStream_t>(stream);
       if constexpr (!std::is_same_v<T, double>) {
-        if (vectors) return launch_sums<T, true, kDots>(plan, a, scratch, on);
+        if (vectors) return launch_sums<T, true, kDots>(plan, a, scratch, stream);
       }
-      launch_sums<T, false, kDots>(plan, a, scratch, on);
+      launch_sums<T, false, kDots>(plan, a, scratch, stream);
     });
   });
 }

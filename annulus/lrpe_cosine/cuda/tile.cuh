@@ -119,11 +119,11 @@ inline Positions make_positions(int axes, const std::int64_t* extent, std::int64
   std::int64_t tokens = 1;
   for (int j = 0; j < axes; ++j) {
     p.extent[j] = extent[j] > 0 ? extent[j] : 1;
-    tokens *= extent[j] > 0 ? extent[j] : 1;
+    tokens *= p.extent[j];
   }
   p.wide = tokens >= (std::int64_t{1} << 31);
   for (int j = 0; j < axes && !p.wide; ++j) {
-    p.divide[j] = annulus::cuda::FastDiv(static_cast<std::uint32_t>(extent[j] > 0 ? extent[j] : 1));
+    p.divide[j] = annulus::cuda::FastDiv(static_cast<std::uint32_t>(p.extent[j]));
   }
   return p;
 }

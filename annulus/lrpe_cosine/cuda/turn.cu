@@ -7,14 +7,8 @@
 // each) are made once per block in shared memory. Loads and stores are 16 bytes where the layout
 // allows it, else one element at a time.
 
-#include <cuda_runtime.h>
-
-#include <algorithm>
-
-#include "annulus/core/dispatch.h"
 #include "annulus/core/scratch.h"
 #include "annulus/cuda/check.h"
-#include "annulus/cuda/launch.h"
 #include "annulus/cuda/memory.h"
 #include "annulus/lrpe_cosine/cuda/arguments.cuh"
 #include "annulus/lrpe_cosine/cuda/short.cuh"
@@ -96,20 +90,20 @@ __global__ void __launch_bounds__(kTurnThreads, kMinBlocks<T>)
   const std::int64_t source_row = element(in, b_begin, p.head, t, 0);
   const std::int64_t target_row = element(out, b_begin, p.head, t, 0);
   // The next kAhead of `left` sequences.
-  auto fetch = [&](std::int64_t at, std::int64_t left) {
+  auto fetch_next = [&](std::int64_t at, std::int64_t left) {
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
       if (j >= left) break;
       const std::int64_t i = at + j * in.stride[0];
-      next.first[j] = annulus::cuda::fetch<V>(static_cast<const T*>(in.first) + i);
+      next.first[j] = fetch<V>(static_cast<const T*>(in.first) + i);
       if constexpr (kTwoIn) {
-        next.second[j] = annulus::cuda::fetch<V>(static_cast<const T*>(in.second) + i);
+        next.second[j] = fetch<V>(static_cast<const T*>(in.second) + i);
       }
     }
   };
   [[maybe_unused]] const T* x_from = nullptr;
   [[maybe_unused]] auto fetch_x = [&] {
-    next.x = annulus::cuda::fetch<V>(x_from);
+    next.x = fetch<V>(x_from);
     x_from += side.x.stride[0];
   };
 
@@ -125,7 +119,7 @@ __global__ void __launch_bounds__(kTurnThreads, kMinBlocks<T>)
     std::int64_t from = source_row + column * in.stride[3];
     std::int64_t to = target_row + column * out.stride[3];
     if (mine) {  // in flight while the table is made
-      fetch(from, sequences);
+      fetch_next(from, sequences);
       if constexpr (kThreeIn) {
         x_from = static_cast<const T*>(side.x.first) + element(side.x, b_begin, p.head, t, column);
         if (sequences > 0) fetch_x();
@@ -155,7 +149,7 @@ __global__ void __launch_bounds__(kTurnThreads, kMinBlocks<T>)
     for (int done = 0; done < sequences; done += kAhead) {
       auto fetch_from = [&](int sequence) {
         from += kAhead * in.stride[0];
-        fetch(from, sequences - sequence);
+        fetch_next(from, sequences - sequence);
         if constexpr (kThreeIn) fetch_x();
       };
       if (!kActivated && done > 0) fetch_from(done);
@@ -202,15 +196,6 @@ bool use_vectors(const Plan& plan) {
   return true;
 }
 
-Integers integers(const TensorView& v) {
-  Integers r;
-  if (!v.defined()) return r;
-  r.data = v.data;
-  r.wide = v.dtype == DType::kI64;
-  std::copy_n(v.stride.begin(), v.rank, r.stride);
-  return r;
-}
-
 Args make_args(const Plan& plan, bool backward) {
   if (plan.C > (1 << 29) || plan.E > (1 << 29) || plan.heads() >= (std::int64_t{1} << 31)) {
     throw NotSupported("[" + std::string(plan.op) +
@@ -222,8 +207,8 @@ Args make_args(const Plan& plan, bool backward) {
   a.theta_dtype = plan.theta.dtype;
   a.theta_stride[0] = plan.theta.stride[0];
   a.theta_stride[1] = plan.theta.stride[1];
-  a.offsets = integers(plan.offsets);
-  a.position_ids = integers(plan.position_ids);
+  a.offsets = Integers(plan.offsets);
+  a.position_ids = Integers(plan.position_ids);
   a.own_positions = plan.own_positions();
   a.B = plan.B;
   a.L = plan.L;
@@ -251,7 +236,7 @@ bool launch_if_short(const Plan& plan, const Args& a, cudaStream_t stream) {
     if (plan.B * plan.heads() * plan.L * (plan.C / V) <= kShortVectors &&
         make_short_args(plan, a.backward, s)) {
       launch_short<T, V, kMode>(s, plan.heads(), stream);
-      annulus::cuda::check_launch(plan.op, "short_kernel");
+      check_launch(plan.op, "short_kernel");
       return true;
     }
   }
@@ -265,17 +250,15 @@ void launch_turn(const Plan& plan, Args a, cudaStream_t stream) {
   constexpr int kMostLanes = kAct == Act::kColumns && V > 1 ? 16 : kTurnThreads;
   const auto lanes_x = static_cast<int>(std::min<std::int64_t>(lanes, kMostLanes));
   const dim3 shape(static_cast<unsigned>(lanes_x), static_cast<unsigned>(kTurnThreads / lanes_x));
-  const std::int64_t tiles = (plan.L + shape.y - 1) / shape.y;
   a.batch_per_thread = batch_per_thread(plan.B * plan.heads() * plan.L * lanes, plan.B);
-  const std::int64_t groups = (plan.B + a.batch_per_thread - 1) / a.batch_per_thread;
-  const unsigned blocks = number_blocks(plan, tiles, groups, a);
+  const unsigned blocks = number_blocks(plan, ceil_div(plan.L, shape.y), a.batch_per_thread, a);
   std::size_t shared = StepTable<T>::bytes(lanes_x * V);
   if constexpr (kAct == Act::kColumns) {
     shared = stats_offset(shared) +
              3 * sizeof(compute_t<T>) * static_cast<std::size_t>(a.batch_per_thread * lanes_x * V);
   }
   turn_kernel<T, V, kMode, kAct><<<blocks, shape, shared, stream>>>(a);
-  annulus::cuda::check_launch(plan.op, "turn_kernel");
+  check_launch(plan.op, "turn_kernel");
 }
 
 void turn(const Plan& plan, const Args& a, bool vectors, cudaStream_t stream) {
@@ -302,7 +285,7 @@ bool over_tokens(const Plan& plan) { return plan.activation == LrpeActivation::k
 
 // What a call has in memory between its kernels.
 struct Scratch {
-  std::byte *high = nullptr, *scale = nullptr, *dot = nullptr;  // one Real per row or column
+  SoftmaxStats stats;  // one Real per row or column
   std::byte* column_stats = nullptr;
   double* partial = nullptr;
 };
@@ -311,9 +294,9 @@ Scratch lay_out(const Plan& plan, bool backward, ScratchLayout& layout) {
   if (needs_stats(plan)) {
     const std::int64_t count = plan.B * plan.heads() * (over_tokens(plan) ? plan.C : plan.L);
     const std::int64_t bytes = count * (plan.dtype == DType::kF64 ? 8 : 4);
-    layout(s.high, bytes);
-    layout(s.scale, bytes);
-    if (backward) layout(s.dot, bytes);
+    s.stats.high = layout.take<std::byte>(bytes);
+    s.stats.scale = layout.take<std::byte>(bytes);
+    if (backward) s.stats.dot = layout.take<std::byte>(bytes);
     if (over_tokens(plan)) {
       layout(s.column_stats, static_cast<std::int64_t>(column_scratch_bytes(plan, backward)));
     }
@@ -322,18 +305,43 @@ Scratch lay_out(const Plan& plan, bool backward, ScratchLayout& layout) {
   return s;
 }
 
-void add_stats(const Plan& plan, Args& a, const Scratch& s, bool vectors, bool with_dot,
-               cudaStream_t stream) {
+void add_stats(const Plan& plan, Args& a, const Scratch& s, bool vectors, cudaStream_t stream) {
   if (!needs_stats(plan)) return;
-  a.stats.high = s.high;
-  a.stats.scale = s.scale;
-  a.stats.dot = s.dot;
+  a.stats = s.stats;
   if (over_tokens(plan)) {
-    launch_column_stats(plan, a, vectors, with_dot, s.column_stats, stream);
+    launch_column_stats(plan, a, vectors, a.backward, s.column_stats, stream);
   } else if (row_fits_warp(plan)) {
     launch_rows(plan, a, vectors, RowTask::kStatistics, stream);
   } else {
-    launch_row_stats(plan, a, with_dot, stream);
+    launch_row_stats(plan, a, a.backward, stream);
+  }
+}
+
+std::size_t bytes_of(const Plan& plan, bool backward) {
+  if (empty(plan)) return 0;
+  return scratch_bytes([&](ScratchLayout& layout) { (void)lay_out(plan, backward, layout); });
+}
+
+void run(const Plan& plan, bool backward, Context& context) {
+  const DeviceGuard guard(plan.device.index);
+  auto* stream = static_cast<cudaStream_t>(context.stream);
+  const bool dtheta = backward && plan.need_dtheta;
+  if (empty(plan)) {
+    if (dtheta) launch_zero_dtheta(plan, stream);
+    return;
+  }
+  const bool vectors = use_vectors(plan);
+  Args a = make_args(plan, backward);
+  Scratch scratch;
+  const Workspace workspace(context, plan.op, plan.device, [&](ScratchLayout& layout) {
+    scratch = lay_out(plan, backward, layout);
+  });
+  add_stats(plan, a, scratch, vectors, stream);
+  if (dtheta) {
+    launch_dtheta(plan, a, vectors, scratch.partial, stream);
+  } else if (!backward || plan.side[0].dx.defined() ||
+             (plan.sides > 1 && plan.side[1].dx.defined())) {
+    turn(plan, a, vectors, stream);
   }
 }
 
@@ -347,8 +355,7 @@ int batch_per_thread(std::int64_t vectors, std::int64_t B) {
   constexpr std::int64_t kMost = 6;
   constexpr std::int64_t kEnoughThreads = 48 * 1024;
   const std::int64_t most = std::clamp<std::int64_t>(vectors / kEnoughThreads, 1, kMost);
-  const std::int64_t groups = (B + most - 1) / most;
-  return static_cast<int>((B + groups - 1) / groups);  // even shares
+  return static_cast<int>(ceil_div(B, ceil_div(B, most)));  // even shares
 }
 
 unsigned checked_blocks(const Plan& plan, std::int64_t blocks) {
@@ -356,61 +363,23 @@ unsigned checked_blocks(const Plan& plan, std::int64_t blocks) {
   throw NotSupported("[" + std::string(plan.op) + "] x must need fewer than 2^31 blocks on cuda");
 }
 
-unsigned number_blocks(const Plan& plan, std::int64_t tiles, std::int64_t groups, Args& a) {
-  const unsigned blocks = checked_blocks(plan, tiles * plan.heads() * groups);
+unsigned number_blocks(const Plan& plan, std::int64_t tiles, std::int64_t sequences, Args& a) {
+  const unsigned blocks = checked_blocks(plan, tiles * plan.heads() * ceil_div(plan.B, sequences));
   a.tiles = FastDiv(static_cast<std::uint32_t>(tiles));
   a.heads_div = FastDiv(static_cast<std::uint32_t>(plan.heads()));
   return blocks;
 }
 
-namespace {
-std::size_t bytes_of(const Plan& plan, bool backward) {
-  if (empty(plan)) return 0;
-  return scratch_bytes([&](ScratchLayout& layout) { (void)lay_out(plan, backward, layout); });
-}
-}  // namespace
-
 std::size_t forward_workspace(const Plan& plan) { return bytes_of(plan, false); }
 std::size_t backward_workspace(const Plan& plan) { return bytes_of(plan, true); }
 
-void forward(const Plan& plan, Context& context) {
-  if (empty(plan)) return;
-  const annulus::cuda::DeviceGuard guard(plan.device.index);
-  auto* stream = static_cast<cudaStream_t>(context.stream);
-  const bool vectors = use_vectors(plan);
-  Args a = make_args(plan, false);
-  Scratch scratch;
-  const Workspace workspace(context, plan.op, plan.device,
-                            [&](ScratchLayout& layout) { scratch = lay_out(plan, false, layout); });
-  add_stats(plan, a, scratch, vectors, false, stream);
-  turn(plan, a, vectors, stream);
-}
-
-void backward(const Plan& plan, Context& context) {
-  const annulus::cuda::DeviceGuard guard(plan.device.index);
-  auto* stream = static_cast<cudaStream_t>(context.stream);
-  if (empty(plan)) {
-    if (plan.need_dtheta) launch_zero_dtheta(plan, stream);
-    return;
-  }
-  const bool vectors = use_vectors(plan);
-  Args a = make_args(plan, true);
-  Scratch scratch;
-  const Workspace workspace(context, plan.op, plan.device,
-                            [&](ScratchLayout& layout) { scratch = lay_out(plan, true, layout); });
-  add_stats(plan, a, scratch, vectors, true, stream);
-  if (plan.need_dtheta) {
-    launch_dtheta(plan, a, vectors, scratch.partial, stream);
-  } else if (plan.side[0].dx.defined() || (plan.sides > 1 && plan.side[1].dx.defined())) {
-    turn(plan, a, vectors, stream);
-  }
-}
+void forward(const Plan& plan, Context& context) { run(plan, false, context); }
+void backward(const Plan& plan, Context& context) { run(plan, true, context); }
 
 Support support() {
-  const std::string why = annulus::cuda::why_unavailable();
+  const std::string why = why_unavailable();
   if (!why.empty()) return {false, why};
-  return annulus::cuda::kernel_support(turn_kernel<float, 4, Mode::kSpread, Act::kNone>,
-                                       build_info().cuda);
+  return kernel_support(turn_kernel<float, 4, Mode::kSpread, Act::kNone>, build_info().cuda);
 }
 
 }  // namespace annulus::lrpe_cosine::cuda

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 
-#include "annulus/core/dispatch.h"
 #include "annulus/lrpe_cosine/cuda/arguments.cuh"
 
 namespace annulus::lrpe_cosine::cuda {
@@ -40,8 +39,8 @@ __device__ __forceinline__ void turn_columns(LrpeActivation activation, const So
   Real w[V];
   Real r1[V];
   Real r2[V];
-  annulus::cuda::unpack(first, u);
-  if constexpr (kReadsSecond<kMode>) annulus::cuda::unpack(second, w);
+  unpack(first, u);
+  if constexpr (kReadsSecond<kMode>) unpack(second, w);
   if constexpr (kMode == Mode::kRotate) {
     device::rotate_tile(u, w, phase, sign, r1, r2);
   } else if constexpr (kMode == Mode::kSpread) {
@@ -51,12 +50,12 @@ __device__ __forceinline__ void turn_columns(LrpeActivation activation, const So
     device::cosine_tile_backward(u, w, phase, r1);
     if constexpr (kAct != Act::kNone) {
       Real x[V];
-      annulus::cuda::unpack(x_vector, x);
+      unpack(x_vector, x);
       activate_tile_backward<T, kAct>(activation, stats, x, row, column, r1);
     }
   }
-  store_columns<V, T>(r1, out.first, to);
-  if constexpr (kMode != Mode::kGather) store_columns<V, T>(r2, out.second, to);
+  store<V>(r1, static_cast<T*>(out.first) + to);
+  if constexpr (kMode != Mode::kGather) store<V>(r2, static_cast<T*>(out.second) + to);
 }
 
 // f.operator()<Mode, Act>() of a call.
@@ -74,6 +73,6 @@ void visit_turn(const Plan& plan, bool backward, F&& f) {
 
 // One sequence, offsets of each, or position_ids: cuda/walk.cuh.
 template <class T, int V>
-void launch_walk(const Plan& plan, Args args, void* stream);
+void launch_walk(const Plan& plan, Args args, cudaStream_t stream);
 
 }  // namespace annulus::lrpe_cosine::cuda

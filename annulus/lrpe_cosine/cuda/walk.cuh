@@ -8,17 +8,12 @@
 // 12 sequences of 4096 tokens with positions of their own, bf16, forward / backward in ms on an H200, where moving the
 // bytes takes 0.11: 0.183 / 0.188; one token a thread 0.257 / 0.252, four 0.192 / 0.199; 100 registers instead of 72
 // 0.193 / 0.208. With position_ids read in turn_kernel its plain forward would take 0.1255 instead of 0.1186.
-
 //
-// Compiled a few widths a file (walk_*.cu): the kernel has seven forms for each, and all of them in one file took three
-// minutes.
+// Compiled a few widths a file (types_*.cu, walk_narrow.cu): the kernel has seven forms for each, and all of
+// them in one file took three minutes.
 #pragma once
 
-#include <cuda_runtime.h>
-
-#include <algorithm>
-
-#include "annulus/cuda/launch.h"
+#include "annulus/cuda/check.h"
 #include "annulus/lrpe_cosine/cuda/turn.cuh"
 
 namespace annulus::lrpe_cosine::cuda {
@@ -59,13 +54,13 @@ __global__ void __launch_bounds__(kWalkThreads, kWalkBlocks<T>)
     const int column = first_column + slot;
     const bool mine = tokens > 0 && column < a.C;
     Vec<T, V> next_first, next_second, next_x;
-    auto fetch = [&](std::int64_t from, std::int64_t from_x) {
-      next_first = annulus::cuda::fetch<V>(static_cast<const T*>(in.first) + from);
+    auto fetch_next = [&](std::int64_t from, std::int64_t from_x) {
+      next_first = fetch<V>(static_cast<const T*>(in.first) + from);
       if constexpr (kReadsSecond<kMode>) {
-        next_second = annulus::cuda::fetch<V>(static_cast<const T*>(in.second) + from);
+        next_second = fetch<V>(static_cast<const T*>(in.second) + from);
       }
       if constexpr (kReadsX<kMode, kAct>) {
-        next_x = annulus::cuda::fetch<V>(static_cast<const T*>(side.x.first) + from_x);
+        next_x = fetch<V>(static_cast<const T*>(side.x.first) + from_x);
       }
     };
     // Of the token's first sequence.
@@ -75,7 +70,7 @@ __global__ void __launch_bounds__(kWalkThreads, kWalkBlocks<T>)
     std::int64_t t = t_begin;
     std::int64_t s[device::kAxes] = {};
     if (mine) {  // in flight while the table is made
-      fetch(i_in, i_x);
+      fetch_next(i_in, i_x);
       if (t >= a.positions.prefix) find_position(a, b_begin, t, s);
     }
     if (first_column > 0) __syncthreads();  // all have read the table before it is made anew
@@ -107,7 +102,7 @@ __global__ void __launch_bounds__(kWalkThreads, kWalkBlocks<T>)
         from += in.stride[0];
         from_x += side.x.stride[0];
         const bool last = b + 1 == sequences;
-        if (!last || more) fetch(last ? i_in : from, last ? i_x : from_x);
+        if (!last || more) fetch_next(last ? i_in : from, last ? i_x : from_x);
         turn_columns<T, V, kMode, kAct>(a.activation, a.stats, row, stat_column, phase, sign, first,
                                         second, x, out, to);
         to += out.stride[0];
@@ -119,7 +114,7 @@ __global__ void __launch_bounds__(kWalkThreads, kWalkBlocks<T>)
 }
 
 template <class T, int V>
-void launch_walk(const Plan& plan, Args a, void* stream) {
+void launch_walk(const Plan& plan, Args a, cudaStream_t stream) {
   visit_turn(plan, a.backward, [&]<Mode kMode, Act kAct>() {
     const std::int64_t lanes = plan.C / V;
     const auto lanes_x = static_cast<int>(std::min<std::int64_t>(lanes, kWalkThreads));
@@ -133,11 +128,9 @@ void launch_walk(const Plan& plan, Args a, void* stream) {
     a.tokens_per_thread = static_cast<std::int32_t>(
         std::clamp<std::int64_t>(items / a.batch_per_thread / kEnoughThreads, 1, most));
     const std::int64_t tile = static_cast<std::int64_t>(shape.y) * a.tokens_per_thread;
-    const std::int64_t groups = (plan.B + a.batch_per_thread - 1) / a.batch_per_thread;
-    const unsigned blocks = number_blocks(plan, (plan.L + tile - 1) / tile, groups, a);
-    walk_kernel<T, V, kMode, kAct>
-        <<<blocks, shape, StepTable<T>::bytes(lanes_x * V), static_cast<cudaStream_t>(stream)>>>(a);
-    annulus::cuda::check_launch(plan.op, "walk_kernel");
+    const unsigned blocks = number_blocks(plan, ceil_div(plan.L, tile), a.batch_per_thread, a);
+    walk_kernel<T, V, kMode, kAct><<<blocks, shape, StepTable<T>::bytes(lanes_x * V), stream>>>(a);
+    check_launch(plan.op, "walk_kernel");
   });
 }
 

@@ -3,7 +3,7 @@
 #include "annulus/lrpe_cosine/cuda/walk.cuh"
 
 namespace annulus::lrpe_cosine::cuda {
-template void launch_walk<float16, 1>(const Plan&, Args, void*);
-template void launch_walk<bfloat16, 1>(const Plan&, Args, void*);
-template void launch_walk<double, 1>(const Plan&, Args, void*);
+template void launch_walk<float16, 1>(const Plan&, Args, cudaStream_t);
+template void launch_walk<bfloat16, 1>(const Plan&, Args, cudaStream_t);
+template void launch_walk<double, 1>(const Plan&, Args, cudaStream_t);
 }  // namespace annulus::lrpe_cosine::cuda

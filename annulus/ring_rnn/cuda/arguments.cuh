@@ -9,10 +9,8 @@
 // s_t is the state that step t begins with, after its reset; r_t the state it ends with.
 #pragma once
 
-#include <cuda_runtime.h>
-
+#include <algorithm>
 #include <cstdint>
-#include <type_traits>
 
 #include "annulus/core/dtype.h"
 #include "annulus/cuda/math.cuh"
@@ -20,24 +18,24 @@
 
 namespace annulus::ring_rnn::cuda {
 
-using annulus::cuda::erf_of;
-using annulus::cuda::exp_of;
-using annulus::cuda::fma_of;
-using annulus::cuda::mul_of;
-using annulus::cuda::sigmoid_of;
-using annulus::cuda::tanh_of;
+using namespace annulus::cuda;
 
 // ---------------------------------------------------------------------------------------------------
 // Arguments
 
-// A tensor of a checked call, any strides. `wide`: it is f32, not of
-// A's dtype; only r0, reset_state, J0, J1, alpha and their gradients have that choice.
+// A tensor of a checked call, any strides; an optional one without elements counts as left out. `wide`: it
+// is f32, not of A's dtype; only r0, reset_state, J0, J1, alpha and their gradients have that choice.
 template <int Rank>
 struct Ref {
   void* data = nullptr;  // nullptr: left out
   std::int64_t stride[Rank == 0 ? 1 : Rank] = {};
   bool wide = false;
 
+  Ref() = default;
+  Ref(const TensorView& v) : data(v.data), wide(v.dtype == DType::kF32) {  // NOLINT: how it is read
+    for (int i = 0; i < std::min(Rank, v.rank); ++i)
+      stride[i] = v.stride[static_cast<std::size_t>(i)];
+  }
   ANNULUS_HD explicit operator bool() const { return data != nullptr; }
 };
 
@@ -47,6 +45,13 @@ struct Parameter {
   std::int64_t stride = 0;
   double value = 0;
   bool wide = false;
+
+  Parameter(const RingRnnParameter& p)  // NOLINT: likewise
+      : data(p.tensor.data),
+        stride(p.tensor.rank == 1 ? p.tensor.stride[0] : 0),
+        value(p.value),
+        wide(p.tensor.dtype == DType::kF32) {}
+  Parameter() = default;
 };
 
 struct Args {
@@ -74,8 +79,19 @@ struct Args {
   bool alpha_per_neuron = false;
 };
 
-// Of a checked call. An optional tensor without elements counts as left out.
 Args make_args(const Plan& plan);
+
+// Are the rows of all weights, of numbers of `size` bytes, dense, and does each begin at a multiple of `bytes`?
+inline bool aligned_weights(const Args& a, std::size_t size, std::size_t bytes) {
+  const auto aligned = [&](const void* data, std::int64_t stride) {
+    return (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::size_t>(stride) * size) %
+               bytes ==
+           0;
+  };
+  return a.Wo.stride[1] == 1 && aligned(a.Wo.data, a.Wo.stride[0]) &&
+         (a.K == 0 || (a.Wa.stride[2] == 1 && aligned(a.Wa.data, a.Wa.stride[1]) &&
+                       aligned(a.Wa.data, a.Wa.stride[0])));
+}
 
 // ---------------------------------------------------------------------------------------------------
 // Loads and stores. T is the dtype of A, Real the type arithmetic is done in.
@@ -189,9 +205,9 @@ __device__ __forceinline__ Real activate(Real y) {
     return y <= Real(0) ? Real(0) : y;  // NaN stays
   } else if constexpr (F == RingRnnActivation::kGelu) {
     const Real half = mul_of(Real(0.5), y);  // y Phi(y) = y/2 (1 + erf(y / sqrt 2))
-    return fma_of(half, erf_of(mul_of(y, Real(0.70710678118654752440))), half);
+    return fma_of(half, erf(mul_of(y, Real(0.70710678118654752440))), half);
   } else if constexpr (F == RingRnnActivation::kTanh) {
-    return tanh_of(y);
+    return tanh(y);
   } else {
     return mul_of(y, sigmoid_of(y));
   }
@@ -209,13 +225,13 @@ __device__ __forceinline__ Activated<Real> activate_and_slope(Real y) {
     return {activate<F>(y), y > Real(0) ? Real(1) : Real(0)};
   } else if constexpr (F == RingRnnActivation::kGelu) {
     // Phi(y) + y phi(y), phi(y) = exp(-y^2 / 2) / sqrt(2 pi)
-    const Real erf_y = erf_of(mul_of(y, Real(0.70710678118654752440)));
-    const Real phi = mul_of(Real(0.39894228040143267794), exp_of(mul_of(mul_of(Real(-0.5), y), y)));
+    const Real erf_y = erf(mul_of(y, Real(0.70710678118654752440)));
+    const Real phi = mul_of(Real(0.39894228040143267794), exp(mul_of(mul_of(Real(-0.5), y), y)));
     const Real half = mul_of(Real(0.5), y);
     const Real finite_y = phi == Real(0) ? Real(0) : y;  // y phi(y) is 0 at infinity, not NaN
     return {fma_of(half, erf_y, half), fma_of(finite_y, phi, fma_of(Real(0.5), erf_y, Real(0.5)))};
   } else if constexpr (F == RingRnnActivation::kTanh) {
-    const Real v = tanh_of(y);
+    const Real v = tanh(y);
     return {v, fma_of(-v, v, Real(1))};
   } else {
     const Real s = sigmoid_of(y);

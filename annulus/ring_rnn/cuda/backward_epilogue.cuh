@@ -23,13 +23,8 @@ __device__ __forceinline__ Opened open_step(const Activated<float>& f, float alp
 
 template <bool Dots>
 struct Backward {
-  static constexpr bool kBackward = true;
   static constexpr bool kDots = Dots;
   using Pass = BackwardPass;
-
-  static __device__ __forceinline__ int parity(const BackwardPass& loop, std::int64_t t) {
-    return static_cast<int>((loop.args.T - 1 - t) & 1);
-  }
 
   static __device__ __forceinline__ std::int64_t at(const BackwardPass& loop, std::int64_t row,
                                                     int col) {
@@ -47,7 +42,7 @@ struct Backward {
     Opening open = {};
     open.counts = row < a.B && live(a, row, t);
     if (loop.alpha_sums != nullptr && t < a.T - 1) {
-      annulus::cuda::load<4>(loop.alpha_sums + at(loop, row, col), open.alpha_sum);
+      load<4>(loop.alpha_sums + at(loop, row, col), open.alpha_sum);
     }
     if (!open.counts) return open;
     const int count = columns_of<4>(loop.args.N, col);
@@ -94,9 +89,8 @@ struct Backward {
       g[e] = counts ? step.g : 0.0f;
       sums[e] = counts ? open.alpha_sum[e] + step.moved : open.alpha_sum[e];
     }
-    if (loop.alpha_sums != nullptr)
-      annulus::cuda::store<4>(sums, loop.alpha_sums + at(loop, row, col));
-    annulus::cuda::store<4>(l, loop.l + at(loop, row, col));
+    if (loop.alpha_sums != nullptr) store<4>(sums, loop.alpha_sums + at(loop, row, col));
+    store<4>(l, loop.l + at(loop, row, col));
     if (loop.g != nullptr) store_g(loop, t, row, col, g);
     if (a.ddrive && row < a.B) {
       visit_narrow(loop.dtype, [&]<class T>() {
@@ -123,7 +117,7 @@ struct Backward {
     float l[4] = {}, alpha[4];
     load_alpha(loop, col, alpha);
     if (loop.last < a.T) {  // the launch before left it
-      annulus::cuda::load<4>(loop.l + at(loop, row, col), l);
+      load<4>(loop.l + at(loop, row, col), l);
       return make_g(loop, t, row, col / kTile, col, open, alpha, l, v);
     }
 #pragma unroll
@@ -171,9 +165,9 @@ struct Backward {
     const Args& a = loop.args;
     Ahead ahead = {};
     if (t > loop.leave_at) ahead.before = opening(loop, t - 1, row, col);
-    annulus::cuda::load<4>(loop.l + at(loop, row, col), ahead.l);
+    load<4>(loop.l + at(loop, row, col), ahead.l);
     if (loop.reset_sums != nullptr && t < a.T - 1) {
-      annulus::cuda::load<4>(loop.reset_sums + at(loop, row, col), ahead.taken);
+      load<4>(loop.reset_sums + at(loop, row, col), ahead.taken);
     }
     load_alpha(loop, col, ahead.alpha);
     if (row >= a.B) return ahead;
@@ -207,8 +201,7 @@ struct Backward {
       }
       l[e] += ahead.dout[e];
     }
-    if (loop.reset_sums != nullptr)
-      annulus::cuda::store<4>(taken, loop.reset_sums + at(loop, row, col));
+    if (loop.reset_sums != nullptr) store<4>(taken, loop.reset_sums + at(loop, row, col));
     if (t == 0 && row < a.B) {
       visit_narrow(loop.dtype, [&]<class T>() {
 #pragma unroll
@@ -222,7 +215,7 @@ struct Backward {
     }
     if (t > loop.leave_at)
       return make_g(loop, t - 1, row, tile, col, ahead.before, ahead.alpha, l, v);
-    annulus::cuda::store<4>(l, loop.l + at(loop, row, col));
+    store<4>(l, loop.l + at(loop, row, col));
 #pragma unroll
     for (int e = 0; e < 4; ++e) v[e] = 0;
   }

@@ -11,8 +11,6 @@
 #pragma once
 
 #include <cuda_fp16.h>
-#include <cuda_runtime.h>
-
 #include <cstdint>
 
 #include "annulus/core/dtype.h"
@@ -61,16 +59,21 @@ struct RowScale {
 };
 
 template <class F>
-auto with_format(int terms, bool f16, F&& f) {
-  if (f16) return f.template operator()<F16>();
+auto with_terms(int terms, F&& f) {
   switch (terms) {
     case 1:
-      return f.template operator()<Bf16<1>>();
+      return f.template operator()<1>();
     case 2:
-      return f.template operator()<Bf16<2>>();
+      return f.template operator()<2>();
     default:
-      return f.template operator()<Bf16<3>>();
+      return f.template operator()<3>();
   }
+}
+
+template <class F>
+auto with_format(int terms, bool f16, F&& f) {
+  if (f16) return f.template operator()<F16>();
+  return with_terms(terms, [&]<int Terms>() { return f.template operator()<Bf16<Terms>>(); });
 }
 
 }  // namespace annulus::ring_rnn::cuda::tensor

@@ -129,13 +129,8 @@ struct ForwardStep {
 };
 
 struct Forward {
-  static constexpr bool kBackward = false;
   static constexpr bool kDots = false;
   using Pass = ForwardPass;
-
-  static __device__ __forceinline__ int parity(const ForwardPass&, std::int64_t t) {
-    return static_cast<int>(t & 1);
-  }
 
   static __device__ __forceinline__ float4& held(const ForwardPass& loop, std::int64_t row,
                                                  int col) {

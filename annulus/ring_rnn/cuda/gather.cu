@@ -2,8 +2,8 @@
 // and amplitude. Backward: dA, dJ0, dJ1, dalpha, and the weights' gradients where their depth was
 // split.
 #include "annulus/core/checked.h"
+#include "annulus/core/dispatch.h"
 #include "annulus/cuda/check.h"
-#include "annulus/cuda/launch.h"
 #include "annulus/cuda/reduce.cuh"
 #include "annulus/ring_rnn/cuda/tensor.cuh"
 
@@ -80,7 +80,7 @@ __device__ __forceinline__ bool whole_sum(const Gather& gather, Single which, in
     }
     for (; i < last; i += kDown) sum += f(i, j);
   }
-  sum = annulus::cuda::block_sum<kThreads>(sum, scratch);
+  sum = block_sum<kThreads>(sum, scratch);
   bool comes_last = false;
   if (threadIdx.x == 0) {
     double* const parts = gather.slice_sums + which * kSlices;
@@ -144,55 +144,48 @@ __global__ void __launch_bounds__(kThreads)
   // The single numbers first: they take longest.
   if (block < kSingles * kSlices) {
     const int slice = static_cast<int>(block % kSlices);
-    double total;
+    const auto add_up = [&](Single which, const auto& to, std::int64_t rows, std::int64_t columns,
+                            auto&& f) {
+      double total;
+      if (whole_sum(gather, which, slice, rows, columns, total, f)) {
+        put_at<T>(to.data, to.wide, 0, static_cast<float>(total));
+      }
+    };
     switch (static_cast<Single>(block / kSlices)) {
       case kSumJ0:
-        if (a.dJ0 &&
-            whole_sum(gather, kSumJ0, slice, s.T, s.B, total, [&](std::int64_t t, std::int64_t b) {
-              float g = 0, v = 0;
+        if (!a.dJ0) return;
+        return add_up(kSumJ0, a.dJ0, s.T, s.B, [&](std::int64_t t, std::int64_t b) {
+          float g = 0, v = 0;
 #pragma unroll 4
-              for (int part = 0; part < s.row_parts; ++part) {
-                const std::int64_t at = (t * s.row_parts + part) * s.padded_b + b;
-                g += gather.g_sums[at];
-                v += gather.s_sums[at];
-              }
-              return static_cast<double>(g) * static_cast<double>(v);
-            })) {
-          put_at<T>(a.dJ0.data, a.dJ0.wide, 0, static_cast<float>(total));
-        }
-        return;
+          for (int part = 0; part < s.row_parts; ++part) {
+            const std::int64_t at = (t * s.row_parts + part) * s.padded_b + b;
+            g += gather.g_sums[at];
+            v += gather.s_sums[at];
+          }
+          return static_cast<double>(g) * static_cast<double>(v);
+        });
       case kSumJ1: {
-        // All parts at once, in the order they lie in memory; those of other channels were never
-        // made.
-        const int had =
-            dot_parts.splits / dot_parts.channel_splits * dot_parts.warps;  // parts of a tile
-        if (a.dJ1 &&
-            whole_sum(gather, kSumJ1, slice, s.T * s.tiles * had, s.padded_b, total,
-                      [&](std::int64_t i, std::int64_t b) {
-                        const auto which = static_cast<unsigned>(i) % static_cast<unsigned>(had);
-                        const auto tile = static_cast<unsigned>(i) / static_cast<unsigned>(had);
-                        const auto parts = static_cast<unsigned>(dot_parts.warps);
-                        const std::int64_t split =
-                            which / parts * static_cast<unsigned>(dot_parts.channel_splits);
-                        const std::int64_t part =
-                            (static_cast<std::int64_t>(tile) * dot_parts.splits + split) *
-                                dot_parts.warps +
-                            which % parts;
-                        return static_cast<double>(gather.dots[part * s.channels * s.padded_b + b]);
-                      })) {
-          put_at<T>(a.dJ1.data, a.dJ1.wide, 0, static_cast<float>(total));
-        }
-        return;
+        // All parts at once, in the order they lie in memory; those of other channels were never made.
+        const int had = dot_parts.splits / dot_parts.channel_splits * dot_parts.warps;  // of a tile
+        if (!a.dJ1) return;
+        return add_up(
+            kSumJ1, a.dJ1, s.T * s.tiles * had, s.padded_b, [&](std::int64_t i, std::int64_t b) {
+              const auto which = static_cast<unsigned>(i) % static_cast<unsigned>(had);
+              const auto tile = static_cast<unsigned>(i) / static_cast<unsigned>(had);
+              const auto parts = static_cast<unsigned>(dot_parts.warps);
+              const std::int64_t split =
+                  which / parts * static_cast<unsigned>(dot_parts.channel_splits);
+              const std::int64_t part =
+                  (static_cast<std::int64_t>(tile) * dot_parts.splits + split) * dot_parts.warps +
+                  which % parts;
+              return static_cast<double>(gather.dots[part * s.channels * s.padded_b + b]);
+            });
       }
       default:
-        if (a.dalpha && !a.alpha_per_neuron &&
-            whole_sum(gather, kSumAlpha, slice, s.B, s.N, total,
-                      [&](std::int64_t b, std::int64_t i) {
-                        return static_cast<double>(gather.alpha_sums[b * s.padded_n + i]);
-                      })) {
-          put_either<T>(a.dalpha, static_cast<float>(total), 0);
-        }
-        return;
+        if (!a.dalpha || a.alpha_per_neuron) return;
+        return add_up(kSumAlpha, a.dalpha, s.B, s.N, [&](std::int64_t b, std::int64_t i) {
+          return static_cast<double>(gather.alpha_sums[b * s.padded_n + i]);
+        });
     }
   }
   block -= kSingles * kSlices;
@@ -241,7 +234,7 @@ __global__ void __launch_bounds__(kThreads)
 void run_readout(const Readout& readout, const Launch& launch) {
   const std::int64_t blocks = ceil_div(readout.layout.T * readout.layout.B, kThreads);
   readout_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, launch.stream>>>(readout);
-  annulus::cuda::check_launch(launch.op, "readout of the ring loop");
+  check_launch(launch.op, "readout of the ring loop");
 }
 
 void run_gather(const Gather& gather, const Launch& launch) {
@@ -262,17 +255,12 @@ void run_gather(const Gather& gather, const Launch& launch) {
   }
   const auto grid =
       static_cast<unsigned>(kSingles * kSlices + blocks.alpha + blocks.actions + blocks.weights);
-  const auto run = [&]<class T>() {
-    gather_kernel<T><<<grid, kThreads, 0, launch.stream>>>(gather, blocks);
-  };
-  if (w.dtype == DType::kF16) {
-    run.template operator()<float16>();
-  } else if (w.dtype == DType::kBF16) {
-    run.template operator()<bfloat16>();
-  } else {
-    run.template operator()<float>();
-  }
-  annulus::cuda::check_launch(launch.op, "gradients of the ring loop");
+  visit_floating(w.dtype, [&]<class T>() {
+    if constexpr (!std::is_same_v<T, double>) {
+      gather_kernel<T><<<grid, kThreads, 0, launch.stream>>>(gather, blocks);
+    }
+  });
+  check_launch(launch.op, "gradients of the ring loop");
 }
 
 }  // namespace annulus::ring_rnn::cuda::tensor

@@ -1,14 +1,13 @@
 // Before the loop, in one launch: the packed weights, the coefficients c with the masks of
 // channels that are not zero, the states before each step as terms (backward), the barriers' counters.
+#include "annulus/core/checked.h"
+#include "annulus/core/dispatch.h"
 #include "annulus/cuda/check.h"
-#include "annulus/cuda/launch.h"
+#include "annulus/cuda/mma.cuh"
+#include "annulus/cuda/rows.cuh"
 #include "annulus/ring_rnn/cuda/format.cuh"
 #include "annulus/ring_rnn/cuda/sm90/row_tiles.cuh"
 #include "annulus/ring_rnn/cuda/tensor.cuh"
-
-#include "annulus/core/checked.h"
-#include "annulus/cuda/mma.cuh"
-#include "annulus/cuda/rows.cuh"
 
 namespace annulus::ring_rnn::cuda::tensor {
 
@@ -22,7 +21,7 @@ struct Work {
   std::int64_t weight_lanes = 0;   // fragments
   std::int64_t packed_blocks = 0;  // swizzled: of weights, ...
   int at_once = 1;                 // ... of which a block of threads packs so many
-  bool whole_rows = false;         // of the weights can be read in vectors
+  bool whole_rows = false;         // of the weights can be read 16 bytes at a time
 };
 struct Prepared : Prepare, Work {};
 
@@ -85,7 +84,7 @@ __device__ __forceinline__ void whole_piece(const Args& a, int channel, std::int
   const T* row = channel == 0 ? static_cast<const T*>(a.Wo.data) + i * a.Wo.stride[0]
                               : static_cast<const T*>(a.Wa.data) + (channel - 1) * a.Wa.stride[0] +
                                     i * a.Wa.stride[1];
-  annulus::cuda::load<8>(row + j, v);
+  load<8>(row + j, v);
 }
 
 // Eight rows m of a column, 16 bytes of every term.
@@ -205,10 +204,9 @@ __device__ __forceinline__ void coefficients(const Prepared& p, std::int64_t tas
         bits |= static_cast<std::uint32_t>(__any_sync(~0u, c[i] != 0)) << (k & 31);
         if (make.to.scales == nullptr) continue;
         __nv_bfloat16 term[2];
-        annulus::cuda::split_bf16<2>(c[i], term);
+        split_bf16<2>(c[i], term);
         if (inside) {
-          make.to.scales[at] = {annulus::cuda::pack_bf16(term[0], term[0]),
-                                annulus::cuda::pack_bf16(term[1], term[1])};
+          make.to.scales[at] = {pack_bf16(term[0], term[0]), pack_bf16(term[1], term[1])};
         }
         const bool two = __any_sync(~0u, __bfloat162float(term[1]) != 0);
         two_bits |= static_cast<std::uint32_t>(two) << (k & 31);
@@ -246,8 +244,8 @@ __device__ __forceinline__ void state_terms(const Prepared& p, std::int64_t inde
     v[e] = b < s.B && col + e < s.N ? state_before<T>(p.args, b, t, col + e) : 0.0f;
   }
   std::uint32_t low[Terms], high[Terms];
-  annulus::cuda::split_pair<Terms>(v[0], v[1], low);
-  annulus::cuda::split_pair<Terms>(v[2], v[3], high);
+  split_pair<Terms>(v[0], v[1], low);
+  split_pair<Terms>(v[2], v[3], high);
   const std::int64_t plane = s.T * s.padded_b * s.padded_n;
   std::uint16_t* to = p.states + state_at(s, t, b, static_cast<int>(col));
 #pragma unroll
@@ -296,14 +294,7 @@ void run_prepare(const Prepare& prepare, DType dtype, const Launch& to) {
   Prepared p{prepare, {}};
   const Layout& s = p.layout;
   const bool packs = p.pack.to != nullptr;
-  // Rows that are dense and aligned can be read 16 bytes at a time.
-  const auto aligned = [&](const void* data, std::int64_t stride) {
-    return reinterpret_cast<std::uintptr_t>(data) % 32 == 0 && stride * size_of(dtype) % 32 == 0;
-  };
-  const Args& a = p.args;
-  p.whole_rows = a.Wo.stride[1] == 1 && aligned(a.Wo.data, a.Wo.stride[0]) &&
-                 (a.K == 0 || (a.Wa.stride[2] == 1 && aligned(a.Wa.data, a.Wa.stride[1]) &&
-                               aligned(a.Wa.data, a.Wa.stride[0])));
+  p.whole_rows = aligned_weights(p.args, static_cast<std::size_t>(size_of(dtype)), 32);
   if (packs && p.pack.swizzled) {
     p.packed_blocks = weight_bytes(s) / hopper_block_bytes(s.terms);
     // Turning a block takes 64 threads; a few blocks have one of 256 each all the same.
@@ -318,26 +309,20 @@ void run_prepare(const Prepare& prepare, DType dtype, const Launch& to) {
   const std::int64_t blocks =
       p.weight_blocks + p.coefficient_blocks + ceil_div(p.state_quads, kThreads);
   if (blocks > INT32_MAX) {
-    throw NotSupported("[" + std::string(to.op) +
-                       "] tensors must need fewer than 2^31 blocks of "
-                       "threads to prepare but need " +
-                       std::to_string(blocks));
+    throw NotSupported(
+        "[" + std::string(to.op) +
+        "] tensors must need fewer than 2^31 blocks of threads to prepare but need " +
+        std::to_string(blocks));
   }
   with_format(s.terms, s.f16, [&]<class Format>() {
-    const auto launch = [&]<class T>() {
-      prepare_kernel<Format, T><<<static_cast<unsigned>(blocks), kThreads, 0, to.stream>>>(p);
-    };
-    if constexpr (Format::kScaled) {  // for f16 tensors alone
-      launch.template operator()<float16>();
-    } else if (dtype == DType::kF16) {
-      launch.template operator()<float16>();
-    } else if (dtype == DType::kBF16) {
-      launch.template operator()<bfloat16>();
-    } else {
-      launch.template operator()<float>();
-    }
+    visit_floating(dtype, [&]<class T>() {
+      constexpr bool kOnlyF16 = Format::kScaled;
+      if constexpr (kOnlyF16 ? std::is_same_v<T, float16> : !std::is_same_v<T, double>) {
+        prepare_kernel<Format, T><<<static_cast<unsigned>(blocks), kThreads, 0, to.stream>>>(p);
+      }
+    });
   });
-  annulus::cuda::check_launch(to.op, "preparation of the ring loop");
+  check_launch(to.op, "preparation of the ring loop");
 }
 
 }  // namespace annulus::ring_rnn::cuda::tensor

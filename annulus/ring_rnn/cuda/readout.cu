@@ -4,14 +4,11 @@
 // kChunk neurons lie in shared memory, made once a block where that covers the ring, else chunk by
 // chunk for each 32 states.
 
-#include <cuda_runtime.h>
-
 #include <algorithm>
 
 #include "annulus/core/checked.h"
 #include "annulus/core/dispatch.h"
 #include "annulus/cuda/check.h"
-#include "annulus/cuda/launch.h"
 #include "annulus/cuda/reduce.cuh"
 #include "annulus/ring_rnn/cuda/readout.cuh"
 
@@ -93,12 +90,12 @@ __global__ void __launch_bounds__(kReadoutThreads) readout_kernel(const ReadoutA
     });
 #pragma unroll
     for (int q = 0; q < kWarpStates; ++q) {
-      X[q] = annulus::cuda::warp_sum(X[q]);
-      Y[q] = annulus::cuda::warp_sum(Y[q]);
+      X[q] = warp_sum(X[q]);
+      Y[q] = warp_sum(Y[q]);
       if constexpr (!kBackward) {
         if (lane == 0 && live[q]) {
           put<Real>(a.angle, angle_of(X[q], Y[q]), b[q], t[q]);
-          put<Real>(a.amplitude, length_of(X[q], Y[q]), b[q], t[q]);
+          put<Real>(a.amplitude, hypot(X[q], Y[q]), b[q], t[q]);
         }
       }
     }
@@ -106,7 +103,7 @@ __global__ void __launch_bounds__(kReadoutThreads) readout_kernel(const ReadoutA
       // d angle = (X dY - Y dX) / length^2,  d amplitude = (X dX + Y dY) / length
 #pragma unroll
       for (int q = 0; q < kWarpStates; ++q) {
-        const Real length = length_of(X[q], Y[q]);
+        const Real length = hypot(X[q], Y[q]);
         Real dX = 0;
         Real dY = 0;
         if (live[q] && length != 0) {
@@ -127,30 +124,20 @@ __global__ void __launch_bounds__(kReadoutThreads) readout_kernel(const ReadoutA
   }
 }
 
-template <int Rank>
-Ref<Rank> ref(const TensorView& v) {
-  Ref<Rank> r;
-  if (!v.defined()) return r;
-  r.data = v.data;
-  for (int i = 0; i < Rank; ++i) r.stride[i] = v.stride[static_cast<std::size_t>(i)];
-  return r;
-}
-
 template <bool kBackward>
 void launch(const ReadoutPlan& plan, const TensorView& angle, const TensorView& amplitude,
             Context& context) {
   const std::int64_t states = plan.B * plan.T;
   if (states == 0) return;
-  const annulus::cuda::DeviceGuard guard(plan.device.index);
-  ReadoutArgs a{plan.T,        plan.N,           states, ref<3>(plan.states), ref<3>(plan.dstates),
-                ref<2>(angle), ref<2>(amplitude)};
+  const DeviceGuard guard(plan.device.index);
+  const ReadoutArgs a{plan.T, plan.N, states, plan.states, plan.dstates, angle, amplitude};
   const auto blocks =
       static_cast<unsigned>(std::min<std::int64_t>(ceil_div(states, kBlockStates), 1024));
   visit_floating(plan.states.dtype, [&]<class T>() {
     readout_kernel<T, kBackward>
         <<<blocks, kReadoutThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(a);
   });
-  annulus::cuda::check_launch(plan.op, "readout_kernel");
+  check_launch(plan.op, "readout_kernel");
 }
 
 }  // namespace

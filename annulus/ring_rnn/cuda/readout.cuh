@@ -1,8 +1,7 @@
-// The preferred directions of a ring's neurons, and the angle and length of a population vector.
+// The preferred directions of a ring's neurons, and the angle of a population vector.
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "annulus/ring_rnn/cuda/arguments.cuh"
 
@@ -34,13 +33,9 @@ __device__ __forceinline__ Direction<Real> direction(std::int64_t i, std::int64_
 }
 
 // A vector of length 0 has angle 0.
-__device__ __forceinline__ float angle_of(float X, float Y) {
-  return X == 0 && Y == 0 ? 0 : atan2f(Y, X);
-}
-__device__ __forceinline__ double angle_of(double X, double Y) {
+template <class Real>
+__device__ __forceinline__ Real angle_of(Real X, Real Y) {
   return X == 0 && Y == 0 ? 0 : atan2(Y, X);
 }
-__device__ __forceinline__ float length_of(float X, float Y) { return hypotf(X, Y); }
-__device__ __forceinline__ double length_of(double X, double Y) { return hypot(X, Y); }
 
 }  // namespace annulus::ring_rnn::cuda

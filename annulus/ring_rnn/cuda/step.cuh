@@ -93,7 +93,7 @@ __device__ __forceinline__ int columns_of(std::int64_t N, int col) {
 }
 
 // Sixteen lanes hold a row, four columns each.
-__device__ __forceinline__ float sum_row(float v) { return annulus::cuda::warp_sum<16>(v); }
+__device__ __forceinline__ float sum_row(float v) { return warp_sum<16>(v); }
 
 // The sum over all columns of row `row` of X of this parity: parts of the tiles in fixed order.
 __device__ __forceinline__ float whole_row(const Layout& s, const GridOperands& x, std::int64_t row,
@@ -168,7 +168,7 @@ struct RowShare {
 class RowWalk {
  public:
   __device__ RowWalk(const StepTiling& s, int warps)
-      : s_(s), warps_(warps), warp_(annulus::cuda::uniform_warp()), item_(blockIdx.x) {
+      : s_(s), warps_(warps), warp_(uniform_warp()), item_(blockIdx.x) {
     enter();
   }
   __device__ bool done() const { return item_ >= s_.items(); }
@@ -211,7 +211,7 @@ class RowWalk {
 // X of the first step.
 template <class Format, class Direction, class Loop>
 __device__ __forceinline__ void begin_items(const Loop& loop, int warps) {
-  const int parity = Direction::parity(loop, Direction::kBackward ? loop.last - 1 : loop.first);
+  const int parity = loop.parity(loop.time(loop.first));
   for (RowWalk walk(loop.tiling, warps); !walk.done(); walk.next()) {
     float v[4];
     Direction::begin(loop, walk.row(), walk.column(), v);
@@ -294,7 +294,7 @@ class StepBarriers {
     // One item a block: only the blocks of the same samples matter. Several: they may be of any
     // samples, and the first counter serves all.
     const bool one_each = s.items() <= gridDim.x;
-    constexpr int kStride = annulus::cuda::GroupBarrier::kStride;
+    constexpr int kStride = GroupBarrier::kStride;
     unsigned* const mine =
         counters + static_cast<std::int64_t>(home.batch_tile) * (s.tiles + 1) * kStride;
     samples_ = {one_each ? mine : counters,
@@ -310,7 +310,7 @@ class StepBarriers {
 
  private:
   Sync sync_;
-  annulus::cuda::GroupBarrier samples_, tile_;
+  GroupBarrier samples_, tile_;
   unsigned tile_party_;
 };
 

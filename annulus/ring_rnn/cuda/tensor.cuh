@@ -11,26 +11,15 @@
 #pragma once
 
 #include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
-
 #include <cstddef>
 #include <cstdint>
 
 #include "annulus/core/context.h"
 #include "annulus/cuda/rows.cuh"
-#include "annulus/ring_rnn/cuda/gradients.cuh"
 #include "annulus/ring_rnn/cuda/operands.cuh"
 #include "annulus/ring_rnn/plan.h"
 
 namespace annulus::ring_rnn::cuda::tensor {
-
-using annulus::cuda::load_bits;
-using annulus::cuda::load_row;
-using annulus::cuda::number_of;
-using annulus::cuda::prefetch_row;
-using annulus::cuda::store_row;
-using annulus::cuda::visit_narrow;
 
 // The path as the driver of the backend calls it. Sizes are at least 1 and dtype is not f64.
 int terms_of(Precision precision);  // 0: not a precision of this path
@@ -47,19 +36,13 @@ struct Launch {
   cudaStream_t stream;
 };
 void run_prepare(const Prepare& prepare, DType dtype, const Launch& launch);
-void run_forward(const ForwardPass& pass, const GridOperands& x, const Sm80Tiling& tiling,
-                 const Launch& launch);
-void run_forward(const ForwardPass& pass, const GridOperands& x, const Sm90Tiling& tiling,
-                 const Launch& launch);
+// The loops on a grid, compiled a direction a file: each takes half a minute.
+template <class Direction>
+void run_loop(const Sm80Loop<Direction>& loop, const Launch& launch);
+template <class Direction>
+void run_loop(const Sm90Loop<Direction>& loop, const Launch& launch);
+// ... and in clusters.
 void run_forward(const ForwardPass& pass, const ClusterTiling& tiling, const Launch& launch);
-void run_backward(const BackwardPass& pass, const GridOperands& x, const Sm80Tiling& tiling,
-                  const Launch& launch);
-void run_backward(const BackwardPass& pass, const GridOperands& x, const Sm90Tiling& tiling,
-                  const Launch& launch);
-void run_backward_dots(const BackwardPass& pass, const GridOperands& x, const Sm80Tiling& tiling,
-                       const Launch& launch);
-void run_backward_dots(const BackwardPass& pass, const GridOperands& x, const Sm90Tiling& tiling,
-                       const Launch& launch);
 void run_backward(const BackwardPass& pass, const ClusterTiling& tiling, const Launch& launch);
 void run_dweights(const Sm80WeightGradients& gradients, const Launch& launch);
 void run_dweights(Sm90WeightGradients gradients, int multiprocessors, const Launch& launch);
@@ -70,18 +53,6 @@ void run_gather(const Gather& gather, const Launch& launch);
 int clusters_at_once(int blocks, std::size_t shared, const char* op);
 
 // ---- pieces
-
-template <class F>
-auto with_terms(int terms, F&& f) {
-  switch (terms) {
-    case 1:
-      return f.template operator()<1>();
-    case 2:
-      return f.template operator()<2>();
-    default:
-      return f.template operator()<3>();
-  }
-}
 
 // A pair of bf16 times c.
 __device__ __forceinline__ std::uint32_t scaled_pair(std::uint32_t pair, std::uint32_t c) {

@@ -111,8 +111,8 @@ class BackwardElement {
       visit_narrow(loop.dtype, [&]<class T>() { put<T>(a.ddrive, g, row_, t, col_); });
     }
     if (loop.s_sums != nullptr) {
-      const float sum_g = annulus::cuda::warp_sum(g);
-      const float sum_s = annulus::cuda::warp_sum(s);
+      const float sum_g = warp_sum(g);
+      const float sum_s = warp_sum(s);
       if ((threadIdx.x & 31) == 0) {
         const std::int64_t to = (t * layout.row_parts + rank_) * layout.padded_b + row_;
         loop.g_sums[to] = sum_g;

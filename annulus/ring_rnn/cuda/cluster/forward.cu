@@ -34,8 +34,8 @@ class ForwardElement {
     step_.in[0].s = s_[0];
     step_.finish(loop, t, row_, col_, {sum}, row_sum, r, s_);
     if (loop.vectors != nullptr) {
-      const float x = annulus::cuda::warp_sum(r[0] * cosine_);
-      const float y = annulus::cuda::warp_sum(r[0] * sine_);
+      const float x = warp_sum(r[0] * cosine_);
+      const float y = warp_sum(r[0] * sine_);
       if ((threadIdx.x & 31) == 0) {
         const Layout& s = loop.layout;
         *reinterpret_cast<float2*>(loop.vectors + ((t * s.row_parts + rank_) * s.padded_b + row_) *
@@ -70,17 +70,14 @@ int clusters_at_once(int blocks, std::size_t shared, const char* op) {
   std::atomic<int>* const cached = device < kDevices ? &known[device][blocks] : nullptr;
   if (cached != nullptr && cached->load(std::memory_order_relaxed) > 0) return cached->load();
   auto* const kernel = cluster_kernel<1, 16, ForwardElement>;
-  annulus::cuda::throw_on_error(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(shared)),
-      op, "shared memory of the ring loop in clusters");
+  allow_shared(op, "shared memory of the ring loop in clusters", kernel, shared);
   cudaLaunchAttribute attribute;
   const cudaLaunchConfig_t config =
-      annulus::cuda::cluster_launch(static_cast<unsigned>(blocks), kClusterThreads,
-                                    static_cast<unsigned>(blocks), shared, nullptr, attribute);
+      cluster_launch(static_cast<unsigned>(blocks), kClusterThreads, static_cast<unsigned>(blocks),
+                     shared, nullptr, attribute);
   int count = 0;
-  annulus::cuda::throw_on_error(cudaOccupancyMaxActiveClusters(&count, kernel, &config), op,
-                                "clusters of the ring loop");
+  throw_on_error(cudaOccupancyMaxActiveClusters(&count, kernel, &config), op,
+                 "clusters of the ring loop");
   if (cached != nullptr) cached->store(count, std::memory_order_relaxed);
   return count;
 }

@@ -15,8 +15,6 @@
 // A sample's numbers depend neither on how many samples share its cluster nor on K.
 #pragma once
 
-#include <algorithm>
-
 #include "annulus/cuda/check.h"
 #include "annulus/cuda/cluster.cuh"
 #include "annulus/ring_rnn/cuda/cluster/products.cuh"
@@ -31,9 +29,9 @@ __device__ __forceinline__ void exchange(int blocks, ClusterShared<Terms, Sample
                                          int rank, int sample, int parity, float v) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
   __nv_bfloat16 term[Terms];
-  annulus::cuda::split_bf16<Terms>(v, term);
+  split_bf16<Terms>(v, term);
   const int deep = rank * (kClusterNeurons / 16) + lane / 16;
-  const std::uint32_t barrier = annulus::cuda::shared_address(shared.arrived + parity);
+  const std::uint32_t barrier = shared_address(shared.arrived + parity);
 #pragma unroll
   for (int i = 0; i < Terms; ++i) {
     // Four neighbours' numbers in each of their lanes; each lane serves another block.
@@ -42,20 +40,18 @@ __device__ __forceinline__ void exchange(int blocks, ClusterShared<Terms, Sample
     const unsigned pair = (lane & 1) ? other | own << 16 : own | other << 16;
     const unsigned pair_other = __shfl_xor_sync(~0u, pair, 2);
     const uint2 four = (lane & 2) ? make_uint2(pair_other, pair) : make_uint2(pair, pair_other);
-    const std::uint32_t at = annulus::cuda::shared_address(
-        shared.x[parity][i] + (deep * Samples + sample) * 16 + lane % 16 / 4 * 4);
+    const std::uint32_t at =
+        shared_address(shared.x[parity][i] + (deep * Samples + sample) * 16 + lane % 16 / 4 * 4);
     const int block = lane & 3;
     static_assert(kMostBlocks == 4);
     if (block < blocks) {
-      annulus::cuda::send_to_block(annulus::cuda::address_in_block(at, block), four,
-                                   annulus::cuda::address_in_block(barrier, block));
+      send_to_block(address_in_block(at, block), four, address_in_block(barrier, block));
     }
   }
-  const float sum = annulus::cuda::warp_sum(v);
+  const float sum = warp_sum(v);
   if (lane < blocks) {
-    const std::uint32_t at = annulus::cuda::shared_address(&shared.sums[parity][sample].x + rank);
-    annulus::cuda::send_to_block(annulus::cuda::address_in_block(at, lane), sum,
-                                 annulus::cuda::address_in_block(barrier, lane));
+    const std::uint32_t at = shared_address(&shared.sums[parity][sample].x + rank);
+    send_to_block(address_in_block(at, lane), sum, address_in_block(barrier, lane));
   }
 }
 
@@ -74,7 +70,7 @@ __global__ void __launch_bounds__(kClusterThreads, 1)
   const int blocks = loop.tiling.blocks;
   const int channels = loop.layout.channels;
   auto& shared = *reinterpret_cast<ClusterShared<Terms, Samples>*>(shared_words);
-  const int rank = annulus::cuda::cluster_rank();
+  const int rank = cluster_rank();
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = thread >> 5;
   const int lane = thread & 31;
@@ -88,33 +84,30 @@ __global__ void __launch_bounds__(kClusterThreads, 1)
   };
   if (thread == 0) {
     for (int i = 0; i < 2; ++i) shared.arrived[i].init(1);
-    annulus::cuda::fence_barriers();
+    fence_barriers();
     for (int i = 0; i < 2; ++i) expect(i);
   }
   if (thread < 2 * Samples) {  // sums of blocks that there are not
     shared.sums[thread / Samples][thread % Samples] = make_float4(0, 0, 0, 0);
   }
   // Blocks of the cluster may not be written to before they run and have done this.
-  annulus::cuda::cluster_arrive();
+  cluster_arrive();
   ClusterProducts<Terms, Samples> products(loop, loop.tiling, shared, rank);
-  const auto time_of = [&](std::int64_t step) {
-    return Element::Pass::kBackward ? loop.last - 1 - (step - loop.first) : step;
-  };
   Factors<Terms, Samples, Element::Pass::kBackward> factors(loop, first_row);
-  factors.load(time_of(loop.first), 0);
+  factors.load(loop.time(loop.first), 0);
   bool unusual = factors.store(shared, 0, 0);
   Element element(loop, first_row + warp, rank * kClusterNeurons + lane, rank);
   const float v = has_element ? element.begin(loop) : 0.0f;
   unusual = __syncthreads_or(unusual);
-  annulus::cuda::cluster_wait();
+  cluster_wait();
   if (has_element) exchange<Terms, Samples>(blocks, shared, rank, warp, 0, v);
 
   for (std::int64_t step = loop.first; step < loop.last; ++step) {
-    const std::int64_t time = time_of(step);
+    const std::int64_t time = loop.time(step);
     const int parity = static_cast<int>(step - loop.first) & 1;
     const bool more = step + 1 < loop.last;
     // What the epilogue needs, and c of the next step, is loaded while X is on its way.
-    if (more) factors.load(time_of(step + 1), 0);
+    if (more) factors.load(loop.time(step + 1), 0);
     if (has_element) element.load(loop, time);
     // (To acquire what the cluster wrote and not just the block, as the letter of PTX has it, would
     // empty the first cache in every step. What is waited for arrives in this block's own memory.)
@@ -128,7 +121,7 @@ __global__ void __launch_bounds__(kClusterThreads, 1)
       factors.load(time, first);
       unusual = __syncthreads_or(factors.store(shared, parity, first));
       products.add(!unusual, parity, first);
-      if (more && first + kStagedChannels >= channels) factors.load(time_of(step + 1), 0);
+      if (more && first + kStagedChannels >= channels) factors.load(loop.time(step + 1), 0);
     }
     products.store(parity);
     unusual = __syncthreads_or(more && factors.store(shared, parity ^ 1, 0));
@@ -152,16 +145,13 @@ void launch_cluster(const ClusterLoop<Element>& loop, const Launch& launch) {
     auto* const kernel = loop.tiling.samples == 8 ? cluster_kernel<Terms, 8, Element>
                                                   : cluster_kernel<Terms, 16, Element>;
     cudaLaunchAttribute attribute;
-    const cudaLaunchConfig_t config = annulus::cuda::cluster_launch(
-        static_cast<unsigned>(s.grid), kClusterThreads, static_cast<unsigned>(loop.tiling.blocks),
-        s.shared_bytes, launch.stream, attribute);
-    // Always the most: it is the function's, and another thread may be about to launch it, too.
-    annulus::cuda::throw_on_error(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(s.most_shared_bytes)),
-        launch.op, "shared memory of the ring loop in clusters");
-    annulus::cuda::throw_on_error(cudaLaunchKernelEx(&config, kernel, loop), launch.op,
-                                  "launch of the ring loop in clusters");
+    const cudaLaunchConfig_t config = cluster_launch(static_cast<unsigned>(s.grid), kClusterThreads,
+                                                     static_cast<unsigned>(loop.tiling.blocks),
+                                                     s.shared_bytes, launch.stream, attribute);
+    allow_shared(launch.op, "shared memory of the ring loop in clusters", kernel,
+                 s.most_shared_bytes);  // always: see launch.cuh
+    throw_on_error(cudaLaunchKernelEx(&config, kernel, loop), launch.op,
+                   "launch of the ring loop in clusters");
   });
 }
 

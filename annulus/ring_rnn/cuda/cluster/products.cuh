@@ -80,7 +80,7 @@ class ClusterProducts {
           scale(c + (i + h) * 2 * Samples, AskTerms && has_two(i + h), x);
           const uint4 w = tile_of(h, 0);
 #pragma unroll
-          for (int j = 0; j < kColumns; ++j) annulus::cuda::mma_bf16(sum_[h][j], w, x[j].x, x[j].y);
+          for (int j = 0; j < kColumns; ++j) mma<bfloat16>(sum_[h][j], w, x[j].x, x[j].y);
         }
       } else {
         // Both products before the first sum, which would wait for its product.
@@ -231,8 +231,7 @@ class ClusterProducts {
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
         for (int pair = 0; pair < 2; ++pair) {
-          annulus::cuda::split_pair<Terms>(rows[half][2 * pair], rows[half][2 * pair + 1],
-                                           word[half][pair]);
+          split_pair<Terms>(rows[half][2 * pair], rows[half][2 * pair + 1], word[half][pair]);
         }
       }
 #pragma unroll
@@ -330,9 +329,9 @@ class ClusterProducts {
       for (int j = 0; j < kColumns; ++j) {
         const uint2 x = x_[term_of_x<Terms>(p)][j];
         if (p == 0) {
-          annulus::cuda::mma_bf16_first(part[j], w, x.x, x.y);
+          mma_first<bfloat16>(part[j], w, x.x, x.y);
         } else {
-          annulus::cuda::mma_bf16(part[j], w, x.x, x.y);
+          mma<bfloat16>(part[j], w, x.x, x.y);
         }
       }
     }

@@ -2,7 +2,6 @@
 // cuda/cluster/loop.cuh says how they fit into a step.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "annulus/cuda/mma.cuh"
@@ -21,7 +20,7 @@ struct alignas(16) ClusterShared {
   std::uint32_t c[2][kStagedChannels][factor_words(Terms) * Samples];
   float parts[part_buffers(Terms)][kDepthWarps][Samples][kPitch];
   float4 sums[2][Samples];                    // of X, over the neurons of each block
-  annulus::cuda::SharedBarrier arrived[2];    // X and its sums
+  SharedBarrier arrived[2];                   // X and its sums
   std::uint8_t channels[2][kStagedChannels];  // what there is to know of them: kCounts, kTwoTerms
 
   __device__ uint4* weights() { return reinterpret_cast<uint4*>(this + 1); }
@@ -89,10 +88,10 @@ class Factors {
       std::uint32_t* const to = shared.c[parity][staged];
       if constexpr (Terms == 1) {
         __nv_bfloat16 term[2];
-        annulus::cuda::split_bf16<2>(c, term);
+        split_bf16<2>(c, term);
         const int at = sample_ % 8 * (Samples / 8) + sample_ / 8;
-        to[at] = annulus::cuda::pack_bf16(term[0], term[0]);
-        to[Samples + at] = annulus::cuda::pack_bf16(term[1], term[1]);
+        to[at] = pack_bf16(term[0], term[0]);
+        to[Samples + at] = pack_bf16(term[1], term[1]);
         two = __bfloat162float(term[1]) != 0;
       } else {
         to[sample_] = __float_as_uint(c);

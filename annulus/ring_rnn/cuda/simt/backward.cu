@@ -2,8 +2,6 @@
 // step to the first (cuda/simt/backward_loop.cuh), and the sums that are left when it is done. The
 // weights' gradients are one product after it (cuda/simt/dweights.cu).
 
-#include <cuda_runtime.h>
-
 #include <algorithm>
 
 #include "annulus/core/dispatch.h"
@@ -53,7 +51,7 @@ __global__ void __launch_bounds__(kTileThreads)
   const auto sum_of = [&](const auto* p, std::int64_t n) {
     double v = 0;
     for (std::int64_t i = threadIdx.x; i < n; i += kTileThreads) v += static_cast<double>(p[i]);
-    return static_cast<Real>(annulus::cuda::block_sum<kTileThreads>(v, scratch));
+    return static_cast<Real>(block_sum<kTileThreads>(v, scratch));
   };
   if (blockIdx.x == 0) {
     if (a.dJ0) {
@@ -106,34 +104,34 @@ CallScratch<Real> lay_out(const Plan& plan, ScratchLayout& scratch) {
   if (B == 0 || N == 0) return w;
   const std::int64_t groups = sum_groups(N);
   BackwardScratch<Real>& l = w.loop;
-  w.counters = scratch.take<unsigned>(counter_words(plan));
+  scratch(w.counters, counter_words(plan));
   l.g_steps = plan.needs_dweights() ? T : std::min<std::int64_t>(T, 2);
-  l.g = scratch.take<Real>(l.g_steps * B * N);
-  l.carry = scratch.take<Real>(B * N);
-  l.g_sums = scratch.take<Real>(2 * B * groups);
+  scratch(l.g, l.g_steps * B * N);
+  scratch(l.carry, B * N);
+  scratch(l.g_sums, 2 * B * groups);
   l.parts = visit_tile<Real>(large_tiles(B, N), [&]<class TileT>() {
     return ceil_div(N, TileT::kColumns) * TileT::kSlices;
   });
   l.reset_to_r0 = !plan.in.reset_state.defined();
   if (plan.in.reset.defined() && (l.reset_to_r0 ? grad.dr0 : grad.dreset_state).defined()) {
-    l.dreset = scratch.take<Real>(B * N);
+    scratch(l.dreset, B * N);
   }
   if (T == 0) return w;
   if (grad.dJ0.defined()) {
-    l.s_sums = scratch.take<Real>(2 * B * groups);
-    l.dJ0 = scratch.take<double>(B);
+    scratch(l.s_sums, 2 * B * groups);
+    scratch(l.dJ0, B);
   }
-  if (grad.dJ1.defined()) l.dJ1 = scratch.take<Real>(B * l.parts);
+  if (grad.dJ1.defined()) scratch(l.dJ1, B * l.parts);
   if (grad.dA.defined() && plan.K > 0) {
-    l.dA = scratch.take<Real>(T * B * plan.K * l.parts);
+    scratch(l.dA, T * B * plan.K * l.parts);
   }
   if (grad.dalpha.defined()) {
-    l.dalpha = scratch.take<Real>(B * (plan.alpha_per_neuron() ? N : groups));
+    scratch(l.dalpha, B * (plan.alpha_per_neuron() ? N : groups));
   }
   if (plan.checkpoint > 0) {
-    l.ys = scratch.take<Real>(std::min(plan.checkpoint, T) * B * N);
-    l.step.state = scratch.take<Real>(2 * B * N);
-    l.step.sums = scratch.take<Real>(2 * B * groups);
+    scratch(l.ys, std::min(plan.checkpoint, T) * B * N);
+    scratch(l.step.state, 2 * B * N);
+    scratch(l.step.sums, 2 * B * groups);
   }
   const bool needs_states = grad.dA.defined() || grad.dJ0.defined() || grad.dJ1.defined() ||
                             grad.dalpha.defined() || plan.needs_dweights();
@@ -141,13 +139,9 @@ CallScratch<Real> lay_out(const Plan& plan, ScratchLayout& scratch) {
     // One segment at a time is enough where nothing after the loop reads them.
     const bool segments = plan.checkpoint > 0 && !plan.needs_dweights();
     l.step.kept_steps = segments ? std::min(plan.checkpoint, T) : T;
-    l.step.kept = scratch.take<Real>(l.step.kept_steps * B * N);
+    scratch(l.step.kept, l.step.kept_steps * B * N);
   }
   return w;
-}
-
-unsigned blocks_for(std::int64_t elements) {
-  return static_cast<unsigned>(std::min<std::int64_t>(ceil_div(elements, kTileThreads), 4096));
 }
 
 // What has to be there before the loop.
@@ -159,7 +153,7 @@ void prepare(const Plan& plan, const Args& a, const CallScratch<compute_t<T>>& w
     if (w.loop.step.kept != nullptr && plan.checkpoint == 0) {
       states_kernel<T><<<blocks_for(std::max(words, plan.B * plan.N)), kTileThreads, 0, stream>>>(
           a, w.loop.step.kept, w.counters, words);
-      annulus::cuda::check_launch(plan.op, "states_kernel");
+      check_launch(plan.op, "states_kernel");
       return;
     }
   }
@@ -181,13 +175,13 @@ void run(const Plan& plan, Context& context) {
     prepare<T>(plan, a, w, stream);
     launch_backward_loop<T>(plan, a, w.loop, w.counters, stream);
   }
-  if (plan.needs_dweights()) launch_dweights<T>(plan, a, w.loop.g, w.loop.step.kept, stream);
+  if (plan.needs_dweights()) launch_dweights(plan, a, w.loop.g, w.loop.step.kept, stream);
   const auto& grad = plan.grad;
   if (grad.dA.defined() || grad.dJ0.defined() || grad.dJ1.defined() || grad.dalpha.defined()) {
     const std::int64_t elements = std::max({std::int64_t{1}, plan.N, plan.T * plan.B * plan.K});
     finish_kernel<T><<<blocks_for(elements), kTileThreads, 0, stream>>>(
         a, w.loop, empty || plan.T == 0 ? 0 : plan.B);
-    annulus::cuda::check_launch(plan.op, "finish_kernel");
+    check_launch(plan.op, "finish_kernel");
   }
 }
 
@@ -200,7 +194,6 @@ std::size_t backward_workspace(const Plan& plan) {
 }
 
 void backward(const Plan& plan, Context& context) {
-  const annulus::cuda::DeviceGuard guard(plan.device.index);
   visit_floating(plan.dtype, [&]<class T>() { run<T>(plan, context); });
 }
 

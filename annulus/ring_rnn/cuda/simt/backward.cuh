@@ -66,9 +66,8 @@ void launch_backward_loop(const Plan& plan, const Args& a, const BackwardScratch
                           unsigned* counters, cudaStream_t stream);
 
 // dWa and dWo, those that were asked for, from g (T, B, N). `states`: s (T, B, N) where `out` has it
-// rounded, else nullptr.
-template <class T>
-void launch_dweights(const Plan& plan, const Args& a, const compute_t<T>* g,
-                     const compute_t<T>* states, cudaStream_t stream);
+// rounded, else nullptr. Both of the type that arithmetic is done in.
+void launch_dweights(const Plan& plan, const Args& a, const void* g, const void* states,
+                     cudaStream_t stream);
 
 }  // namespace annulus::ring_rnn::cuda::general

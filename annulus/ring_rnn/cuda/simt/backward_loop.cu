@@ -2,12 +2,8 @@
 #include "annulus/ring_rnn/cuda/simt/backward_loop.cuh"
 
 namespace annulus::ring_rnn::cuda::general {
-
-template void launch_backward_loop<double>(const Plan&, const Args&,
-                                           const BackwardScratch<compute_t<double>>&, unsigned*,
-                                           cudaStream_t);
-template void launch_backward_loop<float>(const Plan&, const Args&,
-                                          const BackwardScratch<compute_t<float>>&, unsigned*,
-                                          cudaStream_t);
-
+template void launch_backward_loop<double>(const Plan&, const Args&, const BackwardScratch<double>&,
+                                           unsigned*, cudaStream_t);
+template void launch_backward_loop<float>(const Plan&, const Args&, const BackwardScratch<float>&,
+                                          unsigned*, cudaStream_t);
 }  // namespace annulus::ring_rnn::cuda::general

@@ -12,8 +12,6 @@
 // the loop from y, element by element, or by the steps that are computed again.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include "annulus/ring_rnn/cuda/simt/backward.cuh"
 #include "annulus/ring_rnn/cuda/simt/launch.cuh"
 
@@ -97,7 +95,7 @@ __device__ __forceinline__ void record_opened(const Args& a, const BackwardScrat
       *sum = first ? o.dalpha : *sum + o.dalpha;
     }
   } else {
-    const Real v = annulus::cuda::warp_sum(o.dalpha);
+    const Real v = warp_sum(o.dalpha);
     if (threadIdx.x % 32 == 0 && inside) {
       Real* sum = w.dalpha + b * groups + i / kSumGroup;
       *sum = first ? v : *sum + v;
@@ -200,7 +198,7 @@ __device__ __forceinline__ void add_dots(const Args& a, const BackwardScratch<co
         }
       }
     }
-    dot = annulus::cuda::warp_sum<TileT::kThreadsAcross>(dot);
+    dot = warp_sum<TileT::kThreadsAcross>(dot);
     if (at.across == 0 && b < a.B) {
       if (k == 0) {
         Real* p = w.dJ1 + b * w.parts + part;
@@ -374,10 +372,10 @@ template <class T>
 void launch_backward_loop(const Plan& plan, const Args& a, const BackwardScratch<compute_t<T>>& w,
                           unsigned* counters, cudaStream_t stream) {
   visit_tile<compute_t<T>>(large_tiles(plan.B, plan.N), [&]<class TileT>() {
-    annulus::cuda::launch_stages(
-        plan.op, "backward_kernel", backward_kernel<T, TileT>, kTileThreads,
-        ceil_div(plan.B, TileT::kRows), ceil_div(plan.N, TileT::kColumns), kMostGroups, 0,
-        operation_count(plan.T, plan.checkpoint) - 1, plan.stepwise, stream, a, w, counters);
+    launch_stages(plan.op, "backward_kernel", backward_kernel<T, TileT>, kTileThreads,
+                  ceil_div(plan.B, TileT::kRows), ceil_div(plan.N, TileT::kColumns), kMostGroups, 0,
+                  operation_count(plan.T, plan.checkpoint) - 1, plan.stepwise, stream, a, w,
+                  counters);
   });
 }
 

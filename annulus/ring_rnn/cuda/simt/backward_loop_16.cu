@@ -2,12 +2,9 @@
 #include "annulus/ring_rnn/cuda/simt/backward_loop.cuh"
 
 namespace annulus::ring_rnn::cuda::general {
-
-template void launch_backward_loop<float16>(const Plan&, const Args&,
-                                            const BackwardScratch<compute_t<float16>>&, unsigned*,
-                                            cudaStream_t);
+template void launch_backward_loop<float16>(const Plan&, const Args&, const BackwardScratch<float>&,
+                                            unsigned*, cudaStream_t);
 template void launch_backward_loop<bfloat16>(const Plan&, const Args&,
-                                             const BackwardScratch<compute_t<bfloat16>>&, unsigned*,
+                                             const BackwardScratch<float>&, unsigned*,
                                              cudaStream_t);
-
 }  // namespace annulus::ring_rnn::cuda::general

@@ -5,10 +5,6 @@
 // s are found first; rounds in which every coefficient is 0 are left out, so a channel that nobody
 // uses costs a look at its actions.
 
-#include <cuda_runtime.h>
-
-#include <algorithm>
-
 #include "annulus/core/dispatch.h"
 #include "annulus/ring_rnn/cuda/simt/backward.cuh"
 #include "annulus/ring_rnn/cuda/simt/launch.cuh"
@@ -151,34 +147,27 @@ __global__ void __launch_bounds__(kTileThreads, 1)
 
 }  // namespace
 
-template <class T>
-void launch_dweights(const Plan& plan, const Args& a, const compute_t<T>* g,
-                     const compute_t<T>* states, cudaStream_t stream) {
-  using Real = compute_t<T>;
+void launch_dweights(const Plan& plan, const Args& a, const void* g, const void* states,
+                     cudaStream_t stream) {
   const std::int64_t first = plan.grad.dWo.defined() ? 0 : 1;
   const std::int64_t last = plan.grad.dWa.defined() ? plan.K : 0;
   if (plan.N == 0 || last < first) return;
-  const bool whole_g = plan.N % 4 == 0;
-  const bool whole_out = whole_g && a.out.stride[2] == 1 && a.out.stride[0] % 4 == 0 &&
-                         a.out.stride[1] % 4 == 0 &&
-                         reinterpret_cast<std::uintptr_t>(a.out.data) % (4 * sizeof(T)) == 0;
-  // Of N alone: a channel more or less changes no bit of the others.
-  visit_tile<Real>(large_tiles(plan.N, plan.N), [&]<class TileT>() {
-    const std::int64_t tiles = ceil_div(plan.N, TileT::kRows);
-    const auto blocks = static_cast<unsigned>(tiles * tiles * (last - first + 1));
-    dweights_kernel<T, TileT>
-        <<<blocks, kTileThreads, 0, stream>>>(a, g, states, first, whole_g, whole_out);
+  visit_floating(plan.dtype, [&]<class T>() {
+    using Real = compute_t<T>;
+    const bool whole_g = plan.N % 4 == 0;
+    const bool whole_out = whole_g && a.out.stride[2] == 1 && a.out.stride[0] % 4 == 0 &&
+                           a.out.stride[1] % 4 == 0 &&
+                           reinterpret_cast<std::uintptr_t>(a.out.data) % (4 * sizeof(T)) == 0;
+    // Of N alone: a channel more or less changes no bit of the others.
+    visit_tile<Real>(large_tiles(plan.N, plan.N), [&]<class TileT>() {
+      const std::int64_t tiles = ceil_div(plan.N, TileT::kRows);
+      const auto blocks = static_cast<unsigned>(tiles * tiles * (last - first + 1));
+      dweights_kernel<T, TileT><<<blocks, kTileThreads, 0, stream>>>(
+          a, static_cast<const Real*>(g), static_cast<const Real*>(states), first, whole_g,
+          whole_out);
+    });
   });
-  annulus::cuda::check_launch(plan.op, "dweights_kernel");
+  check_launch(plan.op, "dweights_kernel");
 }
-
-template void launch_dweights<double>(const Plan&, const Args&, const double*, const double*,
-                                      cudaStream_t);
-template void launch_dweights<float>(const Plan&, const Args&, const float*, const float*,
-                                     cudaStream_t);
-template void launch_dweights<float16>(const Plan&, const Args&, const float*, const float*,
-                                       cudaStream_t);
-template void launch_dweights<bfloat16>(const Plan&, const Args&, const float*, const float*,
-                                        cudaStream_t);
 
 }  // namespace annulus::ring_rnn::cuda::general

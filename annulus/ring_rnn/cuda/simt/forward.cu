@@ -4,8 +4,6 @@
 // wait for each other between two steps; groups know nothing of one another. Where the device has no
 // cooperative launch, or refuses this one, each stage is a launch of the same kernel: the same bits.
 
-#include <cuda_runtime.h>
-
 #include <algorithm>
 
 #include "annulus/core/dispatch.h"
@@ -32,7 +30,7 @@ __device__ void readout_stage(const Args& a, const StepScratch<compute_t<T>>& w,
       a.B, a.N, b0, [&](std::int64_t g) { return __ldcg(X + half + g); },
       [&](int r, Real y) {
         put<Real>(a.angle, angle_of(x, y), b0 + r, t);
-        put<Real>(a.amplitude, length_of(x, y), b0 + r, t);
+        put<Real>(a.amplitude, hypot(x, y), b0 + r, t);
       });
 }
 
@@ -100,10 +98,6 @@ __global__ void pack_kernel(const __grid_constant__ Args a, T* packed) {
 // ---------------------------------------------------------------------------------------------------
 // Host
 
-unsigned blocks_for(std::int64_t elements) {
-  return static_cast<unsigned>(std::clamp<std::int64_t>(ceil_div(elements, 256), 1, 4096));
-}
-
 template <class Real>
 struct ForwardScratch {
   StepScratch<Real> step;
@@ -116,9 +110,9 @@ ForwardScratch<Real> lay_out(const Plan& plan, ScratchLayout& scratch) {
   ForwardScratch<Real> w;
   if (plan.B == 0 || plan.N == 0) return w;
   const std::int64_t groups = sum_groups(plan.N);
-  w.counters = scratch.take<unsigned>(counter_words(plan));
-  w.step.state = scratch.take<Real>(2 * plan.B * plan.N);
-  w.step.sums = scratch.take<Real>(2 * plan.B * groups);
+  scratch(w.counters, counter_words(plan));
+  scratch(w.step.state, 2 * plan.B * plan.N);
+  scratch(w.step.sums, 2 * plan.B * groups);
   if (plan.out.angle.defined() && plan.T > 0) {
     w.step.vectors = scratch.take<Real>(4 * plan.B * groups);
     w.step.table = w.table = scratch.take<Real>(2 * plan.N);
@@ -146,10 +140,9 @@ void run(const Plan& plan, Context& context) {
   launch_prepare(plan.op, w.counters, counter_words(plan), w.table, plan.N, stream);
   const std::int64_t last = w.table != nullptr ? plan.T : plan.T - 1;
   visit_tile<Real>(large_tiles(plan.B, plan.N), [&]<class TileT>() {
-    annulus::cuda::launch_stages(plan.op, "forward_kernel", forward_kernel<T, TileT>, kTileThreads,
-                                 ceil_div(plan.B, TileT::kRows), ceil_div(plan.N, TileT::kColumns),
-                                 kMostGroups, -1, last, plan.stepwise, stream, a, w.step,
-                                 w.counters);
+    launch_stages(plan.op, "forward_kernel", forward_kernel<T, TileT>, kTileThreads,
+                  ceil_div(plan.B, TileT::kRows), ceil_div(plan.N, TileT::kColumns), kMostGroups,
+                  -1, last, plan.stepwise, stream, a, w.step, w.counters);
   });
 }
 
@@ -158,9 +151,9 @@ void run(const Plan& plan, Context& context) {
 template <class Real>
 void launch_prepare(const char* op, unsigned* counters, std::int64_t words, Real* table,
                     std::int64_t N, cudaStream_t stream) {
-  prepare_kernel<Real><<<blocks_for(std::max(words, table != nullptr ? N : 0)), 256, 0, stream>>>(
-      counters, words, table, N);
-  annulus::cuda::check_launch(op, "prepare_kernel");
+  const unsigned blocks = blocks_for(std::max(words, table != nullptr ? N : 0));
+  prepare_kernel<Real><<<blocks, kTileThreads, 0, stream>>>(counters, words, table, N);
+  check_launch(op, "prepare_kernel");
 }
 template void launch_prepare<float>(const char*, unsigned*, std::int64_t, float*, std::int64_t,
                                     cudaStream_t);
@@ -188,7 +181,6 @@ void forward(const Plan& plan, Context& context) {
     readout_forward(readout, context);
     return;
   }
-  const annulus::cuda::DeviceGuard guard(plan.device.index);
   visit_floating(plan.dtype, [&]<class T>() { run<T>(plan, context); });
 }
 
@@ -198,18 +190,17 @@ std::size_t pack_bytes(const Plan& plan) {
 
 void pack(const Plan& plan, Context& context) {
   if (plan.N == 0) return;
-  const annulus::cuda::DeviceGuard guard(plan.device.index);
   const Args a = make_args(plan);
   auto* stream = static_cast<cudaStream_t>(context.stream);
   visit_floating(plan.dtype, [&]<class T>() {
-    pack_kernel<T><<<blocks_for((plan.K + 1) * plan.N * plan.N), 256, 0, stream>>>(
+    pack_kernel<T><<<blocks_for((plan.K + 1) * plan.N * plan.N), kTileThreads, 0, stream>>>(
         a, static_cast<T*>(plan.in.packed.data));
   });
-  annulus::cuda::check_launch(plan.op, "pack_kernel");
+  check_launch(plan.op, "pack_kernel");
 }
 
 Support support() {
-  return annulus::cuda::kernel_support(forward_kernel<float, LargeTile<float>>, build_info().cuda);
+  return kernel_support(forward_kernel<float, LargeTile<float>>, build_info().cuda);
 }
 
 }  // namespace annulus::ring_rnn::cuda::general

@@ -1,28 +1,26 @@
 // Host side of the general path, shared by its directions: scratch, grids and launches.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <algorithm>
 #include <cstdint>
 
 #include "annulus/core/checked.h"
 #include "annulus/core/scratch.h"
 #include "annulus/cuda/check.h"
-#include "annulus/cuda/launch.h"
 #include "annulus/cuda/persistent.cuh"
 #include "annulus/ring_rnn/cuda/simt/step.cuh"
 
 namespace annulus::ring_rnn::cuda::general {
 
-using annulus::cuda::GroupBarrier;
-using annulus::cuda::GroupedGrid;
-using annulus::cuda::Stages;
-
 inline constexpr std::int64_t kMostGroups = 1024;
 // Words of the barriers' counters.
 inline std::int64_t counter_words(const Plan& plan) {
   return std::min(ceil_div(plan.B, 32), kMostGroups) * GroupBarrier::kStride;
+}
+
+// Blocks of kTileThreads threads, as many as elements ask for.
+inline unsigned blocks_for(std::int64_t elements) {
+  return static_cast<unsigned>(std::clamp<std::int64_t>(ceil_div(elements, kTileThreads), 1, 4096));
 }
 
 // Large tiles where there are enough of them to fill a GPU. Depends on neither T nor K: a sequence
@@ -39,14 +37,7 @@ decltype(auto) visit_tile(bool large, F&& f) {
 // Weights whose rows can be read four numbers at a time.
 template <class T>
 bool whole_weights(const Args& a) {
-  const auto aligned = [](const void* p) {
-    return reinterpret_cast<std::uintptr_t>(p) % (4 * sizeof(T)) == 0;
-  };
-  if (a.N % 4 != 0 || a.Wo.stride[1] != 1 || a.Wo.stride[0] % 4 != 0 || !aligned(a.Wo.data)) {
-    return false;
-  }
-  return a.K == 0 || (a.Wa.stride[2] == 1 && a.Wa.stride[1] % 4 == 0 && a.Wa.stride[0] % 4 == 0 &&
-                      aligned(a.Wa.data));
+  return a.N % 4 == 0 && aligned_weights(a, sizeof(T), 4 * sizeof(T));
 }
 
 // Sets the counters to 0 and fills the readout's table, (N, 2), where there is one.

@@ -64,7 +64,7 @@ __device__ __forceinline__ void add_groups(std::int64_t B, std::int64_t N, std::
 #pragma unroll 4
     for (std::int64_t g = share; g < groups; g += kShare) v += load((first + r) * groups + g);
   }
-  v = annulus::cuda::warp_sum<kShare>(v);
+  v = warp_sum<kShare>(v);
   if (share == 0 && first + r < B) f(r, v);
 }
 
@@ -72,7 +72,7 @@ __device__ __forceinline__ void add_groups(std::int64_t B, std::int64_t N, std::
 template <class Real>
 __device__ __forceinline__ void put_group(Real* sums, Real v, std::int64_t b, std::int64_t i,
                                           std::int64_t B, std::int64_t N) {
-  v = annulus::cuda::warp_sum(v);
+  v = warp_sum(v);
   if (threadIdx.x % 32 == 0 && b < B && i < N) sums[b * sum_groups(N) + i / kSumGroup] = v;
 }
 

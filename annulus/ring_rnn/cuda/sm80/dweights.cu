@@ -3,10 +3,9 @@
 // written once. A block of threads owns 128 x 128 of one channel and a part of the depth; rows come
 // 32 at a time, and 32 rows whose c are all zero are passed over. c is multiplied onto g in f32 on
 // the way into shared memory, then split into terms.
-#include "annulus/core/checked.h"
 #include "annulus/cuda/check.h"
-#include "annulus/cuda/launch.h"
 #include "annulus/cuda/mma.cuh"
+#include "annulus/ring_rnn/cuda/format.cuh"
 #include "annulus/ring_rnn/cuda/tensor.cuh"
 
 namespace annulus::ring_rnn::cuda::tensor {
@@ -64,13 +63,12 @@ __global__ void __launch_bounds__(kThreads, Terms == 1 ? 2 : 1)
       const int col = (task & 15) * 8;
       std::uint16_t* to = s_part(buffer) + (term * kRows + row) * kRowPitch + col;
       if (j0 + col < s.padded_n) {
-        annulus::cuda::copy_async_16(
-            to, a.states + term * plane + (tile * kRows + row) * s.padded_n + j0 + col);
+        copy_async_16(to, a.states + term * plane + (tile * kRows + row) * s.padded_n + j0 + col);
       } else {
         *reinterpret_cast<uint4*>(to) = make_uint4(0, 0, 0, 0);
       }
     }
-    annulus::cuda::copy_async_commit();
+    copy_async_commit();
   };
   float4 g[4];
   float c[4];
@@ -91,8 +89,8 @@ __global__ void __launch_bounds__(kThreads, Terms == 1 ? 2 : 1)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       std::uint32_t low[Terms], high[Terms];
-      annulus::cuda::split_pair<Terms>(c[i] * g[i].x, c[i] * g[i].y, low);
-      annulus::cuda::split_pair<Terms>(c[i] * g[i].z, c[i] * g[i].w, high);
+      split_pair<Terms>(c[i] * g[i].x, c[i] * g[i].y, low);
+      split_pair<Terms>(c[i] * g[i].z, c[i] * g[i].w, high);
 #pragma unroll
       for (int term = 0; term < Terms; ++term) {
         std::uint16_t* to = g_part(buffer) + (term * kRows + warp + i * 8) * kRowPitch + lane * 4;
@@ -109,7 +107,7 @@ __global__ void __launch_bounds__(kThreads, Terms == 1 ? 2 : 1)
     store_g(0);
   }
   while (at.index < at.last) {
-    annulus::cuda::copy_async_wait<0>();
+    copy_async_wait<0>();
     __syncthreads();  // this buffer is full, and the other no longer read
     ++at.index;
     at.skip(a, channel);
@@ -129,7 +127,7 @@ __global__ void __launch_bounds__(kThreads, Terms == 1 ? 2 : 1)
         for (int h = 0; h < 2; ++h) {
           const int k = d * 16 + ((lane >> 3) & 1) * 8 + (lane & 7);
           const int n = warp_n * 32 + h * 16 + (lane >> 4) * 8;
-          v[term][h] = annulus::cuda::ldmatrix_transposed(ss + (term * kRows + k) * kRowPitch + n);
+          v[term][h] = ldmatrix_transposed(ss + (term * kRows + k) * kRowPitch + n);
         }
       }
 #pragma unroll
@@ -139,7 +137,7 @@ __global__ void __launch_bounds__(kThreads, Terms == 1 ? 2 : 1)
         for (int term = 0; term < Terms; ++term) {
           const int k = d * 16 + (lane >> 4) * 8 + (lane & 7);
           const int col = warp_m * 64 + m * 16 + ((lane >> 3) & 1) * 8;
-          x[term] = annulus::cuda::ldmatrix_transposed(gs + (term * kRows + k) * kRowPitch + col);
+          x[term] = ldmatrix_transposed(gs + (term * kRows + k) * kRowPitch + col);
         }
         // The tensor core truncates a sum where it should round it: with more terms than one it adds no
         // more than these 16 rows, and the registers add the rest (see cuda/sm90/dweights.cu).
@@ -152,8 +150,8 @@ __global__ void __launch_bounds__(kThreads, Terms == 1 ? 2 : 1)
           for (int p = 0; p < products_of(Terms); ++p) {
             const uint4& xp = x[term_of_x<Terms>(p)];
             const uint4& vp = v[term_of_v<Terms>(p)][h];
-            annulus::cuda::mma_bf16(left, xp, vp.x, vp.y);
-            annulus::cuda::mma_bf16(right, xp, vp.z, vp.w);
+            mma<bfloat16>(left, xp, vp.x, vp.y);
+            mma<bfloat16>(right, xp, vp.z, vp.w);
           }
           if constexpr (Terms > 1) {
 #pragma unroll
@@ -191,24 +189,18 @@ __global__ void __launch_bounds__(kThreads, Terms == 1 ? 2 : 1)
 
 }  // namespace
 
-std::size_t dweights_shared_bytes(int terms) {
-  return static_cast<std::size_t>(4 * terms * kRows * kRowPitch) * sizeof(std::uint16_t);
-}
-
 void run_dweights(const Sm80WeightGradients& a, const Launch& launch) {
   const int channels = a.last_channel - a.first_channel;
   if (channels <= 0) return;
   with_terms(a.layout.state_terms, [&]<int Terms>() {
-    const std::size_t bytes = dweights_shared_bytes(Terms);
-    annulus::cuda::throw_on_error(
-        cudaFuncSetAttribute(dweights_kernel<Terms>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(bytes)),
-        launch.op, "shared memory of the weights' gradient");
+    const std::size_t bytes = 4 * kBuffer<Terms> * sizeof(std::uint16_t);
+    allow_shared(launch.op, "shared memory of the weights' gradient", dweights_kernel<Terms>,
+                 bytes);
     const dim3 grid(static_cast<unsigned>(a.sides * a.sides), static_cast<unsigned>(channels),
                     static_cast<unsigned>(a.depth_splits));
     dweights_kernel<Terms><<<grid, kThreads, bytes, launch.stream>>>(a);
   });
-  annulus::cuda::check_launch(launch.op, "gradient of the ring's weights");
+  check_launch(launch.op, "gradient of the ring's weights");
 }
 
 }  // namespace annulus::ring_rnn::cuda::tensor

@@ -3,10 +3,5 @@
 #include "annulus/ring_rnn/cuda/sm80/loop.cuh"
 
 namespace annulus::ring_rnn::cuda::tensor {
-
-void run_forward(const ForwardPass& pass, const GridOperands& x, const Sm80Tiling& tiling,
-                 const Launch& launch) {
-  launch_sm80<Forward>({pass, x, tiling}, launch);
-}
-
+template void run_loop(const Sm80Loop<Forward>&, const Launch&);
 }  // namespace annulus::ring_rnn::cuda::tensor

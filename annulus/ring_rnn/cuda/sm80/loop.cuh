@@ -3,9 +3,7 @@
 // cuda/tiling.h says how the work is divided; the two directions differ in what happens
 // before the first step and after each product, which a Direction supplies:
 //
-//   kBackward    do steps run from the last to the first?
 //   kDots        does the product also give s . u_k?
-//   parity       which of the two buffers holds X of a step
 //   begin        X of the first step, four columns of a row
 //   ahead        what the epilogue needs besides the product
 //   finish       from both of them, X of the step after it
@@ -17,12 +15,6 @@
 #include "annulus/ring_rnn/cuda/step.cuh"
 
 namespace annulus::ring_rnn::cuda::tensor {
-
-using annulus::cuda::copy_async_16;
-using annulus::cuda::copy_async_commit;
-using annulus::cuda::copy_async_wait;
-using annulus::cuda::mma;
-using annulus::cuda::mma_first;
 
 inline constexpr int kWarpRows = 64;  // a warp owns 64 rows x 32 columns
 inline constexpr int kDotWarps = 2;   // that share rows of a tile
@@ -47,10 +39,6 @@ struct Walk {
     channel = -1;
     next(loop, first_item);
   }
-  // The step of the call that this one of the launch is: the backward walks from the end.
-  __device__ std::int64_t time(const Loop& loop) const {
-    return Direction::kBackward ? loop.last - 1 - (step - loop.first) : step;
-  }
   // The next active channel after `channel`, of this or a later chunk, item or step.
   __device__ void next(const Loop& loop, std::int64_t first_item) {
     const Sm80Tiling& s = loop.tiling;
@@ -58,7 +46,7 @@ struct Walk {
     while (true) {
       if (chunk < work.last_chunk) {
         const std::uint32_t* mask =
-            loop.coefficients.active + (time(loop) * s.batch_tiles + work.batch_tile) * words;
+            loop.coefficients.active + (loop.time(step) * s.batch_tiles + work.batch_tile) * words;
         for (int word = (channel + 1) >> 5; word < words; ++word) {
           std::uint32_t bits = __ldg(mask + word) & work.channel_pattern;
           if (word == (channel + 1) >> 5) bits &= ~0u << ((channel + 1) & 31);
@@ -341,9 +329,8 @@ __global__ void __launch_bounds__(256, 1)
   if (loop.phases & kMultiply) here.start(loop, first_item);
   int used = 0;
   for (std::int64_t step = loop.first; step < loop.last; ++step) {
-    const std::int64_t time = Direction::kBackward ? loop.last - 1 - (step - loop.first) : step;
-    // The parity of X counts steps of the call, so that launches of single phases agree.
-    const int parity = Direction::parity(loop, time);
+    const std::int64_t time = loop.time(step);
+    const int parity = loop.parity(time);
     if (loop.phases & kMultiply) {
       for (std::int64_t item = first_item; item < s.items(); item += gridDim.x) {
         const WorkItem p = work_item(s, item);
@@ -427,7 +414,7 @@ __global__ void __launch_bounds__(256, 1)
 }
 
 template <class Direction>
-void launch_sm80(const Sm80Loop<Direction>& loop, const Launch& launch) {
+void run_loop(const Sm80Loop<Direction>& loop, const Launch& launch) {
   with_format(loop.layout.terms, loop.layout.f16,
               [&]<class Format>() { launch_loop(sm80_kernel<Format, Direction>, loop, launch); });
 }

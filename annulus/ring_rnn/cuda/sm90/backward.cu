@@ -3,10 +3,5 @@
 #include "annulus/ring_rnn/cuda/sm90/loop.cuh"
 
 namespace annulus::ring_rnn::cuda::tensor {
-
-void run_backward(const BackwardPass& pass, const GridOperands& x, const Sm90Tiling& tiling,
-                  const Launch& launch) {
-  launch_sm90<Backward<false>>({pass, x, tiling}, launch);
-}
-
+template void run_loop(const Sm90Loop<Backward<false>>&, const Launch&);
 }  // namespace annulus::ring_rnn::cuda::tensor

@@ -20,10 +20,9 @@
 #include <cstdint>
 #include <string>
 
-#include "annulus/core/checked.h"
 #include "annulus/cuda/check.h"
-#include "annulus/cuda/launch.h"
 #include "annulus/cuda/reduce.cuh"
+#include "annulus/ring_rnn/cuda/format.cuh"
 #include "annulus/ring_rnn/cuda/sm90/dweights.cuh"
 #include "annulus/ring_rnn/cuda/sm90/late_dots.cuh"
 
@@ -60,7 +59,7 @@ struct Raw {
   __device__ __forceinline__ void load(const std::byte* g, const ConsumerThread& who, int step) {
     const int k = step * 16 + (who.lane >> 4) * 8 + (who.lane & 7);
     const int piece = who.warp * 2 + ((who.lane >> 3) & 1);
-    word = annulus::cuda::ldmatrix_transposed(g + k * 128 + ((piece ^ (k & 7)) * 16));
+    word = ldmatrix_transposed(g + k * 128 + ((piece ^ (k & 7)) * 16));
   }
 };
 template <>
@@ -96,8 +95,7 @@ __device__ __forceinline__ void scale(const Raw<false>& raw, const uint4& c, uin
   std::uint32_t word[4][Terms];
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
-    annulus::cuda::split_finite_pair<Terms>(v[(w >> 1) * 2][w & 1], v[(w >> 1) * 2 + 1][w & 1],
-                                            word[w]);
+    split_finite_pair<Terms>(v[(w >> 1) * 2][w & 1], v[(w >> 1) * 2 + 1][w & 1], word[w]);
   }
 #pragma unroll
   for (int term = 0; term < Terms; ++term) {
@@ -194,9 +192,9 @@ struct Stage {
     g = shared.g + at * C::kG;
     c = reinterpret_cast<const uint4*>(shared.c + at * C::kC + who.group * kRowTileFactorBytes) +
         (who.lane & 3);
-    operand = annulus::cuda::mn_major_low(shared.states + at * C::kStates, C::kBlock);
+    operand = mn_major_low(shared.states + at * C::kStates, C::kBlock);
     bits = all_bits >> who.group;
-    bits = annulus::cuda::uniform(bits);
+    bits = uniform(bits);
   }
   __device__ __forceinline__ bool active(int u) const {
     return ((bits >> (u * C::kGroups)) & 1u) != 0;
@@ -211,10 +209,9 @@ __device__ __forceinline__ void multiply_step(float (&d)[64], const uint4 (&x)[T
                                               std::uint32_t operand, int step, bool add) {
 #pragma unroll
   for (int p = 0; p < products_of(Terms); ++p) {
-    annulus::cuda::wgmma<bfloat16, annulus::cuda::Major::kMN>(
+    wgmma<bfloat16, Major::kMN>(
         d, x[term_of_x<Terms>(p)],
-        annulus::cuda::mn_major(operand + (term_of_v<Terms>(p) * Config<Terms>::kPlane >> 4), step),
-        add || p > 0);
+        mn_major(operand + (term_of_v<Terms>(p) * Config<Terms>::kPlane >> 4), step), add || p > 0);
   }
 }
 
@@ -236,19 +233,19 @@ __device__ __forceinline__ void multiply_stage(const Stage<1>& stage, std::uint3
     uint4 c[C::kEach];
 #pragma unroll
     for (int u = 0; u < C::kEach; ++u) c[u] = stage.c_of(u, step);
-    annulus::cuda::wgmma_wait<0>();  // x is no longer read
+    wgmma_wait<0>();  // x is no longer read
     if (step == 0) stage_before_is_done();
 #pragma unroll
     for (int u = 0; u < C::kEach; ++u) {
       scale(raw, c[u], x[u]);
       keep_if(x[u], stage.active(u));
     }
-    annulus::cuda::wgmma_fence();
+    wgmma_fence();
 #pragma unroll
     for (int u = 0; u < C::kEach; ++u) {
       multiply_step<1>(acc[u], x[u], stage.active(u) ? stage.operand : zeros, step, true);
     }
-    annulus::cuda::wgmma_commit();
+    wgmma_commit();
   }
 }
 
@@ -261,7 +258,7 @@ constexpr std::uint32_t kOwnChannels = (1u | 1u << Config<Terms>::kGroups |
 // Waits for the next stage; its bits.
 template <int Terms>
 __device__ __forceinline__ std::uint32_t next_stage(const Shared<Terms>& shared,
-                                                    annulus::cuda::PipelineStage& from) {
+                                                    PipelineStage& from) {
   const int at = from.at;
   shared.ring.wait(from);
   from.next(Config<Terms>::kStages);
@@ -270,9 +267,8 @@ __device__ __forceinline__ std::uint32_t next_stage(const Shared<Terms>& shared,
 
 // An item with one term: its sums stay in the tensor cores' registers.
 __device__ __forceinline__ void add_item(const Shared<1>& shared, const ConsumerThread& who,
-                                         annulus::cuda::PipelineStage& from,
-                                         float (&acc)[Config<1>::kEach][64]) {
-  const std::uint32_t zeros = annulus::cuda::mn_major_low(shared.zeros, Config<1>::kBlock);
+                                         PipelineStage& from, float (&acc)[Config<1>::kEach][64]) {
+  const std::uint32_t zeros = mn_major_low(shared.zeros, Config<1>::kBlock);
   uint4 x[Config<1>::kEach][1];
   int before = -1;  // a stage that wgmma may still read, as it may x
   const auto release_before = [&] {
@@ -283,7 +279,7 @@ __device__ __forceinline__ void add_item(const Shared<1>& shared, const Consumer
     const std::uint32_t bits = next_stage(shared, from);
     const Stage<1> stage(shared, who, at, bits);
     if ((stage.bits & kOwnChannels<1>) == 0) {
-      annulus::cuda::wgmma_wait<0>();
+      wgmma_wait<0>();
       release_before();
       shared.ring.release(at);
       before = -1;
@@ -307,7 +303,7 @@ __device__ __forceinline__ void add_item(const Shared<1>& shared, const Consumer
 // is 5 %, and groups that take turns by barriers gain nothing.
 template <int Terms>
 __device__ __forceinline__ void add_item(const Shared<Terms>& shared, const ConsumerThread& who,
-                                         annulus::cuda::PipelineStage& from, bool always,
+                                         PipelineStage& from, bool always,
                                          float (&acc)[Config<Terms>::kEach][64]) {
   static_assert(Config<Terms>::kEach == 2 && kRows == 32);
   Stage<Terms> next;
@@ -345,9 +341,9 @@ __device__ __forceinline__ void add_item(const Shared<Terms>& shared, const Cons
       if (!stage.active(u)) continue;
       const bool other = u == 0 && stage.active(1);  // it comes next
       float part[64];
-      annulus::cuda::wgmma_fence();
+      wgmma_fence();
       multiply_step<Terms>(part, x[0], stage.operand, 0, false);
-      annulus::cuda::wgmma_commit();
+      wgmma_commit();
       if (always) scale(raw, c, x[1]);
       if (other) {
         load(stage, 1, 0);
@@ -355,17 +351,17 @@ __device__ __forceinline__ void add_item(const Shared<Terms>& shared, const Cons
         more = look_ahead();
         if (more) load_next(0);
       }
-      annulus::cuda::wgmma_fence();
+      wgmma_fence();
       multiply_step<Terms>(part, x[1], stage.operand, 1, true);
-      annulus::cuda::wgmma_commit();
-      annulus::cuda::wgmma_wait<1>();  // x[0] is no longer read
+      wgmma_commit();
+      wgmma_wait<1>();  // x[0] is no longer read
       if (always) scale(raw, c, x[0]);
       if (other) {
         load(stage, 1, 1);
       } else if (more) {
         load_next(1);
       }
-      annulus::cuda::wgmma_wait<0>();
+      wgmma_wait<0>();
 #pragma unroll
       for (int e = 0; e < 64; ++e) acc[u][e] += part[e];
     }
@@ -380,7 +376,7 @@ __device__ void consume(const Sm90WeightGradients& a, const Shared<Terms>& share
   using C = Config<Terms>;
   const ConsumerThread who;
   const auto items = static_cast<unsigned>(items_of<Terms>(a));
-  annulus::cuda::PipelineStage from;
+  PipelineStage from;
   for (unsigned index = blockIdx.x; index < items; index += a.blocks) {
     float acc[C::kEach][64] = {};
     if constexpr (Terms == 1) {
@@ -411,15 +407,15 @@ __global__ void __launch_bounds__(Config<Terms>::kThreads, 1)
     const late_dots::Shared<Terms> shared(shared_bytes);
     if (threadIdx.x == 0) {
       shared.init();
-      annulus::cuda::fence_barriers();
+      fence_barriers();
     }
     __syncthreads();
     const late_dots::Item item(a.layout, blockIdx.x - a.blocks);
-    if (annulus::cuda::uniform_warp() >= late_dots::kGroups * 4) {
-      annulus::cuda::give_registers<kProducerRegisters>();
+    if (uniform_warp() >= late_dots::kGroups * 4) {
+      give_registers<kProducerRegisters>();
       if (threadIdx.x == late_dots::kGroups * 128) late_dots::produce<Terms>(a, shared, item);
     } else {
-      annulus::cuda::take_registers<kConsumerRegisters>();
+      take_registers<kConsumerRegisters>();
       late_dots::consume<Terms>(a, shared, item);
     }
     return;
@@ -428,18 +424,18 @@ __global__ void __launch_bounds__(Config<Terms>::kThreads, 1)
   if (threadIdx.x == 0) {
     // Every lane releases a stage: see Consumer::leave_group(). (No slower than one of a warp.)
     shared.ring.init(C::kStages, 1, C::kGroups * 128);
-    annulus::cuda::fence_barriers();
+    fence_barriers();
   }
   for (int i = static_cast<int>(threadIdx.x); i < C::kZeros / 16; i += C::kThreads) {
     reinterpret_cast<uint4*>(shared.zeros)[i] = make_uint4(0, 0, 0, 0);
   }
-  annulus::cuda::fence_shared_writes();
+  fence_shared_writes();
   __syncthreads();
-  if (annulus::cuda::uniform_warp() >= C::kGroups * 4) {
-    annulus::cuda::give_registers<kProducerRegisters>();
+  if (uniform_warp() >= C::kGroups * 4) {
+    give_registers<kProducerRegisters>();
     if (threadIdx.x == C::kGroups * 128) produce<Terms>(a, shared);
   } else {
-    annulus::cuda::take_registers<kConsumerRegisters>();
+    take_registers<kConsumerRegisters>();
     consume<Terms>(a, shared);
   }
 #else
@@ -455,10 +451,7 @@ void run_dweights(Sm90WeightGradients a, int multiprocessors, const Launch& laun
     constexpr int kBytes =
         std::max(Config<Terms>::kSharedBytes, late_dots::Config<Terms>::kSharedBytes);
     static_assert(Config<Terms>::kGroups == late_dots::kGroups);
-    annulus::cuda::throw_on_error(
-        cudaFuncSetAttribute(sm90_dweights_kernel<Terms>,
-                             cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-        op, "shared memory of the weights' gradient");
+    allow_shared(op, "shared memory of the weights' gradient", sm90_dweights_kernel<Terms>, kBytes);
     const std::int64_t items = items_of<Terms>(a);
     const std::int64_t dots = a.dots == nullptr ? 0 : late_dots::items_of(a.layout);
     if (items > INT32_MAX || dots > INT32_MAX - multiprocessors) {
@@ -472,7 +465,7 @@ void run_dweights(Sm90WeightGradients a, int multiprocessors, const Launch& laun
     sm90_dweights_kernel<Terms>
         <<<static_cast<unsigned>(grid), Config<Terms>::kThreads, kBytes, launch.stream>>>(a);
   });
-  annulus::cuda::check_launch(op, "gradient of the ring's weights");
+  check_launch(op, "gradient of the ring's weights");
 }
 
 }  // namespace annulus::ring_rnn::cuda::tensor

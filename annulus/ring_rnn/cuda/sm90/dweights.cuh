@@ -107,14 +107,14 @@ struct Shared {
   std::byte* g;         // [stage][32 rows][64 i], swizzled
   std::byte* c;         // [stage][channel]: see store_tile_c()
   std::uint32_t* bits;  // [stage]: which of the item's channels are not all zero; none: its end
-  annulus::cuda::Pipeline ring;
+  Pipeline ring;
 
   __device__ explicit Shared(std::byte* base) {
     states = base;
     zeros = states + C::kStages * C::kStates;
     g = zeros + C::kZeros;
     c = g + C::kStages * C::kG;
-    ring = annulus::cuda::Pipeline(c + C::kStages * C::kC, C::kStages);
+    ring = Pipeline(c + C::kStages * C::kC, C::kStages);
     bits = static_cast<std::uint32_t*>(ring.end(C::kStages));
   }
 };
@@ -147,8 +147,8 @@ __device__ void produce(const Sm90WeightGradients& a, const Shared<Terms>& share
   const std::int64_t blocks = s.padded_n / kTile;
   const std::int64_t plane = s.T * (s.padded_b / kRows) * blocks;  // blocks of a term of s
   const auto items = static_cast<unsigned>(items_of<Terms>(a));
-  const annulus::cuda::Pipeline& ring = shared.ring;
-  annulus::cuda::PipelineStage to = ring.producer();
+  const Pipeline& ring = shared.ring;
+  PipelineStage to = ring.producer();
   for (unsigned index = blockIdx.x; index < items; index += a.blocks) {
     const Item item = item_of<Terms>(a, index);
     // Columns j beyond the padded state are left as they are: they reach no other column of the
@@ -167,7 +167,7 @@ __device__ void produce(const Sm90WeightGradients& a, const Shared<Terms>& share
       const std::uint32_t bits = walk.bits;
       const std::int64_t row_tile = walk.index;
       const int at = to.at;
-      annulus::cuda::SharedBarrier* full = ring.full + at;
+      SharedBarrier* full = ring.full + at;
       ring.acquire(to);
       to.next(C::kStages);
       shared.bits[at] = bits;
@@ -178,13 +178,12 @@ __device__ void produce(const Sm90WeightGradients& a, const Shared<Terms>& share
       full->arrive_expecting(Terms * s_bytes + C::kG + c_bytes);
 #pragma unroll
       for (int term = 0; term < Terms; ++term) {
-        annulus::cuda::copy_bulk(shared.states + at * C::kStates + term * C::kPlane,
-                                 states + (term * plane + row_tile * blocks) * C::kBlock, s_bytes,
-                                 full);
+        copy_bulk(shared.states + at * C::kStates + term * C::kPlane,
+                  states + (term * plane + row_tile * blocks) * C::kBlock, s_bytes, full);
       }
-      annulus::cuda::copy_bulk(shared.g + at * C::kG, g + row_tile * blocks * C::kG, C::kG, full);
-      annulus::cuda::copy_bulk(shared.c + at * C::kC,
-                               c + row_tile * s.channels * kRowTileFactorBytes, c_bytes, full);
+      copy_bulk(shared.g + at * C::kG, g + row_tile * blocks * C::kG, C::kG, full);
+      copy_bulk(shared.c + at * C::kC, c + row_tile * s.channels * kRowTileFactorBytes, c_bytes,
+                full);
       ++walk.index;
       walk.skip(a, item);
     }

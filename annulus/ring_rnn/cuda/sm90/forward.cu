@@ -3,10 +3,5 @@
 #include "annulus/ring_rnn/cuda/sm90/loop.cuh"
 
 namespace annulus::ring_rnn::cuda::tensor {
-
-void run_forward(const ForwardPass& pass, const GridOperands& x, const Sm90Tiling& tiling,
-                 const Launch& launch) {
-  launch_sm90<Forward>({pass, x, tiling}, launch);
-}
-
+template void run_loop(const Sm90Loop<Forward>&, const Launch&);
 }  // namespace annulus::ring_rnn::cuda::tensor

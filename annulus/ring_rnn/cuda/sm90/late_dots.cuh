@@ -27,7 +27,7 @@ struct Config {
   static constexpr int kBlock = hopper_block_bytes(Terms);
   static constexpr int kStages = Terms == 1 ? 12 : Terms == 2 ? 8 : 6;
   static constexpr int kMostChunks = Terms == 3 ? 1 : 2;  // see cluster_blocks()
-  static constexpr int kSharedBytes = kStages * kBlock + annulus::cuda::Pipeline::bytes(kStages);
+  static constexpr int kSharedBytes = kStages * kBlock + Pipeline::bytes(kStages);
 };
 
 __host__ __device__ inline int channel_groups(const Layout& s) {
@@ -44,7 +44,7 @@ template <int Terms>
 struct Shared {
   using C = Config<Terms>;
   std::byte* weights;  // [stage][term][64 n][64 m], swizzled
-  annulus::cuda::Pipeline ring;
+  Pipeline ring;
 
   __device__ explicit Shared(std::byte* base)
       : weights(base), ring(base + C::kStages * C::kBlock, C::kStages) {}
@@ -70,16 +70,16 @@ __device__ void produce(const Sm90WeightGradients& a, const Shared<Terms>& share
                         const Item& item) {
   using C = Config<Terms>;
   const Layout& s = a.layout;
-  const annulus::cuda::Pipeline& ring = shared.ring;
-  annulus::cuda::PipelineStage to = ring.producer();
+  const Pipeline& ring = shared.ring;
+  PipelineStage to = ring.producer();
   for (int channel = item.first_channel; channel < item.last_channel; ++channel) {
     for (int block = 0; block < s.tiles * a.chunks; ++block) {
       ring.acquire(to);
       ring.expect(to, C::kBlock);
-      annulus::cuda::copy_bulk(shared.weights + to.at * C::kBlock,
-                               reinterpret_cast<const std::byte*>(a.weights) +
-                                   (std::int64_t{block} * s.channels + channel) * C::kBlock,
-                               C::kBlock, ring.full + to.at);
+      copy_bulk(shared.weights + to.at * C::kBlock,
+                reinterpret_cast<const std::byte*>(a.weights) +
+                    (std::int64_t{block} * s.channels + channel) * C::kBlock,
+                C::kBlock, ring.full + to.at);
       to.next(C::kStages);
     }
   }
@@ -97,7 +97,7 @@ __device__ __forceinline__ void load_g(const Sm90WeightGradients& a, std::int64_
     } else {
       const float2 v = *reinterpret_cast<const float2*>(reinterpret_cast<const float*>(a.g) + step +
                                                         row_tile_wide(s, r, c));
-      annulus::cuda::split_pair<Terms>(v.x, v.y, word);
+      split_pair<Terms>(v.x, v.y, word);
     }
   };
 #pragma unroll
@@ -160,7 +160,7 @@ __device__ void consume(const Sm90WeightGradients& a, const Shared<Terms>& share
     states[i].load(a, time, b, i * kTile + col);
   }
 
-  annulus::cuda::PipelineStage from;
+  PipelineStage from;
   for (int channel = item.first_channel; channel < item.last_channel; ++channel) {
 #pragma unroll
     for (int tile = 0; tile < C::kMostChunks; ++tile) {
@@ -175,22 +175,20 @@ __device__ void consume(const Sm90WeightGradients& a, const Shared<Terms>& share
         const bool complete = Terms > 1 || chunk + 1 == a.chunks;
         const int stage = from.at;
         shared.ring.wait(from);
-        const std::uint32_t operand =
-            annulus::cuda::uniform(annulus::cuda::k_major_low(shared.weights + stage * C::kBlock));
-        annulus::cuda::wgmma_fence();
+        const std::uint32_t operand = uniform(k_major_low(shared.weights + stage * C::kBlock));
+        wgmma_fence();
 #pragma unroll
         for (int p = 0; p < products_of(Terms); ++p) {
 #pragma unroll
           for (int d = 0; d < 4; ++d) {
-            annulus::cuda::wgmma<bfloat16>(
-                part, x[chunk][term_of_x<Terms>(p)][d],
-                annulus::cuda::k_major(operand + (term_of_v<Terms>(p) * kHopperPlane >> 4), d),
-                !fresh || p > 0 || d > 0);
+            wgmma<bfloat16>(part, x[chunk][term_of_x<Terms>(p)][d],
+                            k_major(operand + (term_of_v<Terms>(p) * kHopperPlane >> 4), d),
+                            !fresh || p > 0 || d > 0);
           }
         }
-        annulus::cuda::wgmma_commit();
+        wgmma_commit();
         from.next(C::kStages);
-        annulus::cuda::wgmma_wait<0>();
+        wgmma_wait<0>();
         shared.ring.release(stage);
         if (!complete) continue;
 #pragma unroll
@@ -200,8 +198,8 @@ __device__ void consume(const Sm90WeightGradients& a, const Shared<Terms>& share
           high = fmaf(part[4 * n + 3], v.w, fmaf(part[4 * n + 2], v.z, high));
         }
       }
-      low = annulus::cuda::warp_sum<4>(low);
-      high = annulus::cuda::warp_sum<4>(high);
+      low = warp_sum<4>(low);
+      high = warp_sum<4>(high);
       if (inside && (lane & 3) == 0) {
         float* to = a.dots + ((time * s.tiles + tile) * s.channels + channel) * s.padded_b + b;
         to[0] = low;

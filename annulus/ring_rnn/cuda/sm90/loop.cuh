@@ -42,18 +42,17 @@ struct WarpRows {
 template <class Format>
 __device__ __forceinline__ void multiply_block(const WarpRows<Format>& f, std::uint32_t operand,
                                                float (&part)[32]) {
-  annulus::cuda::wgmma_fence();
+  wgmma_fence();
 #pragma unroll
   for (int p = 0; p < products_of(Format::kTerms); ++p) {
 #pragma unroll
     for (int d = 0; d < 4; ++d) {
-      annulus::cuda::wgmma<typename Format::Element>(
+      wgmma<typename Format::Element>(
           part, f.x[term_of_x<Format::kTerms>(p)][d],
-          annulus::cuda::k_major(operand + (term_of_v<Format::kTerms>(p) * kHopperPlane >> 4), d),
-          p > 0 || d > 0);
+          k_major(operand + (term_of_v<Format::kTerms>(p) * kHopperPlane >> 4), d), p > 0 || d > 0);
     }
   }
-  annulus::cuda::wgmma_commit();
+  wgmma_commit();
 }
 
 // s of a thread's rows and columns of an item, as add_dots wants it; with one term as bf16, which
@@ -214,9 +213,9 @@ __device__ void multiply_then_scale(const Sm90Loop<Direction>& loop,
       const auto begin = [&](float(&part)[32]) {
         const int k = first + __ffs(static_cast<int>(rest)) - 1;
         rest &= rest - 1;
-        consumer.wait();
+        consumer.wait(s.resident);
         multiply_block<Format>(f, consumer.operand(p, 0, chunk, k), part);
-        return Block{k, consumer.next(), row_factors(shared, s, who, i++)};
+        return Block{k, consumer.next(s.resident), row_factors(shared, s, who, i++)};
       };
       const auto finish = [&](const Block& block, float(&part)[32]) {
         if constexpr (Format::kScaled) {
@@ -231,8 +230,8 @@ __device__ void multiply_then_scale(const Sm90Loop<Direction>& loop,
       };
       // The last of a chunk: then its rows of X can make room for the next one's.
       const auto finish_last = [&](const Block& block, float(&part)[32]) {
-        annulus::cuda::wgmma_wait<0>();
-        consumer.release(block.stage);
+        wgmma_wait<0>();
+        consumer.release(block.stage, s.resident);
         if (chunk + 1 < p.last_chunk) f.load(layout, x += f.kChunk);
         finish(block, part);
       };
@@ -244,16 +243,16 @@ __device__ void multiply_then_scale(const Sm90Loop<Direction>& loop,
           break;
         }
         const Block b = begin(odd);
-        annulus::cuda::wgmma_wait<1>();
-        consumer.release(a.stage);
+        wgmma_wait<1>();
+        consumer.release(a.stage, s.resident);
         finish(a, even);
         if (rest == 0) {
           finish_last(b, odd);
           break;
         }
         a = begin(even);
-        annulus::cuda::wgmma_wait<1>();
-        consumer.release(b.stage);
+        wgmma_wait<1>();
+        consumer.release(b.stage, s.resident);
         finish(b, odd);
       }
     }
@@ -285,25 +284,24 @@ class GroupRows {
       for (int piece = thread_; piece < 64 * 8; piece += 128) {
         const int row = piece >> 3;
         const int k = piece & 7;
-        annulus::cuda::copy_async_16(
-            at(buffer) + i * kHopperPlane + row * 128 + ((k ^ (row & 7)) << 4),
-            from_ + static_cast<std::int64_t>(row) * layout_.padded_n + (chunk + i) * kHopperDepth +
-                k * 8);
+        copy_async_16(at(buffer) + i * kHopperPlane + row * 128 + ((k ^ (row & 7)) << 4),
+                      from_ + static_cast<std::int64_t>(row) * layout_.padded_n +
+                          (chunk + i) * kHopperDepth + k * 8);
       }
     }
-    annulus::cuda::copy_async_commit();
+    copy_async_commit();
   }
   // Until at most `Loads` of the loads are on their way.
   template <int Loads>
   __device__ void wait() const {
-    annulus::cuda::copy_async_wait<Loads>();
-    annulus::cuda::fence_shared_writes();
+    copy_async_wait<Loads>();
+    fence_shared_writes();
     sync();
   }
   // All four warps are done with what they have read.
-  __device__ void sync() const { annulus::cuda::sync_threads(2 + group_, 128); }
+  __device__ void sync() const { sync_threads(2 + group_, 128); }
   __device__ std::uint32_t operand(int buffer, int chunk) const {
-    return annulus::cuda::k_major_low(at(buffer) + chunk * kHopperPlane);
+    return k_major_low(at(buffer) + chunk * kHopperPlane);
   }
 
  private:
@@ -339,7 +337,7 @@ __device__ __forceinline__ void multiply_groups(const Sm90Loop<Direction>& loop,
     if (first == 0 || s.x_buffers > 1) x.load(p.first_chunk, 0);
     if (s.x_buffers > 1) x.load(p.first_chunk + kGroupChunks, 1);
     const ChannelGroup group = consumer.enter_group();
-    if (group.channels != 0) consumer.wait();
+    if (group.channels != 0) consumer.wait(s.resident);
     int buffer = 0;
     for (int chunk = p.first_chunk; chunk < p.last_chunk; chunk += kGroupChunks) {
       if (s.x_buffers > 1) {
@@ -347,8 +345,8 @@ __device__ __forceinline__ void multiply_groups(const Sm90Loop<Direction>& loop,
       } else {
         x.wait<0>();
       }
-      const std::uint32_t rows[kGroupChunks] = {annulus::cuda::uniform(x.operand(buffer, 0)),
-                                                annulus::cuda::uniform(x.operand(buffer, 1))};
+      const std::uint32_t rows[kGroupChunks] = {uniform(x.operand(buffer, 0)),
+                                                uniform(x.operand(buffer, 1))};
       const bool two = chunk + 1 < p.last_chunk;
       const bool last = chunk + kGroupChunks >= p.last_chunk;
       int i = 0;
@@ -357,21 +355,20 @@ __device__ __forceinline__ void multiply_groups(const Sm90Loop<Direction>& loop,
         float part[32];
         const auto multiply = [&](int at, bool add) {
           const std::uint32_t weights = consumer.operand(p, at, chunk + at, k);
-          annulus::cuda::wgmma_fence();
+          wgmma_fence();
 #pragma unroll
           for (int d = 0; d < 4; ++d) {
-            annulus::cuda::wgmma<bfloat16>(part, annulus::cuda::k_major(rows[at], d),
-                                           annulus::cuda::k_major(weights, d), add || d > 0);
+            wgmma<bfloat16>(part, k_major(rows[at], d), k_major(weights, d), add || d > 0);
           }
-          annulus::cuda::wgmma_commit();
+          wgmma_commit();
         };
         multiply(0, false);
         if (two) multiply(1, true);
         const RowFactors c = row_factors(shared, s, who, i);  // while the tensor cores work
-        const int stage = consumer.next();
-        if (!last || (rest & (rest - 1)) != 0) consumer.wait();
-        annulus::cuda::wgmma_wait<0>();
-        consumer.release(stage);
+        const int stage = consumer.next(s.resident);
+        if (!last || (rest & (rest - 1)) != 0) consumer.wait(s.resident);
+        wgmma_wait<0>();
+        consumer.release(stage, s.resident);
         add_scaled(c, part, acc);
         add_dots<Bf16<1>>(dots + k * layout.padded_b, chunk == p.first_chunk, states, part);
       }
@@ -427,12 +424,12 @@ __device__ __forceinline__ void scale_then_multiply(const Layout& layout, const 
   float acc[32] = {};
   WarpRows<Bf16<1>> f;
   const auto multiply = [&](const uint4(&scaled)[4], std::uint32_t weights) {
-    annulus::cuda::wgmma_fence();
+    wgmma_fence();
 #pragma unroll
     for (int d = 0; d < 4; ++d) {
-      annulus::cuda::wgmma<bfloat16>(acc, scaled[d], annulus::cuda::k_major(weights, d), true);
+      wgmma<bfloat16>(acc, scaled[d], k_major(weights, d), true);
     }
-    annulus::cuda::wgmma_commit();
+    wgmma_commit();
   };
   for (int first = 0; first < layout.channels; first += kGroupChannels) {
     const uint4* x =
@@ -440,7 +437,7 @@ __device__ __forceinline__ void scale_then_multiply(const Layout& layout, const 
     f.load(layout, x);
     const ChannelGroup group = consumer.enter_group();
     const int count = __popc(group.channels);
-    if (count > 0) consumer.template wait<Resident>();
+    if (count > 0) consumer.wait(Resident);
     for (int chunk = p.first_chunk; chunk < p.last_chunk; ++chunk) {
       const Scale* c = c_first;
       std::uint32_t two_terms = group.two_terms;
@@ -461,12 +458,12 @@ __device__ __forceinline__ void scale_then_multiply(const Layout& layout, const 
         }
         c += 2 * s.rows;
         two_terms >>= 2;
-        const int stage = consumer.template next<Resident>();
+        const int stage = consumer.next(Resident);
         const bool ends_chunk = left <= 2;
         if (ends_chunk && chunk + 1 < p.last_chunk) f.load(layout, x += f.kChunk);
-        if (!ends_chunk || chunk + 1 < p.last_chunk) consumer.template wait<Resident>();
-        annulus::cuda::wgmma_wait<0>();
-        consumer.template release<Resident>(stage);
+        if (!ends_chunk || chunk + 1 < p.last_chunk) consumer.wait(Resident);
+        wgmma_wait<0>();
+        consumer.release(stage, Resident);
       }
     }
     consumer.leave_group();
@@ -510,12 +507,12 @@ __global__ void __launch_bounds__((Groups + 1) * 128, 1)
     shared.groups.init(1, 1, static_cast<unsigned>(threads));
     shared.resident->init(1);
     *shared.begun = 0;
-    annulus::cuda::fence_barriers();
+    fence_barriers();
   }
   __syncthreads();
-  const int warp = annulus::cuda::uniform_warp();
+  const int warp = uniform_warp();
   if (warp * 32 >= threads) {
-    annulus::cuda::give_registers<Groups == 4 ? 32 : 40>();
+    give_registers<Groups == 4 ? 32 : 40>();
     const int producer = warp - threads / 32;
     if ((loop.phases & kMultiply) && (threadIdx.x & 31) == 0 && producer < kProducers) {
       Producer<Format, Direction>(loop, shared, producer).run();
@@ -523,8 +520,8 @@ __global__ void __launch_bounds__((Groups + 1) * 128, 1)
     if (loop.together && producer == kProducers) prefetch_epilogue<Format, Direction>(loop, shared);
     return;
   }
-  annulus::cuda::take_registers<Groups == 4 ? 112 : 232>();
-  const auto sync = [&] { annulus::cuda::sync_threads(1, threads); };
+  take_registers<Groups == 4 ? 112 : 232>();
+  const auto sync = [&] { sync_threads(1, threads); };
   StepBarriers<decltype(sync)> barriers(s, loop.counters, sync);
   if (loop.phases & kBegin) {
     begin_items<Format, Direction>(loop, threads / 32);
@@ -533,8 +530,8 @@ __global__ void __launch_bounds__((Groups + 1) * 128, 1)
   if (s.resident && (loop.phases & kMultiply)) shared.resident->wait(0);
   Consumer<Format> consumer(s, shared);
   for (std::int64_t step = loop.first; step < loop.last; ++step) {
-    const std::int64_t time = Direction::kBackward ? loop.last - 1 - (step - loop.first) : step;
-    const int parity = Direction::parity(loop, time);
+    const std::int64_t time = loop.time(step);
+    const int parity = loop.parity(time);
     if (threadIdx.x == 0) atomicExch(shared.begun, static_cast<int>(step - loop.first) + 1);
     if (loop.phases & kMultiply) {
       multiply_items<Format, Direction>(loop, shared, time, parity, consumer);
@@ -552,7 +549,7 @@ __global__ void __launch_bounds__((Groups + 1) * 128, 1)
 }
 
 template <class Direction>
-void launch_sm90(const Sm90Loop<Direction>& loop, const Launch& launch) {
+void run_loop(const Sm90Loop<Direction>& loop, const Launch& launch) {
   with_format(loop.layout.terms, loop.layout.f16, [&]<class Format>() {
     if constexpr (Format::kFactorsOnX) {
       if (loop.tiling.rows > 128) {

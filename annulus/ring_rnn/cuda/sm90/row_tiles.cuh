@@ -56,14 +56,11 @@ __device__ __forceinline__ void store_g(const BackwardPass& loop, std::int64_t t
   const Layout& s = loop.layout;
   const std::int64_t step = time * s.padded_b * s.padded_n;
   if (!s.row_tiles) {
-    annulus::cuda::store<Columns>(g,
-                                  reinterpret_cast<float*>(loop.g) + step + row * s.padded_n + col);
+    store<Columns>(g, reinterpret_cast<float*>(loop.g) + step + row * s.padded_n + col);
   } else if (s.narrow_g) {
-    annulus::cuda::store<Columns>(
-        g, reinterpret_cast<bfloat16*>(loop.g) + step + row_tile_narrow(s, row, col));
+    store<Columns>(g, reinterpret_cast<bfloat16*>(loop.g) + step + row_tile_narrow(s, row, col));
   } else {
-    annulus::cuda::store<Columns>(
-        g, reinterpret_cast<float*>(loop.g) + step + row_tile_wide(s, row, col));
+    store<Columns>(g, reinterpret_cast<float*>(loop.g) + step + row_tile_wide(s, row, col));
   }
 }
 inline std::int64_t g_bytes(const Layout& s) {
@@ -83,13 +80,13 @@ __device__ __forceinline__ void store_tile_c(const Layout& s, std::uint32_t* to,
     return;
   }
   __nv_bfloat16 term[2];
-  annulus::cuda::split_bf16<2>(c, term);
+  split_bf16<2>(c, term);
   // Even rows write the pair's high terms, odd rows the low ones.
   const bool odd = (r & 1) != 0;
   const float other = __shfl_xor_sync(~0u, __bfloat162float(odd ? term[0] : term[1]), 1);
   const __nv_bfloat16 partner = __float2bfloat16_rn(other);
   at[(r & ~3) + (odd ? 2 : 0) + ((r >> 1) & 1)] =
-      odd ? annulus::cuda::pack_bf16(partner, term[1]) : annulus::cuda::pack_bf16(term[0], partner);
+      odd ? pack_bf16(partner, term[1]) : pack_bf16(term[0], partner);
 }
 inline std::int64_t tile_c_words(const Layout& s) { return s.T * s.padded_b * s.channels; }
 

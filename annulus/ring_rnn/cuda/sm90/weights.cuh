@@ -39,24 +39,24 @@ struct HopperShared {
   std::byte* c;         // [channel of the group][rows]: float, or Scale
   ChannelGroup* group;  // the one that is multiplied
   int* begun;           // steps; by atomics
-  annulus::cuda::Pipeline stages;  // of weights
-  annulus::cuda::Pipeline groups;  // of `c` and `group`: a single stage
-  annulus::cuda::SharedBarrier* resident;
+  Pipeline stages;      // of weights
+  Pipeline groups;      // of `c` and `group`: a single stage
+  SharedBarrier* resident;
 
   __device__ HopperShared(std::byte* base, const Sm90Tiling& s, int channels) {
-    weights = base + (1024 - (annulus::cuda::shared_address(base) & 1023)) % 1024;
+    weights = base + (1024 - (shared_address(base) & 1023)) % 1024;
     x = weights + s.weight_blocks * kBytes;
     c = x + s.x_buffers * x_buffer_bytes(s.rows);
     std::byte* const at = c + min(kGroupChannels, channels) * s.rows * s.factor_bytes;
     group = reinterpret_cast<ChannelGroup*>(at);
     begun = reinterpret_cast<int*>(at + 8);
-    stages = annulus::cuda::Pipeline(at + 16, s.stages);
-    groups = annulus::cuda::Pipeline(stages.end(s.stages), 1);
-    resident = static_cast<annulus::cuda::SharedBarrier*>(groups.end(1));
+    stages = Pipeline(at + 16, s.stages);
+    groups = Pipeline(stages.end(s.stages), 1);
+    resident = static_cast<SharedBarrier*>(groups.end(1));
   }
   // The low word of what wgmma needs to find a block: addresses count in 16 bytes.
   __device__ __forceinline__ std::uint32_t operand(int block) const {
-    return annulus::cuda::k_major_low(weights) + static_cast<std::uint32_t>(block * (kBytes / 16));
+    return k_major_low(weights) + static_cast<std::uint32_t>(block * (kBytes / 16));
   }
 };
 
@@ -87,9 +87,8 @@ __device__ void fetch_resident(const Pass& loop, const Sm90Tiling& s,
       static_cast<unsigned>((p.last_chunk - p.first_chunk) * mine * kBytes));
   for (int chunk = p.first_chunk; chunk < p.last_chunk; ++chunk) {
     for (int k = first; k < channels; k += s.channel_splits) {
-      annulus::cuda::copy_bulk(shared.weights + resident_block(s, p, chunk, k) * kBytes,
-                               blocks_of<Format>(loop, s, p, chunk) + k * kBytes, kBytes,
-                               shared.resident);
+      copy_bulk(shared.weights + resident_block(s, p, chunk, k) * kBytes,
+                blocks_of<Format>(loop, s, p, chunk) + k * kBytes, kBytes, shared.resident);
     }
   }
 }
@@ -107,7 +106,7 @@ class Producer {
     if (s_.resident && producer_ == 0) fetch_resident<Format>(loop_, s_, shared_);
     if (s_.resident && producer_ != 0) return;
     for (std::int64_t step = loop_.first; step < loop_.last; ++step) {
-      const std::int64_t time = Direction::kBackward ? loop_.last - 1 - (step - loop_.first) : step;
+      const std::int64_t time = loop_.time(step);
       for (std::int64_t item = blockIdx.x; item < s_.items(); item += gridDim.x) {
         const WorkItem p = work_item(s_, item);
         for (int first = 0; first < loop_.layout.channels; first += kGroupChannels) {
@@ -178,7 +177,7 @@ class Producer {
             s_.factor_bytes;
     std::byte* to = shared_.c;
     for (std::uint32_t rest = group.channels; rest != 0; rest &= rest - 1) {
-      annulus::cuda::copy_bulk(
+      copy_bulk(
           to, from + (__ffs(static_cast<int>(rest)) - 1) * loop_.layout.padded_b * s_.factor_bytes,
           row, shared_.groups.full);
       to += row;
@@ -191,17 +190,16 @@ class Producer {
     turn_ = (turn_ + 1) % kProducers;
     if (mine) {
       std::byte* to = shared_.weights + stage_.at * (kStageBlocks<Format> * kBytes);
-      annulus::cuda::SharedBarrier* full = shared_.stages.full + stage_.at;
+      SharedBarrier* full = shared_.stages.full + stage_.at;
       shared_.stages.acquire(stage_);
       full->arrive_expecting(static_cast<unsigned>(second == 0 ? kBytes : 2 * kBytes));
       const bool at_once = second == kBytes;
       // Each is read by one block of threads, once a step: L2 is for what blocks write for each other.
       // (N 2048, K 16: 3 to 5 % faster; N 1024, whose weights L2 could hold: no slower.)
-      const std::uint64_t policy = annulus::cuda::read_once();
-      annulus::cuda::copy_bulk(to, block, static_cast<unsigned>(at_once ? 2 * kBytes : kBytes),
-                               full, policy);
+      const std::uint64_t policy = read_once();
+      copy_bulk(to, block, static_cast<unsigned>(at_once ? 2 * kBytes : kBytes), full, policy);
       if (second > kBytes) {
-        annulus::cuda::copy_bulk(to + kBytes, block + second, kBytes, full, policy);
+        copy_bulk(to + kBytes, block + second, kBytes, full, policy);
       }
     }
     stage_.next(s_.stages);
@@ -212,13 +210,14 @@ class Producer {
   const HopperShared<Format>& shared_;
   int producer_;
   int turn_ = 0;
-  annulus::cuda::PipelineStage stage_ = annulus::cuda::Pipeline::producer();
-  annulus::cuda::PipelineStage group_ = annulus::cuda::Pipeline::producer();
+  PipelineStage stage_ = Pipeline::producer();
+  PipelineStage group_ = Pipeline::producer();
 };
 
+using annulus::cuda::uniform;
 __device__ __forceinline__ WorkItem uniform(WorkItem p) {
-  p.first_chunk = annulus::cuda::uniform(p.first_chunk);
-  p.last_chunk = annulus::cuda::uniform(p.last_chunk);
+  p.first_chunk = uniform(p.first_chunk);
+  p.last_chunk = uniform(p.last_chunk);
   return p;
 }
 
@@ -232,7 +231,7 @@ __device__ void prefetch_epilogue(const Sm90Loop<Direction>& loop,
   [[maybe_unused]] const Layout& layout = loop.layout;
   const int lane = static_cast<int>(threadIdx.x) & 31;
   for (std::int64_t step = loop.first; step < loop.last; ++step) {
-    const std::int64_t time = Direction::kBackward ? loop.last - 1 - (step - loop.first) : step;
+    const std::int64_t time = loop.time(step);
     if (lane == 0) {
       while (atomicAdd(shared.begun, 0) <= step - loop.first) __nanosleep(256);
     }
@@ -245,10 +244,10 @@ __device__ void prefetch_epilogue(const Sm90Loop<Direction>& loop,
         for (int i = lane; time > loop.first && i < row_tiles * Format::kStateTerms; i += 32) {
           const std::int64_t plane = layout.T * layout.padded_b * layout.padded_n;
           const std::int64_t row = first_row + i % row_tiles * kRowTile;
-          annulus::cuda::prefetch_bulk(loop.states + i / row_tiles * plane +
-                                           (time - 1) * layout.padded_b * layout.padded_n +
-                                           row_tile_block(layout, row, p.tile * kTile),
-                                       kRowTileBytes);
+          prefetch_bulk(loop.states + i / row_tiles * plane +
+                            (time - 1) * layout.padded_b * layout.padded_n +
+                            row_tile_block(layout, row, p.tile * kTile),
+                        kRowTileBytes);
         }
       }
       // Two lanes a row, half of its columns each.
@@ -270,21 +269,18 @@ class Consumer {
   __device__ __forceinline__ ChannelGroup enter_group() {
     shared_.groups.wait(group_);
     group_.next(1);
-    stage_.at = annulus::cuda::uniform(stage_.at);
-    stage_.parity = annulus::cuda::uniform(stage_.parity);
+    stage_.at = uniform(stage_.at);
+    stage_.parity = uniform(stage_.parity);
     const ChannelGroup group = *shared_.group;
-    return {annulus::cuda::uniform(group.channels), annulus::cuda::uniform(group.two_terms)};
+    return {uniform(group.channels), uniform(group.two_terms)};
   }
   // The warp needs nothing of the group any more. Every lane says so for itself: compute-sanitizer does
   // not know that one speaks for all after __syncwarp, which is no instruction where warps stay together.
   __device__ __forceinline__ void leave_group() const { shared_.groups.release(0); }
 
-  template <bool Resident>
-  __device__ __forceinline__ void wait() const {
-    if constexpr (!Resident) shared_.stages.wait(stage_);
-  }
-  __device__ __forceinline__ void wait() const {
-    if (!s_.resident) wait<false>();
+  // `resident`: the blocks of weights all stay in shared memory, and there is no stage to wait for.
+  __device__ __forceinline__ void wait(bool resident) const {
+    if (!resident) shared_.stages.wait(stage_);
   }
   // Block i of the stage that has been waited for ...
   __device__ __forceinline__ std::uint32_t operand(int i) const {
@@ -296,25 +292,19 @@ class Consumer {
     return s_.resident ? shared_.operand(resident_block(s_, p, chunk, channel)) : operand(i);
   }
   // Goes on to the next stage; release() takes what this returns once the blocks have been read.
-  template <bool Resident>
-  __device__ __forceinline__ int next() {
+  __device__ __forceinline__ int next(bool resident) {
     const int at = stage_.at;
-    if constexpr (!Resident) stage_.next(s_.stages);
+    if (!resident) stage_.next(s_.stages);
     return at;
   }
-  template <bool Resident>
-  __device__ __forceinline__ void release(int stage) const {
-    if constexpr (!Resident) shared_.stages.release_by_warp(stage);
-  }
-  __device__ __forceinline__ int next() { return s_.resident ? next<true>() : next<false>(); }
-  __device__ __forceinline__ void release(int stage) const {
-    if (!s_.resident) release<false>(stage);
+  __device__ __forceinline__ void release(int stage, bool resident) const {
+    if (!resident) shared_.stages.release_by_warp(stage);
   }
 
  private:
   const Sm90Tiling& s_;
   const HopperShared<Format>& shared_;
-  annulus::cuda::PipelineStage stage_, group_;
+  PipelineStage stage_, group_;
 };
 #endif  // ANNULUS_DEVICE_HOPPER
 
