@@ -88,54 +88,25 @@ RowAccess<Real> row_access(DType dtype) {
   });
 }
 
-// (y1, y2) = (x1, x2) turned by the phase; x2 = nullptr is 0. Rows are padded: whole vectors may be
-// touched.
-inline void rotate_row(const float* x1, const float* x2, const float* c, const float* s,
-                       std::int64_t n, float* y1, float* y2) {
+// (y1, y2) = (x1, x2) turned; they may be the same rows. Rows are padded: whole vectors may be touched.
+template <Turn2 kTurn>
+inline void turn_row(const float* x1, const float* x2, const float* c, const float* s,
+                     std::int64_t n, float* y1, float* y2) {
   const auto lanes = static_cast<std::int64_t>(simd::lanes());
   for (std::int64_t i = 0; i < n; i += lanes) {
-    const auto a = simd::load(x1 + i);
-    const auto vc = simd::load(c + i);
-    const auto vs = simd::load(s + i);
-    if (x2 == nullptr) {
-      simd::store(ops::mul(a, vc), y1 + i);
-      simd::store(ops::mul(a, vs), y2 + i);
-    } else {
-      const auto b = simd::load(x2 + i);
-      simd::store(ops::neg_mul_add(b, vs, ops::mul(a, vc)), y1 + i);
-      simd::store(ops::mul_add(b, vc, ops::mul(a, vs)), y2 + i);
-    }
+    const simd_t a = simd::load(x1 + i), b = kTurn == Turn2::kSpread ? a : simd::load(x2 + i);
+    const simd_t vc = simd::load(c + i), vs = simd::load(s + i);
+    simd::store(first_of<kTurn>(a, b, vs, vc), y1 + i);
+    simd::store(second_of<kTurn>(a, b, vs, vc), y2 + i);
   }
 }
-inline void rotate_row(const double* x1, const double* x2, const double* c, const double* s,
-                       std::int64_t n, double* y1, double* y2) {
+template <Turn2 kTurn>
+inline void turn_row(const double* x1, const double* x2, const double* c, const double* s,
+                     std::int64_t n, double* y1, double* y2) {
   for (std::int64_t i = 0; i < n; ++i) {
-    const double a = x1[i];
-    const double b = x2 ? x2[i] : 0.0;
-    y1[i] = x2 ? ops::one_mul_add(-b, s[i], a * c[i]) : a * c[i];
-    y2[i] = x2 ? ops::one_mul_add(b, c[i], a * s[i]) : a * s[i];
-  }
-}
-
-// (g1, g2) turned back by the phase, in place.
-inline void rotate_back_row(float* g1, float* g2, const float* c, const float* s, std::int64_t n) {
-  const auto lanes = static_cast<std::int64_t>(simd::lanes());
-  for (std::int64_t i = 0; i < n; i += lanes) {
-    const auto a = simd::load(g1 + i);
-    const auto b = simd::load(g2 + i);
-    const auto vc = simd::load(c + i);
-    const auto vs = simd::load(s + i);
-    simd::store(ops::mul_add(b, vs, ops::mul(a, vc)), g1 + i);
-    simd::store(ops::neg_mul_add(a, vs, ops::mul(b, vc)), g2 + i);
-  }
-}
-inline void rotate_back_row(double* g1, double* g2, const double* c, const double* s,
-                            std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) {
-    const double a = g1[i];
-    const double b = g2[i];
-    g1[i] = ops::one_mul_add(b, s[i], a * c[i]);
-    g2[i] = ops::one_mul_add(-a, s[i], b * c[i]);
+    const double a = x1[i], b = kTurn == Turn2::kSpread ? a : x2[i];
+    y1[i] = first_of<kTurn>(a, b, s[i], c[i]);
+    y2[i] = second_of<kTurn>(a, b, s[i], c[i]);
   }
 }
 
@@ -202,21 +173,18 @@ inline void sigmoid_row(double* v, std::int64_t n) {
 template <class Real>
 inline void softmax_features(const Segments& segments, Real* x) {
   Real high = -std::numeric_limits<Real>::infinity();
-  for (int i = 0; i < segments.count; ++i) {
-    const Segment& g = segments.at[i];
+  for (const Segment& g : segments) {
     for (std::int64_t k = 0; k < g.length; ++k) high = max_with_nan(high, x[g.slot + k]);
   }
   double sum = 0;  // one after the other, of any number of them
-  for (int i = 0; i < segments.count; ++i) {
-    const Segment& g = segments.at[i];
+  for (const Segment& g : segments) {
     for (std::int64_t k = 0; k < g.length; ++k) {
       x[g.slot + k] = std::exp(x[g.slot + k] - high);
       sum += x[g.slot + k];
     }
   }
   const auto scale = static_cast<Real>(1 / sum);
-  for (int i = 0; i < segments.count; ++i) {
-    const Segment& g = segments.at[i];
+  for (const Segment& g : segments) {
     for (std::int64_t k = 0; k < g.length; ++k) x[g.slot + k] *= scale;
   }
 }
@@ -227,8 +195,7 @@ inline void activate(LrpeActivation f, const Segments& segments, Real* x, const 
                      const Real* scale) {
   if (f == LrpeActivation::kNone) return;
   if (f == LrpeActivation::kSoftmaxFeatures) return softmax_features(segments, x);
-  for (int i = 0; i < segments.count; ++i) {
-    const Segment& g = segments.at[i];
+  for (const Segment& g : segments) {
     Real* v = x + g.slot;
     if (f == LrpeActivation::kRelu) {
       for (std::int64_t k = 0; k < g.length; ++k) v[k] = v[k] <= 0 ? Real{0} : v[k];  // NaN stays
@@ -257,16 +224,14 @@ inline void activation_backward(LrpeActivation f, const Segments& segments, Real
   Real row_dot = 0;
   if (f == LrpeActivation::kSoftmaxFeatures) {
     double sum = 0;
-    for (int i = 0; i < segments.count; ++i) {
-      const Segment& g = segments.at[i];
+    for (const Segment& g : segments) {
       for (std::int64_t k = g.slot; k < g.slot + g.length; ++k) {
         sum += static_cast<double>(xb[k]) * static_cast<double>(g_row[k]);
       }
     }
     row_dot = static_cast<Real>(sum);
   }
-  for (int i = 0; i < segments.count; ++i) {
-    const Segment& g = segments.at[i];
+  for (const Segment& g : segments) {
     Real* d = g_row + g.slot;
     Real* v = x + g.slot;
     const Real* b = xb + g.slot;

@@ -83,19 +83,17 @@ struct Run {
   Source at[LrpeGrid::kMaxAxes];
 };
 
-// anchor * fine, for a vector of columns and for one of them, rounded alike.
-HWY_INLINE void compose_vector(const float* anchor, const float* anchor_sin, const float* fine,
-                               const float* fine_sin, simd_t& s, simd_t& c) {
-  const auto ac = simd::load(anchor);
-  const auto as = simd::load(anchor_sin);
-  const auto fc = simd::load(fine);
-  const auto fs = simd::load(fine_sin);
+// anchor * fine, for one column or a vector of them.
+template <class V>
+HWY_INLINE void compose(V ac, V as, V fc, V fs, V& s, V& c) {
   c = ops::neg_mul_add(as, fs, ops::mul(ac, fc));
   s = ops::mul_add(ac, fs, ops::mul(as, fc));
 }
-inline void compose(float ac, float as, float fc, float fs, float& s, float& c) {
-  c = ops::one_mul_add(-as, fs, ac * fc);
-  s = ops::one_mul_add(ac, fs, as * fc);
+HWY_INLINE void compose_vector(const float* anchor, const float* anchor_sin, const float* fine,
+                               const float* fine_sin, simd_t& s, simd_t& c) {
+  const simd_t ac = simd::load(anchor), as = simd::load(anchor_sin);
+  const simd_t fc = simd::load(fine), fs = simd::load(fine_sin);
+  compose(ac, as, fc, fs, s, c);
 }
 
 // Up to kTile consecutive tokens. (With 64 of them a forward of 16 x 16 x 16 tokens in bf16 took 1.41 ms instead of
@@ -435,8 +433,7 @@ class Phases<double> {
 
  private:
   void make_row(int token, double* c, double* s) const {
-    for (int i = 0; i < segments_.count; ++i) {
-      const Segment& g = segments_.at[i];
+    for (const Segment& g : segments_) {
       for (std::int64_t k = 0; k < g.length; ++k) {
         double& sk = s[g.slot + k] = 0.0;
         double& ck = c[g.slot + k] = 1.0;

@@ -45,18 +45,35 @@ inline int fine_bits_of(const Plan& plan) {
 // end.
 inline constexpr std::int64_t kRowPad = 32;
 
-// a b + c and c - a b, by the vector unit's own instruction for single numbers too: every path of a
-// target rounds alike, so a layout never changes a bit.
+// a b + c and c - a b, of vectors and of single numbers: those by the vector unit's own instruction too, so that
+// every path of a target rounds alike and a layout never changes a bit.
 namespace ops {
 #if ANNULUS_SIMD
 namespace hn = hwy::HWY_NAMESPACE;
 template <class V>
 HWY_INLINE V mul(V a, V b) {
-  return hn::Mul(a, b);
+  if constexpr (std::is_floating_point_v<V>) {
+    return a * b;
+  } else {
+    return hn::Mul(a, b);
+  }
 }
-HWY_INLINE simd::VF mul_add(simd::VF a, simd::VF b, simd::VF c) { return hn::MulAdd(a, b, c); }
-HWY_INLINE simd::VF neg_mul_add(simd::VF a, simd::VF b, simd::VF c) {
-  return hn::NegMulAdd(a, b, c);
+template <class V>
+HWY_INLINE V mul_add(V a, V b, V c) {
+  if constexpr (std::is_floating_point_v<V>) {
+    const hn::CappedTag<V, 1> d;
+    return hn::GetLane(hn::MulAdd(hn::Set(d, a), hn::Set(d, b), hn::Set(d, c)));
+  } else {
+    return hn::MulAdd(a, b, c);
+  }
+}
+template <class V>
+HWY_INLINE V neg_mul_add(V a, V b, V c) {
+  if constexpr (std::is_floating_point_v<V>) {
+    return mul_add(-a, b, c);
+  } else {
+    return hn::NegMulAdd(a, b, c);
+  }
 }
 // Whether any |v| is below the limit; a NaN counts as one that is, so that it hides nothing.
 HWY_INLINE bool some_below(simd::VF v, float limit) {
@@ -69,16 +86,13 @@ HWY_INLINE simd::VF splice(std::int64_t n, simd::VF a, simd::VF b) {
       hn::FirstN(simd::F32(), static_cast<std::size_t>(std::max<std::int64_t>(n, 0)));
   return hn::IfThenElse(first, a, b);
 }
-template <class Real>
-HWY_INLINE Real one_mul_add(Real a, Real b, Real c) {
-  const hn::CappedTag<Real, 1> d;
-  return hn::GetLane(hn::MulAdd(hn::Set(d, a), hn::Set(d, b), hn::Set(d, c)));
-}
 #else
-inline float mul(float a, float b) { return a * b; }
-inline bool some_below(float v, float limit) { return !(std::abs(v) >= limit); }
 template <class Real>
-inline Real one_mul_add(Real a, Real b, Real c) {
+inline Real mul(Real a, Real b) {
+  return a * b;
+}
+template <class Real>
+inline Real mul_add(Real a, Real b, Real c) {
 #if defined(__FP_FAST_FMA)
   return std::fma(a, b, c);
 #else
@@ -87,10 +101,30 @@ inline Real one_mul_add(Real a, Real b, Real c) {
                            static_cast<double>(c));
 #endif
 }
-inline float mul_add(float a, float b, float c) { return one_mul_add(a, b, c); }
-inline float neg_mul_add(float a, float b, float c) { return one_mul_add(-a, b, c); }
+template <class Real>
+inline Real neg_mul_add(Real a, Real b, Real c) {
+  return mul_add(-a, b, c);
+}
+inline bool some_below(float v, float limit) { return !(std::abs(v) >= limit); }
 #endif
 }  // namespace ops
+
+// A pair of components (a, b) turned by a phase, or back; the cosine form's b is 0, and in its gradient the second
+// result is not asked for.
+enum class Turn2 { kSpread, kRotate, kGather, kRotateBack };  // 1->2, 2->2, 2->1, 2->2
+template <Turn2 kTurn, class V>
+HWY_INLINE V first_of(V a, [[maybe_unused]] V b, V s, V c) {
+  const V ac = ops::mul(a, c);
+  if constexpr (kTurn == Turn2::kSpread) return ac;
+  if constexpr (kTurn == Turn2::kRotate) return ops::neg_mul_add(b, s, ac);
+  return ops::mul_add(b, s, ac);
+}
+template <Turn2 kTurn, class V>
+HWY_INLINE V second_of(V a, [[maybe_unused]] V b, V s, V c) {
+  if constexpr (kTurn == Turn2::kSpread) return ops::mul(a, s);
+  if constexpr (kTurn == Turn2::kRotate) return ops::mul_add(b, c, ops::mul(a, s));
+  return ops::neg_mul_add(a, s, ops::mul(b, c));
+}
 
 // The columns of one axis: `length` of them from `column` on, kept from `slot` on in every row
 // buffer.
@@ -103,6 +137,9 @@ struct Segments {
   int count = 0;
   Segment at[LrpeGrid::kMaxAxes];
   std::int64_t width = 0;  // of a row buffer
+
+  const Segment* begin() const { return at; }
+  const Segment* end() const { return at + count; }
 };
 
 inline Segments make_segments(const Plan& plan) {

@@ -86,7 +86,7 @@ template <class Real>
 struct Scratch {
   static constexpr int kRows = 6;  // cos, sin, x1, x2, g1, g2
 
-  explicit Scratch(const Plan& plan, bool backward)
+  explicit Scratch(const Plan& plan)
       : rounding(rounding_of(plan.dtype)),
         segments(make_segments(plan)),
         tasks(make_tasks(plan)),
@@ -100,14 +100,16 @@ struct Scratch {
     phase_reals = Phases<Real>::reals(segments.count, tables.width);
     phase_turns = Phases<Real>::turns(segments.count, tables.width);
     phase_places = has_anchors(plan, fine_count) ? Phases<Real>::places(rounding, tables.width) : 0;
-    buffered = backward ? plan.need_dtheta || plan.activation != LrpeActivation::kNone
-                        : plan.activation != LrpeActivation::kNone;
+    buffered = plan.activation != LrpeActivation::kNone || plan.need_dtheta;
     columns = plan.activation == LrpeActivation::kSoftmaxTokens ? plan.B * tasks.heads * plan.C : 0;
-    dot_columns = backward ? columns : 0;
-    partials = backward && plan.need_dtheta ? tasks.count() * width : 0;
+    dot_columns = plan.backward ? columns : 0;
+    partials = plan.need_dtheta ? tasks.count() * width : 0;
     rows = plan.theta_rows;
     theta_width = plan.E;
   }
+
+  // Whether there is nothing to do, and so no need of any.
+  bool empty(const Plan& plan) const { return plan.B == 0 || plan.C == 0 || tasks.count() == 0; }
 
   void lay_out(ScratchLayout& p) {
     const std::int64_t step_bytes = std::is_same_v<Real, double> ? 2 : 1;
@@ -126,10 +128,6 @@ struct Scratch {
     p(column_scale, columns);
     p(column_dot, dot_columns);
     p(partial, partials);
-  }
-
-  std::size_t bytes() {
-    return annulus::scratch_bytes([this](ScratchLayout& p) { lay_out(p); });
   }
 
   // Once the block is there.
