@@ -14,8 +14,8 @@
 
 #include "annulus/core/dispatch.h"
 #include "annulus/cpu/simd-inl.h"
+#include "annulus/lrpe_cosine/cpu/apply-inl.h"
 #include "annulus/lrpe_cosine/cpu/phases-inl.h"
-#include "annulus/lrpe_cosine/cpu/stored-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace annulus::lrpe_cosine::HWY_NAMESPACE {

@@ -25,7 +25,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace annulus::lrpe_cosine::HWY_NAMESPACE {
 
-// Whether a value is below near_zero (cpu/stored-inl.h), asked in whole numbers of all phases of a row: the
+// Whether a value is below near_zero (cpu/rows-inl.h), asked in whole numbers of all phases of a row: the
 // place of a phase in its quarter turn, in 2^-16 of one, is the sum of those of its anchor and its fine part;
 // either is cut off, so the sum is low by less than 2. |sin cos| < limit needs a place within 2 limit / pi quarter
 // turns of a whole one (the 1.01 holds the curvature and the rounding of sin and cos). `half` is added to the

@@ -23,13 +23,35 @@
 #include <type_traits>
 
 #include "annulus/core/checked.h"
+#include "annulus/core/dtype.h"
 #include "annulus/cpu/simd-inl.h"
-#include "annulus/lrpe_cosine/cpu/stored-inl.h"
 #include "annulus/lrpe_cosine/phase.h"
 #include "annulus/lrpe_cosine/plan.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace annulus::lrpe_cosine::HWY_NAMESPACE {
+
+namespace simd = annulus::cpu::HWY_NAMESPACE;
+using simd_t = decltype(simd::load(static_cast<const float*>(nullptr)));
+
+// What the phases for tensors of a type know of it (cpu/apply-inl.h says why).
+struct Rounding {
+  float scale = 1.0f;  // they are multiplied by it
+  // Below this |value| the product's error e may cost more than is left of the one ulp that is promised: 0.307 of
+  // bfloat16's (cutting off uses the rest), e = 2.5e-7 / (0.307 2^-8); half of float16's,
+  // e = 2.1e-7 / (0.5 2^-11) and a little. Such values are made from the exact phase.
+  float near_zero = 0.0f;
+};
+inline Rounding rounding_of(DType dtype) {
+  switch (dtype) {
+    case DType::kBF16:
+      return {1.0f + 0.69314718f / 256, 2.1e-4f};
+    case DType::kF16:
+      return {1.0f, 9.0e-4f};
+    default:
+      return {};
+  }
+}
 
 inline constexpr int kFineBits = 5;
 inline constexpr int kGridFineBits = 6;
