@@ -59,7 +59,7 @@ Row make_row(const LrpeProblem& p, std::vector<std::string> calls, const std::st
                 {"tokens", tokens_of(p)},
                 {"direction", std::string(short_name(calls))}};
   row.params["shape"] =
-      std::vector<std::int64_t>(p.shape.extent.begin(), p.shape.extent.begin() + p.shape.axes);
+      std::vector<std::int64_t>(p.shape.extents().begin(), p.shape.extents().end());
   if (!extra.empty()) row.params["variant"] = extra;
   row.problem = [p] { return testing::lrpe_case(p); };
   LrpeProblem slice = p;

@@ -56,19 +56,15 @@ void check_grid(Plan& plan, const char* lead_name, const LrpePositions& p) {
     invalid(op, "shape", "have 1 to 4 axes", "has " + std::to_string(grid.axes));
   }
   plan.axes = grid.axes;
-  const auto axes = static_cast<std::size_t>(grid.axes);
-  const std::span<const std::int64_t> extents(grid.extent.data(), axes);
+  const std::span<const std::int64_t> extents = grid.extents();
+  std::copy(extents.begin(), extents.end(), plan.extent);
   std::int64_t tokens = 1;
-  for (std::size_t j = 0; j < axes; ++j) {
-    if (extents[j] < 0)
-      invalid(op, "shape", "have no negative size", "is " + shape_string(extents));
-    if (__builtin_mul_overflow(tokens, extents[j], &tokens))
+  for (const std::int64_t n : extents) {
+    if (n < 0) invalid(op, "shape", "have no negative size", "is " + shape_string(extents));
+    if (__builtin_mul_overflow(tokens, n, &tokens))
       invalid(op, "shape", "have a product below 2^63", "is " + shape_string(extents));
-    plan.extent[j] = extents[j];
   }
-  if (p.prefix < 0) {
-    invalid(op, "prefix", "be at least 0", "is " + std::to_string(p.prefix));
-  }
+  if (p.prefix < 0) invalid(op, "prefix", "be at least 0", "is " + std::to_string(p.prefix));
   plan.prefix = p.prefix;
   if (checked_add(tokens, p.prefix, op) != plan.L) {
     invalid(
@@ -85,20 +81,17 @@ void check_grid(Plan& plan, const char* lead_name, const LrpePositions& p) {
     invalid(op, "offset", "lie within -2^62 .. 2^62", "is " + std::to_string(p.offset));
   }
   plan.offset = p.offset;
-  if (p.offsets.defined()) {
-    if (grid.axes > 1)
-      invalid(op, "offsets", "be left out for a shape of several axes", "is given");
-    plan.offsets = p.offsets;
+  if (p.offsets.defined() && grid.axes > 1) {
+    invalid(op, "offsets", "be left out for a shape of several axes", "is given");
   }
+  plan.offsets = p.offsets;
 }
 
 // Tokens that say where they are.
 void check_position_ids(Plan& plan, const LrpePositions& p) {
   const char* op = plan.op;
   const char* rule = "be left out where position_ids is given";
-  const std::span<const std::int64_t> extents(
-      p.shape.extent.data(), static_cast<std::size_t>(std::clamp(p.shape.axes, 0, 4)));
-  if (p.shape.axes != 0) invalid(op, "shape", rule, "is " + shape_string(extents));
+  if (p.shape.axes != 0) invalid(op, "shape", rule, "is " + shape_string(p.shape.extents()));
   if (p.prefix != 0) invalid(op, "prefix", rule, "is " + std::to_string(p.prefix));
   if (p.offset != 0) invalid(op, "offset", rule, "is " + std::to_string(p.offset));
   if (p.offsets.defined()) invalid(op, "offsets", rule, "is given");

@@ -37,6 +37,7 @@
 // can be captured in a CUDA graph.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -59,6 +60,9 @@ struct LrpeGrid {
   LrpeGrid(std::initializer_list<std::int64_t> e) : LrpeGrid(std::span(e.begin(), e.size())) {}
   explicit LrpeGrid(std::span<const std::int64_t> e) : axes(static_cast<int>(e.size())) {
     for (std::size_t i = 0; i < e.size() && i < kMaxAxes; ++i) extent[i] = e[i];
+  }
+  std::span<const std::int64_t> extents() const {
+    return {extent.data(), static_cast<std::size_t>(std::clamp(axes, 0, kMaxAxes))};
   }
 };
 

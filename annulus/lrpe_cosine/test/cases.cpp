@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -32,10 +34,9 @@ std::string describe(const LrpeProblem& p) {
                   " B=" + std::to_string(p.B) + " H=" + std::to_string(p.H);
   if (p.form == Form::kCosineQk) s += " Hk=" + std::to_string(p.Hk);
   s += " L=";
-  for (int i = 0; i < p.shape.axes; ++i) {
-    s += (i > 0 ? "x" : "") + std::to_string(p.shape.extent[static_cast<std::size_t>(i)]);
-  }
-  s += "+" + std::to_string(p.prefix) + " D=" + std::to_string(p.D) + " E=" + std::to_string(p.E) +
+  for (const std::int64_t n : p.shape.extents()) s += std::to_string(n) + "x";
+  s.back() = '+';
+  s += std::to_string(p.prefix) + " D=" + std::to_string(p.D) + " E=" + std::to_string(p.E) +
        " dtype=" + name_of(p.dtype) + " theta=" + name_of(p.theta_dtype);
   if (!is_rotate(p.form)) s += std::string(" act=") + kActivations[static_cast<int>(p.activation)];
   if (p.offset != 0) s += " offset=" + std::to_string(p.offset);
@@ -345,9 +346,8 @@ void draw_ids(Rng& rng, const LrpeProblem& p, std::span<double> values) {
 }  // namespace
 
 std::int64_t tokens_of(const LrpeProblem& p) {
-  std::int64_t n = 1;
-  for (int i = 0; i < p.shape.axes; ++i) n *= p.shape.extent[static_cast<std::size_t>(i)];
-  return p.prefix + n;
+  const auto extents = p.shape.extents();
+  return p.prefix + std::reduce(extents.begin(), extents.end(), std::int64_t{1}, std::multiplies());
 }
 
 Case lrpe_case(const LrpeProblem& p) {
