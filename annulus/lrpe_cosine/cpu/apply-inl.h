@@ -201,45 +201,41 @@ inline Real max_with_nan(Real a, Real b) {
 }
 
 // v = exp(v - high), one maximum per column.
-inline void exp_minus(float* v, const float* high, std::int64_t n) {
+template <class Real>
+inline void exp_minus(Real* v, const Real* high, std::int64_t n) {
   std::int64_t i = 0;
 #if ANNULUS_SIMD
-  namespace hn = hwy::HWY_NAMESPACE;
-  const auto lanes = static_cast<std::int64_t>(simd::lanes());
-  for (; i + lanes <= n; i += lanes) {
-    simd::store(simd::exp(hn::Sub(simd::load(v + i), simd::load(high + i))), v + i);
+  if constexpr (std::is_same_v<Real, float>) {
+    const auto lanes = static_cast<std::int64_t>(simd::lanes());
+    for (; i + lanes <= n; i += lanes) {
+      simd::store(simd::exp(hwy::HWY_NAMESPACE::Sub(simd::load(v + i), simd::load(high + i))),
+                  v + i);
+    }
   }
 #endif
   for (; i < n; ++i) v[i] = std::exp(v[i] - high[i]);
 }
-inline void exp_minus(double* v, const double* high, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) v[i] = std::exp(v[i] - high[i]);
-}
 
 // v = 1 / (1 + exp(-v)) in place, of whichever sign without an overflow: with e = exp(-|v|) it is 1 / (1 + e), or
 // e / (1 + e) below zero. The row is padded, so whole vectors may be touched.
-inline void sigmoid_row(float* v, std::int64_t n) {
+template <class Real>
+inline void sigmoid_row(Real* v, std::int64_t n) {
+  std::int64_t i = 0;
 #if ANNULUS_SIMD
-  namespace hn = hwy::HWY_NAMESPACE;
-  const simd::F32 d;
-  const auto one = hn::Set(d, 1.0f);
-  const auto lanes = static_cast<std::int64_t>(simd::lanes());
-  for (std::int64_t i = 0; i < n; i += lanes) {
-    const auto x = simd::load(v + i);
-    const auto e = simd::exp(hn::Neg(hn::Abs(x)));
-    simd::store(hn::Div(hn::IfThenElse(hn::Lt(x, hn::Zero(d)), e, one), hn::Add(one, e)), v + i);
-  }
-#else
-  for (std::int64_t i = 0; i < n; ++i) {
-    const float e = std::exp(-std::abs(v[i]));
-    v[i] = (v[i] < 0 ? e : 1.0f) / (1.0f + e);
+  if constexpr (std::is_same_v<Real, float>) {
+    namespace hn = hwy::HWY_NAMESPACE;
+    const simd::F32 d;
+    const auto one = hn::Set(d, 1.0f);
+    for (; i < n; i += static_cast<std::int64_t>(simd::lanes())) {
+      const auto x = simd::load(v + i);
+      const auto e = simd::exp(hn::Neg(hn::Abs(x)));
+      simd::store(hn::Div(hn::IfThenElse(hn::Lt(x, hn::Zero(d)), e, one), hn::Add(one, e)), v + i);
+    }
   }
 #endif
-}
-inline void sigmoid_row(double* v, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) {
-    const double e = std::exp(-std::abs(v[i]));
-    v[i] = (v[i] < 0 ? e : 1.0) / (1.0 + e);
+  for (; i < n; ++i) {
+    const Real e = std::exp(-std::abs(v[i]));
+    v[i] = (v[i] < 0 ? e : Real{1}) / (1 + e);
   }
 }
 

@@ -112,13 +112,10 @@ class Phases<float> {
   // there is no room for another.
   static constexpr int kOwnRows = 8;
   static_assert(kOwnRows >= LrpeGrid::kMaxAxes);
-  // Scratch per worker for `segments` rows of `width`: floats, turns and places in the quarter turn.
+  // Floats per worker for `segments` rows of `width`, beside as many turns, and a row of places in the quarter turn
+  // where near zero phases are exact.
   static std::int64_t reals(int segments, std::int64_t width) {
     return kRowPad + 2 * ((kAnchors + kLone) * segments + kFixed + kOwnRows) * width;
-  }
-  static std::int64_t turns(int segments, std::int64_t width) { return segments * width; }
-  static std::int64_t places(const Rounding& rounding, std::int64_t width) {
-    return rounding.near_zero > 0 ? width : 0;
   }
 
   Phases(int axes, const Segments& segments, const ThetaTables<float>& tables,
@@ -399,10 +396,6 @@ class Phases<float> {
 template <>
 class Phases<double> {
  public:
-  static std::int64_t reals(int, std::int64_t) { return 0; }
-  static std::int64_t turns(int, std::int64_t) { return 0; }
-  static std::int64_t places(const Rounding&, std::int64_t) { return 0; }
-
   Phases(int axes, const Segments& segments, const ThetaTables<double>& tables, const Rounding&,
          double*, std::uint64_t*, std::uint16_t*)
       : axes_(axes), segments_(segments), tables_(tables) {}

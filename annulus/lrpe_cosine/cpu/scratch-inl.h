@@ -96,10 +96,11 @@ struct Scratch {
     if constexpr (std::is_same_v<Real, float>) {
       tables.fine_bits = fine_bits_of(plan);
       fine_count = tables.fine_count();
+      phase_reals = Phases<float>::reals(segments.count, tables.width);
+      phase_turns = segments.count * tables.width;
+      const bool places = rounding.near_zero > 0 && has_anchors(plan, fine_count);
+      phase_places = places ? tables.width : 0;
     }
-    phase_reals = Phases<Real>::reals(segments.count, tables.width);
-    phase_turns = Phases<Real>::turns(segments.count, tables.width);
-    phase_places = has_anchors(plan, fine_count) ? Phases<Real>::places(rounding, tables.width) : 0;
     buffered = plan.activation != LrpeActivation::kNone || plan.need_dtheta;
     columns = plan.activation == LrpeActivation::kSoftmaxTokens ? plan.B * tasks.heads * plan.C : 0;
     dot_columns = plan.backward ? columns : 0;
@@ -112,10 +113,10 @@ struct Scratch {
   bool empty(const Plan& plan) const { return plan.B == 0 || plan.C == 0 || tasks.count() == 0; }
 
   void lay_out(ScratchLayout& p) {
-    const std::int64_t step_bytes = std::is_same_v<Real, double> ? 2 : 1;
-    p(steps, rows * tables.width * step_bytes);
-    p(tables_real, rows * tables.width * (std::is_same_v<Real, double> ? 1 : 2 * fine_count) +
-                       (std::is_same_v<Real, double> ? 0 : 2 * kRowPad));
+    constexpr bool kDouble = std::is_same_v<Real, double>;
+    p(steps, rows * tables.width * (kDouble ? 2 : 1));
+    p(tables_real,
+      kDouble ? rows * tables.width : 2 * (rows * tables.width * fine_count + kRowPad));
     p(theta, rows * theta_width);
     p(table_turns, rows * tables.width);
     // Dense column strides are known only at run time, so the row buffers are always counted.
@@ -152,19 +153,11 @@ struct Scratch {
   bool buffered = false;
   std::int64_t columns = 0, dot_columns = 0, partials = 0, rows = 0, theta_width = 0;
   ThetaTables<Real> tables;
-  std::uint64_t* steps = nullptr;
-  Real* tables_real = nullptr;
-  double* theta = nullptr;
-  std::uint64_t* table_turns = nullptr;
-  Real* worker_reals = nullptr;
-  std::uint64_t* worker_turns = nullptr;
-  std::uint16_t* worker_places = nullptr;
-  std::uint16_t* table_places = nullptr;
-  double* worker_sums = nullptr;
-  Real* column_max = nullptr;
-  Real* column_scale = nullptr;
-  Real* column_dot = nullptr;
-  double* partial = nullptr;
+  std::uint64_t *steps = nullptr, *table_turns = nullptr, *worker_turns = nullptr;
+  std::uint16_t *table_places = nullptr, *worker_places = nullptr;
+  Real *tables_real = nullptr, *worker_reals = nullptr;
+  Real *column_max = nullptr, *column_scale = nullptr, *column_dot = nullptr;
+  double *theta = nullptr, *worker_sums = nullptr, *partial = nullptr;
 };
 
 template <class Real>

@@ -77,9 +77,7 @@ class Worker {
     const Side& side = plan_.side[place.side];
     phase_.start_head(place.head / side.heads_per_row);
     if constexpr (std::is_same_v<Real, float>) {
-      if (plan_.activation == LrpeActivation::kNone && is_direct(side.x, side.y)) {
-        return turn_tiles(place, side.x, side.y, Direction::kForward);
-      }
+      if (!scratch_.buffered && turned_directly(place, side.x, side.y, Direction::kForward)) return;
     }
     for_tokens(place.begin, place.end, 0, plan_.B, [&](std::int64_t b, std::int64_t t, int) {
       const Pair x = at(side.x, b, place.head, t);
@@ -97,8 +95,9 @@ class Worker {
     const Side& side = plan_.side[place.side];
     phase_.start_head(place.head / side.heads_per_row);
     if constexpr (std::is_same_v<Real, float>) {
-      if (!scratch_.buffered && side.dx.defined() && is_direct(side.dy, side.dx)) {
-        return turn_tiles(place, side.dy, side.dx, Direction::kBackward);
+      if (!scratch_.buffered && side.dx.defined() &&
+          turned_directly(place, side.dy, side.dx, Direction::kBackward)) {
+        return;
       }
     }
     if (plan_.need_dtheta) std::fill_n(sums_, width_, 0.0);
@@ -270,12 +269,10 @@ class Worker {
     return most;
   }
 
-  bool is_direct(const Operand& in, const Operand& out) const {
-    return turn_tile_ != nullptr && in.stride[3] == 1 && out.stride[3] == 1;
-  }
-
-  // The direct path: rows go from `in` to `out` without a stop, two sequences at a time.
-  void turn_tiles(const Place& place, const Operand& in, const Operand& out, Direction direction) {
+  // The direct path, where there is one: rows go from `in` to `out` without a stop, two sequences at a time.
+  bool turned_directly(const Place& place, const Operand& in, const Operand& out,
+                       Direction direction) {
+    if (turn_tile_ == nullptr || in.stride[3] != 1 || out.stride[3] != 1) return false;
     // Two sequences at once share the making of the phases; not in place, and only where a block of columns
     // is whole lines (cpu/direct-inl.h).
     const bool two_at_once = whole_lines(out) && in.first != out.first;
@@ -291,6 +288,7 @@ class Worker {
                               out.stride[0], sequences, direction});
                 }
               });
+    return true;
   }
 
   // Every row of the tensor starts on a cache line.
