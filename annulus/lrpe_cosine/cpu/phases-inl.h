@@ -86,8 +86,8 @@ struct Run {
 // anchor * fine, for one column or a vector of them.
 template <class V>
 HWY_INLINE void compose(V ac, V as, V fc, V fs, V& s, V& c) {
-  c = ops::neg_mul_add(as, fs, ops::mul(ac, fc));
-  s = ops::mul_add(ac, fs, ops::mul(as, fc));
+  c = ops::neg_mul_add(as, fs, ac * fc);
+  s = ops::mul_add(ac, fs, as * fc);
 }
 HWY_INLINE void compose_vector(const float* anchor, const float* anchor_sin, const float* fine,
                                const float* fine_sin, simd_t& s, simd_t& c) {

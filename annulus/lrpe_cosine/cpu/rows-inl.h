@@ -72,31 +72,32 @@ inline constexpr std::int64_t kRowPad = 32;
 namespace ops {
 #if ANNULUS_SIMD
 namespace hn = hwy::HWY_NAMESPACE;
-template <class V>
-HWY_INLINE V mul(V a, V b) {
-  if constexpr (std::is_floating_point_v<V>) {
-    return a * b;
-  } else {
-    return hn::Mul(a, b);
-  }
-}
+#endif
 template <class V>
 HWY_INLINE V mul_add(V a, V b, V c) {
+#if ANNULUS_SIMD
   if constexpr (std::is_floating_point_v<V>) {
     const hn::CappedTag<V, 1> d;
     return hn::GetLane(hn::MulAdd(hn::Set(d, a), hn::Set(d, b), hn::Set(d, c)));
   } else {
     return hn::MulAdd(a, b, c);
   }
+#elif defined(__FP_FAST_FMA)
+  return std::fma(a, b, c);
+#else
+  // In double, where the product of floats is exact: rounding it would cost fp32 its 2e-7.
+  return static_cast<V>(static_cast<double>(a) * static_cast<double>(b) + static_cast<double>(c));
+#endif
 }
 template <class V>
 HWY_INLINE V neg_mul_add(V a, V b, V c) {
   if constexpr (std::is_floating_point_v<V>) {
     return mul_add(-a, b, c);
   } else {
-    return hn::NegMulAdd(a, b, c);
+    return NegMulAdd(a, b, c);  // Highway's
   }
 }
+#if ANNULUS_SIMD
 // Whether any |v| is below the limit; a NaN counts as one that is, so that it hides nothing.
 HWY_INLINE bool some_below(simd::VF v, float limit) {
   const simd::F32 d;
@@ -109,24 +110,6 @@ HWY_INLINE simd::VF splice(std::int64_t n, simd::VF a, simd::VF b) {
   return hn::IfThenElse(first, a, b);
 }
 #else
-template <class Real>
-inline Real mul(Real a, Real b) {
-  return a * b;
-}
-template <class Real>
-inline Real mul_add(Real a, Real b, Real c) {
-#if defined(__FP_FAST_FMA)
-  return std::fma(a, b, c);
-#else
-  // In double, where the product of floats is exact: rounding it would cost fp32 its 2e-7.
-  return static_cast<Real>(static_cast<double>(a) * static_cast<double>(b) +
-                           static_cast<double>(c));
-#endif
-}
-template <class Real>
-inline Real neg_mul_add(Real a, Real b, Real c) {
-  return mul_add(-a, b, c);
-}
 inline bool some_below(float v, float limit) { return !(std::abs(v) >= limit); }
 #endif
 }  // namespace ops
@@ -136,16 +119,16 @@ inline bool some_below(float v, float limit) { return !(std::abs(v) >= limit); }
 enum class Turn2 { kSpread, kRotate, kGather, kRotateBack };  // 1->2, 2->2, 2->1, 2->2
 template <Turn2 kTurn, class V>
 HWY_INLINE V first_of(V a, [[maybe_unused]] V b, V s, V c) {
-  const V ac = ops::mul(a, c);
+  const V ac = a * c;
   if constexpr (kTurn == Turn2::kSpread) return ac;
   if constexpr (kTurn == Turn2::kRotate) return ops::neg_mul_add(b, s, ac);
   return ops::mul_add(b, s, ac);
 }
 template <Turn2 kTurn, class V>
 HWY_INLINE V second_of(V a, [[maybe_unused]] V b, V s, V c) {
-  if constexpr (kTurn == Turn2::kSpread) return ops::mul(a, s);
-  if constexpr (kTurn == Turn2::kRotate) return ops::mul_add(b, c, ops::mul(a, s));
-  return ops::neg_mul_add(a, s, ops::mul(b, c));
+  if constexpr (kTurn == Turn2::kSpread) return a * s;
+  if constexpr (kTurn == Turn2::kRotate) return ops::mul_add(b, c, a * s);
+  return ops::neg_mul_add(a, s, b * c);
 }
 
 // The columns of one axis: `length` of them from `column` on, kept from `slot` on in every row
@@ -288,7 +271,7 @@ HWY_NOINLINE inline void mend_row(const std::uint64_t* step, std::int64_t positi
                                   float near_zero, float scale, float* s, float* c) {
   const auto lanes = static_cast<std::int64_t>(simd::lanes());
   for (std::int64_t k0 = 0; k0 < n; k0 += lanes) {
-    if (!ops::some_below(ops::mul(simd::load(c + k0), simd::load(s + k0)), near_zero)) continue;
+    if (!ops::some_below(simd::load(c + k0) * simd::load(s + k0), near_zero)) continue;
     for (std::int64_t k = k0; k < std::min(k0 + lanes, n); ++k) {
       if (std::abs(c[k] * s[k]) < near_zero) {
         sincos_turn(turn_at(step[k], position), s[k], c[k]);
