@@ -78,7 +78,12 @@ struct TokenRows {
   std::int64_t x_next, y_next;  // to the second sequence, where two are turned at once
 
   TokenRows moved(std::int64_t x, std::int64_t y) const {
-    return {x1 + x, x2 + x, y1 + y, y2 + y, x_step, y_step, x_next, y_next};
+    TokenRows r = *this;
+    r.x1 += x;
+    r.x2 += x;
+    r.y1 += y;
+    r.y2 += y;
+    return r;
   }
   TokenRows from(std::int64_t column) const { return moved(column, column); }
   TokenRows skipping(std::int64_t tokens) const { return moved(tokens * x_step, tokens * y_step); }
