@@ -37,6 +37,7 @@
 // can be captured in a CUDA graph.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -60,6 +61,9 @@ struct LrpeGrid {
   explicit LrpeGrid(std::span<const std::int64_t> e) : axes(static_cast<int>(e.size())) {
     for (std::size_t i = 0; i < e.size() && i < kMaxAxes; ++i) extent[i] = e[i];
   }
+  std::span<const std::int64_t> extents() const {
+    return {extent.data(), static_cast<std::size_t>(std::clamp(axes, 0, kMaxAxes))};
+  }
 };
 
 enum class LrpeActivation : std::uint8_t {
@@ -73,18 +77,18 @@ enum class LrpeActivation : std::uint8_t {
 
 // What the two forms share.
 struct LrpePositions {
-  LrpeGrid shape;           // required, unless position_ids is given
+  LrpeGrid shape = {};      // required, unless position_ids is given
   std::int64_t prefix = 0;  // leading tokens without a position
   // 1-D shapes only: token t >= prefix has position offset + offsets[b] + t - prefix. `offsets` is
   // a (B,) i32 or i64 tensor on x's device, read when the kernel runs (so a CUDA graph can replay
   // it with new values), or left out.
   std::int64_t offset = 0;
-  TensorView offsets;
+  TensorView offsets = {};
   // In place of all the above: a (B or 1, L, m) i32 or i64 tensor on x's device, 1 <= m <= 4, read when the kernel
   // runs. Its numbers are less than 2^62 in size, of either sign (beyond 2^38 in fp32 and narrower see the phase's
   // error above: count from a near origin where ids are times). Where sequences are alike give one row: their phases
   // are then made once. One row that goes up by 1 gives the bits of the 1-D shape and offset that say the same.
-  TensorView position_ids;
+  TensorView position_ids = {};
 };
 
 struct LrpeCosineOptions : LrpePositions {

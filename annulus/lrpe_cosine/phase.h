@@ -161,39 +161,23 @@ ANNULUS_HD inline std::uint64_t turn_at(std::uint64_t step, std::int64_t positio
   return step * static_cast<std::uint64_t>(position);
 }
 
-// sin and cos of a turn in quadrant k given those of the remainder: each quadrant is a quarter
-// turn.
-template <class T>
-ANNULUS_HD inline void place_in_quadrant(unsigned k, T& s, T& c) {
-  const T s0 = s;
-  const T c0 = c;
+// fp64: the reference's and the f64 kernels' sine and cosine. Exactly (0, 1) at phase 0. The nearest quarter turn k is
+// taken off, which leaves a signed 64-bit fraction of at most 1/8 turn either way.
+ANNULUS_HD inline void sincos_turn(Turn t, double& s, double& c) {
+  const std::uint64_t k = (t.hi + (1ull << 61)) >> 62;
+  const auto rest = static_cast<std::int64_t>(t.hi - (k << 62));
+  const double turns = (static_cast<double>(rest) + static_cast<double>(t.lo) * 0x1p-64) * 0x1p-64;
+#if defined(__CUDA_ARCH__)
+  double s0, c0;
+  sincospi(2.0 * turns, &s0, &c0);
+#else
+  const double angle = 6.283185307179586476925 * turns;
+  const double s0 = std::sin(angle), c0 = std::cos(angle);
+#endif
   s = (k & 1) ? c0 : s0;
   c = (k & 1) ? s0 : c0;
   if (k & 2) s = -s;
   if ((k + 1) & 2) c = -c;
-}
-
-// Nearest quarter turn, and what is left of it: a signed 64-bit fraction of at most 1/8 turn either
-// way.
-ANNULUS_HD inline unsigned split_quadrant(std::uint64_t turn, std::int64_t& rest) {
-  const std::uint64_t k = (turn + (1ull << 61)) >> 62;
-  rest = static_cast<std::int64_t>(turn - (k << 62));
-  return static_cast<unsigned>(k & 3);
-}
-
-// fp64: the reference's and the f64 kernels' sine and cosine. Exactly (0, 1) at phase 0.
-ANNULUS_HD inline void sincos_turn(Turn t, double& s, double& c) {
-  std::int64_t rest = 0;
-  const unsigned k = split_quadrant(t.hi, rest);
-  const double turns = (static_cast<double>(rest) + static_cast<double>(t.lo) * 0x1p-64) * 0x1p-64;
-#if defined(__CUDA_ARCH__)
-  sincospi(2.0 * turns, &s, &c);
-#else
-  const double angle = 6.283185307179586476925 * turns;
-  s = std::sin(angle);
-  c = std::cos(angle);
-#endif
-  place_in_quadrant(k, s, c);
 }
 
 // Minimax polynomials for sin(pi/4 u) and cos(pi/4 u), |u| <= 1, with cos(0) = 1 exactly. Because

@@ -35,7 +35,7 @@ struct Plan {
   const char* op = "lrpe_cosine";
   Device device;
   DType dtype = DType::kF32;
-  bool rotate = false;
+  bool rotate = false, backward = false;
   LrpeActivation activation = LrpeActivation::kNone;
 
   std::int64_t B = 0, L = 0;
@@ -69,12 +69,9 @@ struct Plan {
   }
 };
 
-// Each backend: the same four functions.
 namespace cpu {
-void forward(const Plan& plan, Context& context);
-void backward(const Plan& plan, Context& context);
-std::size_t forward_workspace(const Plan& plan);
-std::size_t backward_workspace(const Plan& plan);
+void run(const Plan& plan, Context& context);
+std::size_t workspace(const Plan& plan);
 }  // namespace cpu
 
 namespace cuda {

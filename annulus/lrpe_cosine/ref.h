@@ -1,7 +1,7 @@
 // The definition of LRPE-cosine and of its rotating form: plain loops, forward and backward, in the order
 // of the header's equations. Nothing here is fast; everything else is compared with it.
 //
-// It is a template over the arithmetic. ref.cpp makes it in double with exact phases: the definition. The
+// It is a template over the arithmetic: in double with exact phases (Exact) it is the definition. The
 // tests make it in the dtype of a call, which gives the naive program that the numeric policy compares us
 // with. An Arithmetic says
 //   Number                           what values and sums are in
@@ -26,6 +26,23 @@ template <class C>
 struct SinCos {
   C sin = 0;
   C cos = 1;
+};
+
+struct Exact {
+  using Number = double;
+  struct Frequency {
+    double theta;
+    Turn step;
+  };
+  static Frequency frequency(double theta) {
+    return {theta, turn_step(std::isfinite(theta) ? theta : 0)};
+  }
+  static SinCos<double> turned(const Frequency& f, std::int64_t position) {
+    if (!std::isfinite(f.theta)) return {f.theta - f.theta, f.theta - f.theta};
+    SinCos<double> r;
+    sincos_turn(turn_at(f.step, position), r.sin, r.cos);
+    return r;
+  }
 };
 
 // s_j of token t in sequence b; axis counts from 0. Zero for prefix tokens.
@@ -164,8 +181,8 @@ class Phases {
 };
 
 template <class Arithmetic>
-void define_cosine_forward(const TensorView& x, const TensorView& theta, const TensorView& y_view,
-                           const LrpeCosineOptions& options) {
+void define_forward(const TensorView& x, const TensorView& theta, const TensorView& y_view,
+                    const LrpeCosineOptions& options) {
   using C = typename Arithmetic::Number;
   const std::int64_t L = x.shape[2], D = x.shape[3];
   const std::vector<C> xb = Activation<C>(options.activation, L, D).forward(load_values<C>(x));
@@ -182,9 +199,9 @@ void define_cosine_forward(const TensorView& x, const TensorView& theta, const T
 
 // x may be left out where nothing needs it.
 template <class Arithmetic>
-void define_cosine_backward(const TensorView& dy_view, const TensorView& x_view,
-                            const TensorView& theta, const TensorView& dx,
-                            const TensorView& dtheta_view, const LrpeCosineOptions& options) {
+void define_backward(const TensorView& dy_view, const TensorView& x_view, const TensorView& theta,
+                     const TensorView& dx, const TensorView& dtheta_view,
+                     const LrpeCosineOptions& options) {
   using C = typename Arithmetic::Number;
   const std::int64_t L = dy_view.shape[2], D = dy_view.shape[3] / 2;
   const Activation<C> activation(options.activation, L, D);
@@ -217,8 +234,8 @@ inline PairColumns pair_columns(std::int64_t row, std::int64_t c, std::int64_t D
 }
 
 template <class Arithmetic>
-void define_rotate_forward(const TensorView& x_view, const TensorView& theta,
-                           const TensorView& y_view, const LrpeRotateOptions& options) {
+void define_forward(const TensorView& x_view, const TensorView& theta, const TensorView& y_view,
+                    const LrpeRotateOptions& options) {
   using C = typename Arithmetic::Number;
   const std::int64_t D = x_view.shape[3];
   const std::vector<C> x = load_values<C>(x_view);
@@ -233,9 +250,9 @@ void define_rotate_forward(const TensorView& x_view, const TensorView& theta,
 }
 
 template <class Arithmetic>
-void define_rotate_backward(const TensorView& dy_view, const TensorView& x_view,
-                            const TensorView& theta, const TensorView& dx_view,
-                            const TensorView& dtheta_view, const LrpeRotateOptions& options) {
+void define_backward(const TensorView& dy_view, const TensorView& x_view, const TensorView& theta,
+                     const TensorView& dx_view, const TensorView& dtheta_view,
+                     const LrpeRotateOptions& options) {
   using C = typename Arithmetic::Number;
   const std::int64_t D = dy_view.shape[3];
   const std::vector<C> dy = load_values<C>(dy_view), x = load_values<C>(x_view);

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -40,8 +41,27 @@ TensorView encoded(const char* op, const TensorView& x, std::int64_t width, bool
   return v;
 }
 
-TensorView doubled(const char* op, const TensorView& x) {
-  return encoded(op, x, checked_mul(2, x.shape[3], op), is_token_major(x));
+// The functions of a form; y has kWidth columns for one of x.
+struct CosineForm {
+  using Options = LrpeCosineOptions;
+  static constexpr std::int64_t kWidth = 2;
+  static constexpr auto forward = lrpe_cosine_forward;
+  static constexpr auto forward_workspace = lrpe_cosine_forward_workspace;
+  static constexpr auto backward = lrpe_cosine_backward;
+  static constexpr auto backward_workspace = lrpe_cosine_backward_workspace;
+};
+struct RotateForm {
+  using Options = LrpeRotateOptions;
+  static constexpr std::int64_t kWidth = 1;
+  static constexpr auto forward = lrpe_rotate_forward;
+  static constexpr auto forward_workspace = lrpe_rotate_forward_workspace;
+  static constexpr auto backward = lrpe_rotate_backward;
+  static constexpr auto backward_workspace = lrpe_rotate_backward_workspace;
+};
+
+template <class Form>
+TensorView y_of(const char* op, const TensorView& x) {
+  return encoded(op, x, checked_mul(Form::kWidth, x.shape[3], op), is_token_major(x));
 }
 
 constexpr std::array<Choice<LrpeActivation>, 5> kActivations{{
@@ -63,78 +83,74 @@ LrpeActivation activation_of(const char* op, const std::string& name, std::int64
                                                                     : a;
 }
 
-template <class Options>
-Options positions_of(std::span<const std::int64_t> shape, std::int64_t prefix,
-                     std::int64_t offset) {
-  Options o;
-  o.shape = LrpeGrid(shape);
-  o.prefix = prefix;
-  o.offset = offset;
-  return o;
+LrpePositions positions_of(std::span<const std::int64_t> shape, std::int64_t prefix,
+                           std::int64_t offset) {
+  return {.shape = LrpeGrid(shape), .prefix = prefix, .offset = offset};
 }
 
 template <class Options, class Op>
 Options options_of(const Arguments<Op>& a) {
-  auto o = positions_of<Options>(a.template get<"shape">(), a.template get<"prefix">(),
-                                 a.template get<"offset">());
-  o.offsets = a.template view<"offsets">();
-  o.position_ids = a.template view<"position_ids">();
-  if constexpr (requires { o.activation; }) {
-    o.activation =
-        activation_of(Op::op, a.template get<"activation">(), a.template get<"softmax_dim">());
+  LrpePositions at = positions_of(a.template get<"shape">(), a.template get<"prefix">(),
+                                  a.template get<"offset">());
+  at.offsets = a.template view<"offsets">();
+  at.position_ids = a.template view<"position_ids">();
+  if constexpr (std::is_same_v<Options, LrpeCosineOptions>) {
+    return {at,
+            activation_of(Op::op, a.template get<"activation">(), a.template get<"softmax_dim">())};
   } else {
-    o.interleaved = a.template get<"interleaved">();
+    return {at, a.template get<"interleaved">()};
   }
-  return o;
 }
 
 // The x that a backward's workspace is computed from, when x itself was not saved: dy's shape, with
 // the columns of x.
-TensorView shaped_like_x(const TensorView& x, const TensorView& dy, bool twice) {
+template <class Form>
+TensorView shaped_like_x(const TensorView& x, const TensorView& dy) {
   if (x.defined()) return x;
   TensorView like = dy;
-  if (twice && like.rank == 4) like.shape[3] /= 2;
+  if (like.rank == 4) like.shape[3] /= Form::kWidth;
   return like;
 }
 
-// dx and dtheta, as far as they are asked for, of either form.
-template <class Options>
+// Into a fresh tensor, or over x itself.
+template <class Form, class Op>
+Tensor encode(const Arguments<Op>& a, bool in_place = false) {
+  const auto options = options_of<typename Form::Options>(a);
+  const TensorView x = a.template view<"x">(), theta = a.template view<"theta">();
+  Call call(Op::op, x.device, Form::forward_workspace(x, theta, options));
+  TensorView y = in_place ? x : y_of<Form>(Op::op, x);
+  Tensor result = in_place ? a.template get<"x">() : allocate(Op::op, "y", y);
+  Form::forward(x, theta, y, options, call.context);
+  return result;
+}
+
+// dx and dtheta, as far as they are asked for.
+template <class Form>
 std::vector<Tensor> gradients_of(const char* op, const TensorView& dy, const TensorView& x,
-                                 const TensorView& theta, const Options& options, bool token_major,
-                                 std::int64_t needed) {
-  constexpr bool kCosine = requires { options.activation; };
-  const auto [workspace, backward] = [] {
-    if constexpr (kCosine) {
-      return std::make_pair(lrpe_cosine_backward_workspace, lrpe_cosine_backward);
-    } else {
-      return std::make_pair(lrpe_rotate_backward_workspace, lrpe_rotate_backward);
-    }
-  }();
+                                 const TensorView& theta, const typename Form::Options& options,
+                                 bool token_major, std::int64_t needed) {
   Gradients wanted(op, needed);
-  const TensorView like = shaped_like_x(x, dy, /*twice=*/kCosine);
-  Call call(op, dy.device, workspace(like, theta, wanted.needs(1), options));
+  const TensorView like = shaped_like_x<Form>(x, dy);
+  Call call(op, dy.device, Form::backward_workspace(like, theta, wanted.needs(1), options));
   TensorView dx, dtheta;
   wanted.add("dx", dx, encoded(op, like, like.shape[3], token_major));
   wanted.add("dtheta", dtheta, dense_like(op, theta));
   std::vector<Tensor> result = wanted.allocate();
-  backward(dy, x, theta, dx, dtheta, options, call.context);
+  Form::backward(dy, x, theta, dx, dtheta, options, call.context);
   return result;
+}
+template <class Form, class Op>
+std::vector<Tensor> gradients_of(const Arguments<Op>& a) {
+  return gradients_of<Form>(Op::op, a.template view<"dy">(), a.template view<"x">(),
+                            a.template view<"theta">(), options_of<typename Form::Options>(a),
+                            a.template get<"token_major">(), a.template get<"needed">());
 }
 
 struct Cosine {
   static constexpr const char* op = "lrpe_cosine";
   static constexpr std::string_view schema =
       "lrpe_cosine(Tensor x, Tensor theta, " ANNULUS_LRPE_COSINE_POSITIONS ") -> Tensor y";
-
-  static Tensor run(const Arguments<Cosine>& a) {
-    const auto options = options_of<LrpeCosineOptions>(a);
-    const TensorView x = a.view<"x">(), theta = a.view<"theta">();
-    Call call(op, x.device, lrpe_cosine_forward_workspace(x, theta, options));
-    TensorView y = doubled(op, x);
-    Tensor result = allocate(op, "y", y);
-    lrpe_cosine_forward(x, theta, y, options, call.context);
-    return result;
-  }
+  static Tensor run(const Arguments<Cosine>& a) { return encode<CosineForm>(a); }
 };
 
 struct CosineBackward {
@@ -142,12 +158,7 @@ struct CosineBackward {
   static constexpr std::string_view schema =
       "lrpe_cosine_backward(Tensor dy, Tensor? x, Tensor theta, " ANNULUS_LRPE_COSINE_POSITIONS
       ", bool token_major, int needed) -> Tensor[]";
-
-  static std::vector<Tensor> run(const Arguments<CosineBackward>& a) {
-    return gradients_of(op, a.view<"dy">(), a.view<"x">(), a.view<"theta">(),
-                        options_of<LrpeCosineOptions>(a), a.get<"token_major">(),
-                        a.get<"needed">());
-  }
+  static auto run(const Arguments<CosineBackward>& a) { return gradients_of<CosineForm>(a); }
 };
 
 struct CosineQk {
@@ -160,7 +171,7 @@ struct CosineQk {
     const auto options = options_of<LrpeCosineOptions>(a);
     const TensorView q = a.view<"q">(), k = a.view<"k">(), theta = a.view<"theta">();
     Call call(op, q.device, lrpe_cosine_qk_forward_workspace(q, k, theta, options));
-    TensorView yq = doubled(op, q), yk = doubled(op, k);
+    TensorView yq = y_of<CosineForm>(op, q), yk = y_of<CosineForm>(op, k);
     std::tuple result{allocate(op, "yq", yq), allocate(op, "yk", yk)};
     lrpe_cosine_qk_forward(q, k, theta, yq, yk, options, call.context);
     return result;
@@ -179,8 +190,8 @@ struct CosineQkBackward {
     const TensorView dyq = a.view<"dyq">(), dyk = a.view<"dyk">(), q = a.view<"q">(),
                      k = a.view<"k">(), theta = a.view<"theta">();
     Gradients wanted(op, a.get<"needed">());
-    const TensorView like_q = shaped_like_x(q, dyq, /*twice=*/true),
-                     like_k = shaped_like_x(k, dyk, /*twice=*/true);
+    const TensorView like_q = shaped_like_x<CosineForm>(q, dyq),
+                     like_k = shaped_like_x<CosineForm>(k, dyk);
     Call call(op, dyq.device,
               lrpe_cosine_qk_backward_workspace(like_q, like_k, theta, wanted.needs(2), options));
     TensorView dq, dk, dtheta;
@@ -193,30 +204,18 @@ struct CosineQkBackward {
   }
 };
 
-// Into a fresh tensor, or over x itself.
-template <class Op>
-Tensor rotate(const Arguments<Op>& a, bool in_place) {
-  const auto options = options_of<LrpeRotateOptions>(a);
-  const TensorView x = a.template view<"x">(), theta = a.template view<"theta">();
-  Call call(Op::op, x.device, lrpe_rotate_forward_workspace(x, theta, options));
-  TensorView y = in_place ? x : encoded(Op::op, x, x.shape[3], is_token_major(x));
-  Tensor result = in_place ? a.template get<"x">() : allocate(Op::op, "y", y);
-  lrpe_rotate_forward(x, theta, y, options, call.context);
-  return result;
-}
-
 struct Rotate {
   static constexpr const char* op = "lrpe_rotate";
   static constexpr std::string_view schema =
       "lrpe_rotate(Tensor x, Tensor theta, " ANNULUS_LRPE_ROTATE_POSITIONS ") -> Tensor y";
-  static Tensor run(const Arguments<Rotate>& a) { return rotate(a, /*in_place=*/false); }
+  static Tensor run(const Arguments<Rotate>& a) { return encode<RotateForm>(a); }
 };
 
 struct RotateInPlace {
   static constexpr const char* op = Rotate::op;
   static constexpr std::string_view schema =
       "lrpe_rotate_(Tensor(a!) x, Tensor theta, " ANNULUS_LRPE_ROTATE_POSITIONS ") -> ()";
-  static void run(const Arguments<RotateInPlace>& a) { rotate(a, /*in_place=*/true); }
+  static void run(const Arguments<RotateInPlace>& a) { encode<RotateForm>(a, /*in_place=*/true); }
 };
 
 struct RotateBackward {
@@ -224,12 +223,7 @@ struct RotateBackward {
   static constexpr std::string_view schema =
       "lrpe_rotate_backward(Tensor dy, Tensor? x, Tensor theta, " ANNULUS_LRPE_ROTATE_POSITIONS
       ", bool token_major, int needed) -> Tensor[]";
-
-  static std::vector<Tensor> run(const Arguments<RotateBackward>& a) {
-    return gradients_of(op, a.view<"dy">(), a.view<"x">(), a.view<"theta">(),
-                        options_of<LrpeRotateOptions>(a), a.get<"token_major">(),
-                        a.get<"needed">());
-  }
+  static auto run(const Arguments<RotateBackward>& a) { return gradients_of<RotateForm>(a); }
 };
 
 // The gradient of x alone, in the plain calls: no activation, no gradient of theta, one offset. A
@@ -249,18 +243,14 @@ struct PlainGradient {
           shape_string(call));
     }
     const auto [form, token_major, prefix, offset] = std::array{call[0], call[1], call[2], call[3]};
-    const auto shape = std::span(call).subspan(4);
-    const auto run_as = [&](const char* name, const auto& options) {
-      return gradients_of(name, view_of(name, "dy", a.get<"dy">()), {},
-                          view_of(name, "theta", a.get<"theta">()), options, token_major != 0,
-                          1)[0];
+    const LrpePositions at = positions_of(std::span(call).subspan(4), prefix, offset);
+    const auto run_as = [&]<class Form>(const char* name, const typename Form::Options& options) {
+      return gradients_of<Form>(name, view_of(name, "dy", a.get<"dy">()), {},
+                                view_of(name, "theta", a.get<"theta">()), options, token_major != 0,
+                                1)[0];
     };
-    if (form == 0) {
-      return run_as(Cosine::op, positions_of<LrpeCosineOptions>(shape, prefix, offset));
-    }
-    auto options = positions_of<LrpeRotateOptions>(shape, prefix, offset);
-    options.interleaved = form == 2;
-    return run_as(Rotate::op, options);
+    return form == 0 ? run_as.operator()<CosineForm>(Cosine::op, {at})
+                     : run_as.operator()<RotateForm>(Rotate::op, {at, form == 2});
   }
 };
 

@@ -14,8 +14,8 @@
 
 #include "annulus/core/dispatch.h"
 #include "annulus/cpu/simd-inl.h"
+#include "annulus/lrpe_cosine/cpu/apply-inl.h"
 #include "annulus/lrpe_cosine/cpu/phases-inl.h"
-#include "annulus/lrpe_cosine/cpu/stored-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace annulus::lrpe_cosine::HWY_NAMESPACE {
@@ -64,7 +64,6 @@ inline TurnTile direct_path([[maybe_unused]] DType dtype, const Segments& segmen
 
 #if ANNULUS_SIMD
 
-enum class Turn2 { kSpread, kRotate, kGather, kRotateBack };  // 1->2, 2->2, 2->1, 2->2
 template <Turn2 kTurn>
 inline constexpr int kIn = kTurn == Turn2::kSpread ? 1 : 2;
 template <Turn2 kTurn>
@@ -78,23 +77,16 @@ struct TokenRows {
   std::int64_t x_step, y_step;
   std::int64_t x_next, y_next;  // to the second sequence, where two are turned at once
 
-  TokenRows from(std::int64_t column) const {
+  TokenRows moved(std::int64_t x, std::int64_t y) const {
     TokenRows r = *this;
-    r.x1 += column;
-    r.x2 += column;
-    r.y1 += column;
-    r.y2 += column;
+    r.x1 += x;
+    r.x2 += x;
+    r.y1 += y;
+    r.y2 += y;
     return r;
   }
-
-  TokenRows skipping(std::int64_t tokens) const {
-    TokenRows r = *this;
-    r.x1 += tokens * x_step;
-    r.x2 += tokens * x_step;
-    r.y1 += tokens * y_step;
-    r.y2 += tokens * y_step;
-    return r;
-  }
+  TokenRows from(std::int64_t column) const { return moved(column, column); }
+  TokenRows skipping(std::int64_t tokens) const { return moved(tokens * x_step, tokens * y_step); }
   void next_token() { *this = skipping(1); }
 };
 
@@ -103,34 +95,9 @@ template <Turn2 kTurn, class T>
 HWY_INLINE void turn_scalar(const T* x1, const T* x2, T* y1, T* y2, std::int64_t i, float s,
                             float c) {
   const auto a = static_cast<float>(x1[i]);
-  if constexpr (kTurn == Turn2::kSpread) {
-    y1[i] = stored<T>(a * c);
-    y2[i] = stored<T>(a * s);
-  } else {
-    const auto b = static_cast<float>(x2[i]);
-    if constexpr (kTurn == Turn2::kRotate) {
-      y1[i] = stored<T>(ops::one_mul_add(-b, s, a * c));
-      y2[i] = stored<T>(ops::one_mul_add(b, c, a * s));
-    } else {
-      y1[i] = stored<T>(ops::one_mul_add(b, s, a * c));
-      if constexpr (kTurn == Turn2::kRotateBack) y2[i] = stored<T>(ops::one_mul_add(-a, s, b * c));
-    }
-  }
-}
-
-// The two components of a vector once turned.
-template <Turn2 kTurn>
-HWY_INLINE simd_t first_of(simd_t a, [[maybe_unused]] simd_t b, simd_t s, simd_t c) {
-  const simd_t ac = ops::mul(a, c);
-  if constexpr (kTurn == Turn2::kSpread) return ac;
-  if constexpr (kTurn == Turn2::kRotate) return ops::neg_mul_add(b, s, ac);
-  return ops::mul_add(b, s, ac);
-}
-template <Turn2 kTurn>
-HWY_INLINE simd_t second_of(simd_t a, [[maybe_unused]] simd_t b, simd_t s, simd_t c) {
-  if constexpr (kTurn == Turn2::kSpread) return ops::mul(a, s);
-  if constexpr (kTurn == Turn2::kRotate) return ops::mul_add(b, c, ops::mul(a, s));
-  return ops::neg_mul_add(a, s, ops::mul(b, c));
+  const float b = kIn<kTurn> == 2 ? static_cast<float>(x2[i]) : a;
+  y1[i] = stored<T>(first_of<kTurn>(a, b, s, c));
+  if constexpr (kOut<kTurn> == 2) y2[i] = stored<T>(second_of<kTurn>(a, b, s, c));
 }
 
 // How many pairs of vectors make a block: a cache line of y (two where one pair is more). A core that sees a line

@@ -25,7 +25,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace annulus::lrpe_cosine::HWY_NAMESPACE {
 
-// Whether a value is below near_zero (cpu/stored-inl.h), asked in whole numbers of all phases of a row: the
+// Whether a value is below near_zero (cpu/rows-inl.h), asked in whole numbers of all phases of a row: the
 // place of a phase in its quarter turn, in 2^-16 of one, is the sum of those of its anchor and its fine part;
 // either is cut off, so the sum is low by less than 2. |sin cos| < limit needs a place within 2 limit / pi quarter
 // turns of a whole one (the 1.01 holds the curvature and the rounding of sin and cos). `half` is added to the
@@ -83,19 +83,17 @@ struct Run {
   Source at[LrpeGrid::kMaxAxes];
 };
 
-// anchor * fine, for a vector of columns and for one of them, rounded alike.
+// anchor * fine, for one column or a vector of them.
+template <class V>
+HWY_INLINE void compose(V ac, V as, V fc, V fs, V& s, V& c) {
+  c = ops::neg_mul_add(as, fs, ac * fc);
+  s = ops::mul_add(ac, fs, as * fc);
+}
 HWY_INLINE void compose_vector(const float* anchor, const float* anchor_sin, const float* fine,
                                const float* fine_sin, simd_t& s, simd_t& c) {
-  const auto ac = simd::load(anchor);
-  const auto as = simd::load(anchor_sin);
-  const auto fc = simd::load(fine);
-  const auto fs = simd::load(fine_sin);
-  c = ops::neg_mul_add(as, fs, ops::mul(ac, fc));
-  s = ops::mul_add(ac, fs, ops::mul(as, fc));
-}
-inline void compose(float ac, float as, float fc, float fs, float& s, float& c) {
-  c = ops::one_mul_add(-as, fs, ac * fc);
-  s = ops::one_mul_add(ac, fs, as * fc);
+  const simd_t ac = simd::load(anchor), as = simd::load(anchor_sin);
+  const simd_t fc = simd::load(fine), fs = simd::load(fine_sin);
+  compose(ac, as, fc, fs, s, c);
 }
 
 // Up to kTile consecutive tokens. (With 64 of them a forward of 16 x 16 x 16 tokens in bf16 took 1.41 ms instead of
@@ -114,13 +112,10 @@ class Phases<float> {
   // there is no room for another.
   static constexpr int kOwnRows = 8;
   static_assert(kOwnRows >= LrpeGrid::kMaxAxes);
-  // Scratch per worker for `segments` rows of `width`: floats, turns and places in the quarter turn.
+  // Floats per worker for `segments` rows of `width`, beside as many turns, and a row of places in the quarter turn
+  // where near zero phases are exact.
   static std::int64_t reals(int segments, std::int64_t width) {
     return kRowPad + 2 * ((kAnchors + kLone) * segments + kFixed + kOwnRows) * width;
-  }
-  static std::int64_t turns(int segments, std::int64_t width) { return segments * width; }
-  static std::int64_t places(const Rounding& rounding, std::int64_t width) {
-    return rounding.near_zero > 0 ? width : 0;
   }
 
   Phases(int axes, const Segments& segments, const ThetaTables<float>& tables,
@@ -401,10 +396,6 @@ class Phases<float> {
 template <>
 class Phases<double> {
  public:
-  static std::int64_t reals(int, std::int64_t) { return 0; }
-  static std::int64_t turns(int, std::int64_t) { return 0; }
-  static std::int64_t places(const Rounding&, std::int64_t) { return 0; }
-
   Phases(int axes, const Segments& segments, const ThetaTables<double>& tables, const Rounding&,
          double*, std::uint64_t*, std::uint16_t*)
       : axes_(axes), segments_(segments), tables_(tables) {}
@@ -435,8 +426,7 @@ class Phases<double> {
 
  private:
   void make_row(int token, double* c, double* s) const {
-    for (int i = 0; i < segments_.count; ++i) {
-      const Segment& g = segments_.at[i];
+    for (const Segment& g : segments_) {
       for (std::int64_t k = 0; k < g.length; ++k) {
         double& sk = s[g.slot + k] = 0.0;
         double& ck = c[g.slot + k] = 1.0;

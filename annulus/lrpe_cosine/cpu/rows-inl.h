@@ -23,13 +23,35 @@
 #include <type_traits>
 
 #include "annulus/core/checked.h"
+#include "annulus/core/dtype.h"
 #include "annulus/cpu/simd-inl.h"
-#include "annulus/lrpe_cosine/cpu/stored-inl.h"
 #include "annulus/lrpe_cosine/phase.h"
 #include "annulus/lrpe_cosine/plan.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace annulus::lrpe_cosine::HWY_NAMESPACE {
+
+namespace simd = annulus::cpu::HWY_NAMESPACE;
+using simd_t = decltype(simd::load(static_cast<const float*>(nullptr)));
+
+// What the phases for tensors of a type know of it (cpu/apply-inl.h says why).
+struct Rounding {
+  float scale = 1.0f;  // they are multiplied by it
+  // Below this |value| the product's error e may cost more than is left of the one ulp that is promised: 0.307 of
+  // bfloat16's (cutting off uses the rest), e = 2.5e-7 / (0.307 2^-8); half of float16's,
+  // e = 2.1e-7 / (0.5 2^-11) and a little. Such values are made from the exact phase.
+  float near_zero = 0.0f;
+};
+inline Rounding rounding_of(DType dtype) {
+  switch (dtype) {
+    case DType::kBF16:
+      return {1.0f + 0.69314718f / 256, 2.1e-4f};
+    case DType::kF16:
+      return {1.0f, 9.0e-4f};
+    default:
+      return {};
+  }
+}
 
 inline constexpr int kFineBits = 5;
 inline constexpr int kGridFineBits = 6;
@@ -45,19 +67,37 @@ inline int fine_bits_of(const Plan& plan) {
 // end.
 inline constexpr std::int64_t kRowPad = 32;
 
-// a b + c and c - a b, by the vector unit's own instruction for single numbers too: every path of a
-// target rounds alike, so a layout never changes a bit.
+// a b + c and c - a b, of vectors and of single numbers: those by the vector unit's own instruction too, so that
+// every path of a target rounds alike and a layout never changes a bit.
 namespace ops {
 #if ANNULUS_SIMD
 namespace hn = hwy::HWY_NAMESPACE;
+#endif
 template <class V>
-HWY_INLINE V mul(V a, V b) {
-  return hn::Mul(a, b);
+HWY_INLINE V mul_add(V a, V b, V c) {
+#if ANNULUS_SIMD
+  if constexpr (std::is_floating_point_v<V>) {
+    const hn::CappedTag<V, 1> d;
+    return hn::GetLane(hn::MulAdd(hn::Set(d, a), hn::Set(d, b), hn::Set(d, c)));
+  } else {
+    return hn::MulAdd(a, b, c);
+  }
+#elif defined(__FP_FAST_FMA)
+  return std::fma(a, b, c);
+#else
+  // In double, where the product of floats is exact: rounding it would cost fp32 its 2e-7.
+  return static_cast<V>(static_cast<double>(a) * static_cast<double>(b) + static_cast<double>(c));
+#endif
 }
-HWY_INLINE simd::VF mul_add(simd::VF a, simd::VF b, simd::VF c) { return hn::MulAdd(a, b, c); }
-HWY_INLINE simd::VF neg_mul_add(simd::VF a, simd::VF b, simd::VF c) {
-  return hn::NegMulAdd(a, b, c);
+template <class V>
+HWY_INLINE V neg_mul_add(V a, V b, V c) {
+  if constexpr (std::is_floating_point_v<V>) {
+    return mul_add(-a, b, c);
+  } else {
+    return NegMulAdd(a, b, c);  // Highway's
+  }
 }
+#if ANNULUS_SIMD
 // Whether any |v| is below the limit; a NaN counts as one that is, so that it hides nothing.
 HWY_INLINE bool some_below(simd::VF v, float limit) {
   const simd::F32 d;
@@ -69,28 +109,27 @@ HWY_INLINE simd::VF splice(std::int64_t n, simd::VF a, simd::VF b) {
       hn::FirstN(simd::F32(), static_cast<std::size_t>(std::max<std::int64_t>(n, 0)));
   return hn::IfThenElse(first, a, b);
 }
-template <class Real>
-HWY_INLINE Real one_mul_add(Real a, Real b, Real c) {
-  const hn::CappedTag<Real, 1> d;
-  return hn::GetLane(hn::MulAdd(hn::Set(d, a), hn::Set(d, b), hn::Set(d, c)));
-}
 #else
-inline float mul(float a, float b) { return a * b; }
 inline bool some_below(float v, float limit) { return !(std::abs(v) >= limit); }
-template <class Real>
-inline Real one_mul_add(Real a, Real b, Real c) {
-#if defined(__FP_FAST_FMA)
-  return std::fma(a, b, c);
-#else
-  // In double, where the product of floats is exact: rounding it would cost fp32 its 2e-7.
-  return static_cast<Real>(static_cast<double>(a) * static_cast<double>(b) +
-                           static_cast<double>(c));
-#endif
-}
-inline float mul_add(float a, float b, float c) { return one_mul_add(a, b, c); }
-inline float neg_mul_add(float a, float b, float c) { return one_mul_add(-a, b, c); }
 #endif
 }  // namespace ops
+
+// A pair of components (a, b) turned by a phase, or back; the cosine form's b is 0, and in its gradient the second
+// result is not asked for.
+enum class Turn2 { kSpread, kRotate, kGather, kRotateBack };  // 1->2, 2->2, 2->1, 2->2
+template <Turn2 kTurn, class V>
+HWY_INLINE V first_of(V a, [[maybe_unused]] V b, V s, V c) {
+  const V ac = a * c;
+  if constexpr (kTurn == Turn2::kSpread) return ac;
+  if constexpr (kTurn == Turn2::kRotate) return ops::neg_mul_add(b, s, ac);
+  return ops::mul_add(b, s, ac);
+}
+template <Turn2 kTurn, class V>
+HWY_INLINE V second_of(V a, [[maybe_unused]] V b, V s, V c) {
+  if constexpr (kTurn == Turn2::kSpread) return a * s;
+  if constexpr (kTurn == Turn2::kRotate) return ops::mul_add(b, c, a * s);
+  return ops::neg_mul_add(a, s, b * c);
+}
 
 // The columns of one axis: `length` of them from `column` on, kept from `slot` on in every row
 // buffer.
@@ -103,6 +142,9 @@ struct Segments {
   int count = 0;
   Segment at[LrpeGrid::kMaxAxes];
   std::int64_t width = 0;  // of a row buffer
+
+  const Segment* begin() const { return at; }
+  const Segment* end() const { return at + count; }
 };
 
 inline Segments make_segments(const Plan& plan) {
@@ -229,7 +271,7 @@ HWY_NOINLINE inline void mend_row(const std::uint64_t* step, std::int64_t positi
                                   float near_zero, float scale, float* s, float* c) {
   const auto lanes = static_cast<std::int64_t>(simd::lanes());
   for (std::int64_t k0 = 0; k0 < n; k0 += lanes) {
-    if (!ops::some_below(ops::mul(simd::load(c + k0), simd::load(s + k0)), near_zero)) continue;
+    if (!ops::some_below(simd::load(c + k0) * simd::load(s + k0), near_zero)) continue;
     for (std::int64_t k = k0; k < std::min(k0 + lanes, n); ++k) {
       if (std::abs(c[k] * s[k]) < near_zero) {
         sincos_turn(turn_at(step[k], position), s[k], c[k]);

@@ -86,7 +86,7 @@ template <class Real>
 struct Scratch {
   static constexpr int kRows = 6;  // cos, sin, x1, x2, g1, g2
 
-  explicit Scratch(const Plan& plan, bool backward)
+  explicit Scratch(const Plan& plan)
       : rounding(rounding_of(plan.dtype)),
         segments(make_segments(plan)),
         tasks(make_tasks(plan)),
@@ -96,24 +96,27 @@ struct Scratch {
     if constexpr (std::is_same_v<Real, float>) {
       tables.fine_bits = fine_bits_of(plan);
       fine_count = tables.fine_count();
+      phase_reals = Phases<float>::reals(segments.count, tables.width);
+      phase_turns = segments.count * tables.width;
+      const bool places = rounding.near_zero > 0 && has_anchors(plan, fine_count);
+      phase_places = places ? tables.width : 0;
     }
-    phase_reals = Phases<Real>::reals(segments.count, tables.width);
-    phase_turns = Phases<Real>::turns(segments.count, tables.width);
-    phase_places = has_anchors(plan, fine_count) ? Phases<Real>::places(rounding, tables.width) : 0;
-    buffered = backward ? plan.need_dtheta || plan.activation != LrpeActivation::kNone
-                        : plan.activation != LrpeActivation::kNone;
+    buffered = plan.activation != LrpeActivation::kNone || plan.need_dtheta;
     columns = plan.activation == LrpeActivation::kSoftmaxTokens ? plan.B * tasks.heads * plan.C : 0;
-    dot_columns = backward ? columns : 0;
-    partials = backward && plan.need_dtheta ? tasks.count() * width : 0;
+    dot_columns = plan.backward ? columns : 0;
+    partials = plan.need_dtheta ? tasks.count() * width : 0;
     rows = plan.theta_rows;
     theta_width = plan.E;
   }
 
+  // Whether there is nothing to do, and so no need of any.
+  bool empty(const Plan& plan) const { return plan.B == 0 || plan.C == 0 || tasks.count() == 0; }
+
   void lay_out(ScratchLayout& p) {
-    const std::int64_t step_bytes = std::is_same_v<Real, double> ? 2 : 1;
-    p(steps, rows * tables.width * step_bytes);
-    p(tables_real, rows * tables.width * (std::is_same_v<Real, double> ? 1 : 2 * fine_count) +
-                       (std::is_same_v<Real, double> ? 0 : 2 * kRowPad));
+    constexpr bool kDouble = std::is_same_v<Real, double>;
+    p(steps, rows * tables.width * (kDouble ? 2 : 1));
+    p(tables_real,
+      kDouble ? rows * tables.width : 2 * (rows * tables.width * fine_count + kRowPad));
     p(theta, rows * theta_width);
     p(table_turns, rows * tables.width);
     // Dense column strides are known only at run time, so the row buffers are always counted.
@@ -126,10 +129,6 @@ struct Scratch {
     p(column_scale, columns);
     p(column_dot, dot_columns);
     p(partial, partials);
-  }
-
-  std::size_t bytes() {
-    return annulus::scratch_bytes([this](ScratchLayout& p) { lay_out(p); });
   }
 
   // Once the block is there.
@@ -154,19 +153,11 @@ struct Scratch {
   bool buffered = false;
   std::int64_t columns = 0, dot_columns = 0, partials = 0, rows = 0, theta_width = 0;
   ThetaTables<Real> tables;
-  std::uint64_t* steps = nullptr;
-  Real* tables_real = nullptr;
-  double* theta = nullptr;
-  std::uint64_t* table_turns = nullptr;
-  Real* worker_reals = nullptr;
-  std::uint64_t* worker_turns = nullptr;
-  std::uint16_t* worker_places = nullptr;
-  std::uint16_t* table_places = nullptr;
-  double* worker_sums = nullptr;
-  Real* column_max = nullptr;
-  Real* column_scale = nullptr;
-  Real* column_dot = nullptr;
-  double* partial = nullptr;
+  std::uint64_t *steps = nullptr, *table_turns = nullptr, *worker_turns = nullptr;
+  std::uint16_t *table_places = nullptr, *worker_places = nullptr;
+  Real *tables_real = nullptr, *worker_reals = nullptr;
+  Real *column_max = nullptr, *column_scale = nullptr, *column_dot = nullptr;
+  double *theta = nullptr, *worker_sums = nullptr, *partial = nullptr;
 };
 
 template <class Real>

@@ -18,8 +18,10 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <vector>
 
 #include "annulus/core/dispatch.h"
+#include "annulus/core/values.h"
 #include "annulus/cpu/parallel.h"
 #include "annulus/cpu/simd-inl.h"
 #include "annulus/lrpe_cosine/cpu/apply-inl.h"
@@ -64,12 +66,10 @@ class Worker {
                scratch.worker_turns + index * scratch.phase_turns,
                scratch.worker_places + index * scratch.phase_places) {
     Real* p = base_ + scratch.phase_reals;
-    row_.cos = p;
-    row_.sin = p + width_;
-    row_.x1 = p + 2 * width_;
-    row_.x2 = p + 3 * width_;
-    row_.g1 = p + 4 * width_;
-    row_.g2 = p + 5 * width_;
+    for (Real** row : {&row_.cos, &row_.sin, &row_.x1, &row_.x2, &row_.g1, &row_.g2}) {
+      *row = p;
+      p += width_;
+    }
     if (scratch.worker_sums != nullptr) sums_ = scratch.worker_sums + index * width_;
   }
 
@@ -77,19 +77,17 @@ class Worker {
     const Side& side = plan_.side[place.side];
     phase_.start_head(place.head / side.heads_per_row);
     if constexpr (std::is_same_v<Real, float>) {
-      if (plan_.activation == LrpeActivation::kNone && is_direct(side.x, side.y)) {
-        return turn_tiles(place, side.x, side.y, Direction::kForward);
-      }
+      if (!scratch_.buffered && turned_directly(place, side.x, side.y, Direction::kForward)) return;
     }
     for_tokens(place.begin, place.end, 0, plan_.B, [&](std::int64_t b, std::int64_t t, int) {
       const Pair x = at(side.x, b, place.head, t);
       load_activated(x, b, place);
-      for (int i = 0; i < scratch_.segments.count; ++i) {
-        const Segment& g = scratch_.segments.at[i];
-        rotate_row(row_.x1 + g.slot, x.second ? row_.x2 + g.slot : nullptr, row_.cos + g.slot,
-                   row_.sin + g.slot, g.length, row_.g1 + g.slot, row_.g2 + g.slot);
+      if (x.second) {
+        turn_rows<Turn2::kRotate>(row_.x1, row_.x2);
+      } else {
+        turn_rows<Turn2::kSpread>(row_.x1, row_.x2);
       }
-      store_rows(at(side.y, b, place.head, t), row_.g1, row_.g2);
+      store_rows(at(side.y, b, place.head, t));
     });
   }
 
@@ -97,8 +95,9 @@ class Worker {
     const Side& side = plan_.side[place.side];
     phase_.start_head(place.head / side.heads_per_row);
     if constexpr (std::is_same_v<Real, float>) {
-      if (!scratch_.buffered && side.dx.defined() && is_direct(side.dy, side.dx)) {
-        return turn_tiles(place, side.dy, side.dx, Direction::kBackward);
+      if (!scratch_.buffered && side.dx.defined() &&
+          turned_directly(place, side.dy, side.dx, Direction::kBackward)) {
+        return;
       }
     }
     if (plan_.need_dtheta) std::fill_n(sums_, width_, 0.0);
@@ -110,7 +109,7 @@ class Worker {
         if (plan_.activation != LrpeActivation::kNone) {
           activation_backward(at(side.x, b, place.head, t), b, place);
         }
-        store_rows(at(side.dx, b, place.head, t), row_.g1, row_.g2);
+        store_rows(at(side.dx, b, place.head, t));
       }
     };
     for_tokens(place.begin, place.end, 0, plan_.B, token_backward);
@@ -145,8 +144,7 @@ class Worker {
     for_tokens(0, plan_.L, b, b + 1, [&](std::int64_t, std::int64_t t, int) {
       load_gradient(at(side.dy, b, place.head, t));
       load_activated(at(side.x, b, place.head, t), b, place);
-      for (int i = 0; i < scratch_.segments.count; ++i) {
-        const Segment& g = scratch_.segments.at[i];
+      for (const Segment& g : scratch_.segments) {
         for (std::int64_t k = 0; k < g.length; ++k) {
           sums_[g.column + k] += static_cast<double>(row_.x1[g.slot + k] * row_.g1[g.slot + k]);
         }
@@ -271,12 +269,10 @@ class Worker {
     return most;
   }
 
-  bool is_direct(const Operand& in, const Operand& out) const {
-    return turn_tile_ != nullptr && in.stride[3] == 1 && out.stride[3] == 1;
-  }
-
-  // The direct path: rows go from `in` to `out` without a stop, two sequences at a time.
-  void turn_tiles(const Place& place, const Operand& in, const Operand& out, Direction direction) {
+  // The direct path, where there is one: rows go from `in` to `out` without a stop, two sequences at a time.
+  bool turned_directly(const Place& place, const Operand& in, const Operand& out,
+                       Direction direction) {
+    if (turn_tile_ == nullptr || in.stride[3] != 1 || out.stride[3] != 1) return false;
     // Two sequences at once share the making of the phases; not in place, and only where a block of columns
     // is whole lines (cpu/direct-inl.h).
     const bool two_at_once = whole_lines(out) && in.first != out.first;
@@ -292,6 +288,7 @@ class Worker {
                               out.stride[0], sequences, direction});
                 }
               });
+    return true;
   }
 
   // Every row of the tensor starts on a cache line.
@@ -317,8 +314,7 @@ class Worker {
 
   // x1 (and x2) = f(x), as row buffers.
   void load_activated(const Pair& x, std::int64_t b, const Place& place) {
-    for (int i = 0; i < scratch_.segments.count; ++i) {
-      const Segment& g = scratch_.segments.at[i];
+    for (const Segment& g : scratch_.segments) {
       load(x.first, x.step, g, row_.x1);
       if (x.second) load(x.second, x.step, g, row_.x2);
     }
@@ -331,15 +327,22 @@ class Worker {
     activate(plan_.activation, scratch_.segments, row_.x1, high, scale);
   }
 
+  // (g1, g2) = (x1, x2) turned by the phase.
+  template <Turn2 kTurn>
+  void turn_rows(const Real* x1, const Real* x2) {
+    for (const Segment& g : scratch_.segments) {
+      turn_row<kTurn>(x1 + g.slot, x2 + g.slot, row_.cos + g.slot, row_.sin + g.slot, g.length,
+                      row_.g1 + g.slot, row_.g2 + g.slot);
+    }
+  }
+
   // g = the gradient turned back by the phase.
   void load_gradient(const Pair& dy) {
-    for (int i = 0; i < scratch_.segments.count; ++i) {
-      const Segment& g = scratch_.segments.at[i];
+    for (const Segment& g : scratch_.segments) {
       load(dy.first, dy.step, g, row_.g1);
       load(dy.second, dy.step, g, row_.g2);
-      rotate_back_row(row_.g1 + g.slot, row_.g2 + g.slot, row_.cos + g.slot, row_.sin + g.slot,
-                      g.length);
     }
+    turn_rows<Turn2::kRotateBack>(row_.g1, row_.g2);
   }
 
   // g1 = dx, from g1 and x (loaded again: the activated row is no longer x).
@@ -347,19 +350,15 @@ class Worker {
     const Real* dot = plan_.activation == LrpeActivation::kSoftmaxTokens
                           ? scratch_.column_dot + column_index(place.flat_head, b)
                           : nullptr;
-    for (int i = 0; i < scratch_.segments.count; ++i) {
-      const Segment& g = scratch_.segments.at[i];
-      load(x.first, x.step, g, row_.g2);
-    }
+    for (const Segment& g : scratch_.segments) load(x.first, x.step, g, row_.g2);
     annulus::lrpe_cosine::HWY_NAMESPACE::activation_backward(plan_.activation, scratch_.segments,
                                                              row_.g2, row_.x1, dot, row_.g1);
   }
 
-  void store_rows(const Pair& y, const Real* r1, const Real* r2) {
-    for (int i = 0; i < scratch_.segments.count; ++i) {
-      const Segment& g = scratch_.segments.at[i];
-      store(r1, g, y.first, y.step);
-      if (y.second) store(r2, g, y.second, y.step);
+  void store_rows(const Pair& y) const {
+    for (const Segment& g : scratch_.segments) {
+      store(row_.g1, g, y.first, y.step);
+      if (y.second) store(row_.g2, g, y.second, y.step);
     }
   }
 
@@ -374,8 +373,7 @@ class Worker {
   }
 
   void add_dtheta(int token) {
-    for (int i = 0; i < scratch_.segments.count; ++i) {
-      const Segment& g = scratch_.segments.at[i];
+    for (const Segment& g : scratch_.segments) {
       add_moments(row_.x1 + g.slot, plan_.rotate ? row_.x2 + g.slot : nullptr, row_.g1 + g.slot,
                   row_.g2 + g.slot, position_[g.axis][token], g.length, sums_ + g.slot);
     }
@@ -431,36 +429,6 @@ void for_tasks(const Plan& plan, const Scratch<Real>& scratch, std::int64_t task
   });
 }
 
-template <class Real>
-void column_pass(const Plan& plan, const Scratch<Real>& scratch, int threads, bool dots) {
-  for_tasks(plan, scratch, scratch.tasks.heads * plan.B, threads,
-            [&](Worker<Real>& worker, std::int64_t i) {
-              Place place = place_of(plan, scratch.tasks, i / plan.B * scratch.tasks.chunks);
-              if (dots) {
-                worker.column_dots(place, i % plan.B);
-              } else {
-                worker.column_statistics(place, i % plan.B);
-              }
-            });
-}
-
-template <class Real>
-void forward_as(const Plan& plan, Context& context) {
-  Scratch<Real> scratch(plan, false);
-  if (plan.B == 0 || plan.C == 0 || scratch.tasks.count() == 0) return;
-  const Workspace workspace(context, plan.op, plan.device,
-                            [&](ScratchLayout& p) { scratch.lay_out(p); });
-  scratch.connect_tables(plan);
-  make_tables(plan, scratch, context.threads);
-  if (plan.activation == LrpeActivation::kSoftmaxTokens) {
-    column_pass(plan, scratch, context.threads, false);
-  }
-  for_tasks(plan, scratch, scratch.tasks.count(), context.threads,
-            [&](Worker<Real>& worker, std::int64_t task) {
-              worker.forward(place_of(plan, scratch.tasks, task));
-            });
-}
-
 // dtheta[row, k] = the partial sums of the row's heads in order, all axes that own column k.
 template <class Real>
 void sum_partials(const Plan& plan, const Scratch<Real>& scratch, int threads) {
@@ -473,8 +441,7 @@ void sum_partials(const Plan& plan, const Scratch<Real>& scratch, int threads) {
       const std::int64_t chunks = scratch.tasks.chunks;
       for (std::int64_t task = first * chunks; task < (first + heads) * chunks; ++task) {
         const double* partial = scratch.partial + task * scratch.width;
-        for (int i = 0; i < scratch.segments.count; ++i) {
-          const Segment& g = scratch.segments.at[i];
+        for (const Segment& g : scratch.segments) {
           for (std::int64_t k = 0; k < g.length; ++k) total[k] += partial[g.slot + k];
         }
       }
@@ -489,33 +456,34 @@ void sum_partials(const Plan& plan, const Scratch<Real>& scratch, int threads) {
   });
 }
 
-inline void zero_dtheta(const Plan& plan) {
-  visit_floating(plan.dtheta.dtype, [&]<class U>() {
-    const auto dtheta = as_strided<U, 2>(plan.dtheta);
-    for (std::int64_t row = 0; row < plan.theta_rows; ++row) {
-      for (std::int64_t k = 0; k < plan.E; ++k) dtheta(row, k) = U(compute_t<U>{0});
-    }
-  });
-}
-
 template <class Real>
-void backward_as(const Plan& plan, Context& context) {
-  Scratch<Real> scratch(plan, true);
-  if (plan.B == 0 || plan.C == 0 || scratch.tasks.count() == 0) {
-    if (plan.need_dtheta) zero_dtheta(plan);
+void run_as(const Plan& plan, Context& context) {
+  Scratch<Real> scratch(plan);
+  if (scratch.empty(plan)) {
+    if (plan.need_dtheta) {
+      store_values(plan.dtheta, std::vector<double>(static_cast<std::size_t>(plan.dtheta.numel())));
+    }
     return;
   }
   const Workspace workspace(context, plan.op, plan.device,
                             [&](ScratchLayout& p) { scratch.lay_out(p); });
   scratch.connect_tables(plan);
   make_tables(plan, scratch, context.threads);
+  const auto for_columns = [&](auto body) {
+    for_tasks(plan, scratch, scratch.tasks.heads * plan.B, context.threads,
+              [&](Worker<Real>& worker, std::int64_t i) {
+                const std::int64_t task = i / plan.B * scratch.tasks.chunks;
+                (worker.*body)(place_of(plan, scratch.tasks, task), i % plan.B);
+              });
+  };
   if (plan.activation == LrpeActivation::kSoftmaxTokens) {
-    column_pass(plan, scratch, context.threads, false);
-    column_pass(plan, scratch, context.threads, true);
+    for_columns(&Worker<Real>::column_statistics);
+    if (plan.backward) for_columns(&Worker<Real>::column_dots);
   }
   for_tasks(plan, scratch, scratch.tasks.count(), context.threads,
             [&](Worker<Real>& worker, std::int64_t task) {
-              worker.backward(place_of(plan, scratch.tasks, task), task);
+              const Place place = place_of(plan, scratch.tasks, task);
+              plan.backward ? worker.backward(place, task) : worker.forward(place);
             });
   if (plan.need_dtheta) sum_partials(plan, scratch, context.threads);
 }
@@ -527,17 +495,14 @@ decltype(auto) visit_real(const Plan& plan, F&& f) {
                                    : f.template operator()<float>();
 }
 
-void run_forward(const Plan& plan, Context& context) {
-  visit_real(plan, [&]<class Real>() { forward_as<Real>(plan, context); });
+void run_plan(const Plan& plan, Context& context) {
+  visit_real(plan, [&]<class Real>() { run_as<Real>(plan, context); });
 }
-void run_backward(const Plan& plan, Context& context) {
-  visit_real(plan, [&]<class Real>() { backward_as<Real>(plan, context); });
-}
-std::size_t scratch_bytes(const Plan& plan, bool backward) {
+std::size_t plan_bytes(const Plan& plan) {
   return visit_real(plan, [&]<class Real>() {
-    Scratch<Real> scratch(plan, backward);
-    const bool empty = plan.B == 0 || plan.C == 0 || scratch.tasks.count() == 0;
-    return empty ? std::size_t{0} : scratch.bytes();
+    Scratch<Real> scratch(plan);
+    if (scratch.empty(plan)) return std::size_t{0};
+    return scratch_bytes([&](ScratchLayout& p) { scratch.lay_out(p); });
   });
 }
 
@@ -547,19 +512,12 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace annulus::lrpe_cosine {
 
-ANNULUS_CPU_EXPORT(run_forward);
-ANNULUS_CPU_EXPORT(run_backward);
-ANNULUS_CPU_EXPORT(scratch_bytes);
+ANNULUS_CPU_EXPORT(run_plan);
+ANNULUS_CPU_EXPORT(plan_bytes);
 
 namespace cpu {
-void forward(const Plan& plan, Context& context) { ANNULUS_CPU_CALL(run_forward)(plan, context); }
-void backward(const Plan& plan, Context& context) { ANNULUS_CPU_CALL(run_backward)(plan, context); }
-std::size_t forward_workspace(const Plan& plan) {
-  return ANNULUS_CPU_CALL(scratch_bytes)(plan, false);
-}
-std::size_t backward_workspace(const Plan& plan) {
-  return ANNULUS_CPU_CALL(scratch_bytes)(plan, true);
-}
+void run(const Plan& plan, Context& context) { ANNULUS_CPU_CALL(run_plan)(plan, context); }
+std::size_t workspace(const Plan& plan) { return ANNULUS_CPU_CALL(plan_bytes)(plan); }
 }  // namespace cpu
 
 }  // namespace annulus::lrpe_cosine

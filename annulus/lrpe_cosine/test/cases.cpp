@@ -2,12 +2,17 @@
 #include "annulus/lrpe_cosine/test/cases.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "annulus/core/values.h"
+#include "annulus/lrpe_cosine/ref.h"
 #include "testing/limits.h"
 
 namespace annulus::testing {
@@ -16,51 +21,24 @@ namespace {
 
 using Form = LrpeProblem::Form;
 
-bool is_rotate(const LrpeProblem& p) {
-  return p.form == Form::kRotateHalves || p.form == Form::kRotateInterleaved;
-}
-
-std::int64_t tokens_of(const LrpeProblem& p) {
-  std::int64_t n = 1;
-  for (int i = 0; i < p.shape.axes; ++i) n *= p.shape.extent[static_cast<std::size_t>(i)];
-  return p.prefix + n;
-}
-
 bool needs_x(const LrpeProblem& p) {
-  return p.need_dtheta || (!is_rotate(p) && p.activation != LrpeActivation::kNone);
-}
-
-const char* activation_name(LrpeActivation a) {
-  switch (a) {
-    case LrpeActivation::kNone:
-      return "none";
-    case LrpeActivation::kRelu:
-      return "relu";
-    case LrpeActivation::kSigmoid:
-      return "sigmoid";
-    case LrpeActivation::kSilu:
-      return "silu";
-    case LrpeActivation::kSoftmaxFeatures:
-      return "softmax_features";
-    case LrpeActivation::kSoftmaxTokens:
-      return "softmax_tokens";
-  }
-  return "unknown";
+  return p.need_dtheta || (!is_rotate(p.form) && p.activation != LrpeActivation::kNone);
 }
 
 std::string describe(const LrpeProblem& p) {
   static constexpr const char* kForms[] = {"cosine", "cosine_qk", "rotate_halves",
                                            "rotate_interleaved"};
+  static constexpr const char* kActivations[] = {
+      "none", "relu", "sigmoid", "silu", "softmax_features", "softmax_tokens"};
   std::string s = std::string("form=") + kForms[static_cast<int>(p.form)] +
                   " B=" + std::to_string(p.B) + " H=" + std::to_string(p.H);
   if (p.form == Form::kCosineQk) s += " Hk=" + std::to_string(p.Hk);
   s += " L=";
-  for (int i = 0; i < p.shape.axes; ++i) {
-    s += (i > 0 ? "x" : "") + std::to_string(p.shape.extent[static_cast<std::size_t>(i)]);
-  }
-  s += "+" + std::to_string(p.prefix) + " D=" + std::to_string(p.D) + " E=" + std::to_string(p.E) +
+  for (const std::int64_t n : p.shape.extents()) s += std::to_string(n) + "x";
+  s.back() = '+';
+  s += std::to_string(p.prefix) + " D=" + std::to_string(p.D) + " E=" + std::to_string(p.E) +
        " dtype=" + name_of(p.dtype) + " theta=" + name_of(p.theta_dtype);
-  if (!is_rotate(p)) s += std::string(" act=") + activation_name(p.activation);
+  if (!is_rotate(p.form)) s += std::string(" act=") + kActivations[static_cast<int>(p.activation)];
   if (p.offset != 0) s += " offset=" + std::to_string(p.offset);
   if (p.offset_per_batch) s += " offsets=yes";
   if (p.ids != LrpeProblem::Ids::kNone) {
@@ -73,45 +51,46 @@ std::string describe(const LrpeProblem& p) {
   return s;
 }
 
-LrpePositions positions_of(const LrpeProblem& p, Views in, const std::vector<TensorSpec>& specs) {
-  LrpePositions o;
-  if (p.ids == LrpeProblem::Ids::kNone) o.shape = p.shape;
-  o.prefix = p.prefix;
-  o.offset = p.offset;
-  o.offsets = pick(in, specs, "offsets");
-  o.position_ids = pick(in, specs, "position_ids");
-  return o;
+// f(options of p's form).
+template <class F>
+decltype(auto) with_options(const LrpeProblem& p, Views in, const std::vector<TensorSpec>& specs,
+                            F&& f) {
+  LrpePositions at;
+  if (p.ids == LrpeProblem::Ids::kNone) at.shape = p.shape;
+  at.prefix = p.prefix;
+  at.offset = p.offset;
+  at.offsets = pick(in, specs, "offsets");
+  at.position_ids = pick(in, specs, "position_ids");
+  if (is_rotate(p.form)) return f(LrpeRotateOptions{at, p.form == Form::kRotateInterleaved});
+  return f(LrpeCosineOptions{at, p.activation});
 }
-
 template <class Options>
-Options options_of(const LrpeProblem& p, const LrpePositions& positions) {
-  Options o;
-  static_cast<LrpePositions&>(o) = positions;
-  if constexpr (requires { o.activation; }) {
-    o.activation = p.activation;
-  } else {
-    o.interleaved = p.form == Form::kRotateInterleaved;
+constexpr bool kRotates = std::is_same_v<Options, LrpeRotateOptions>;
+
+// The naive program the numeric policy compares us with: f32 (f64 for f64 tensors), float(position) * theta, std::cos.
+template <class C>
+struct Naive {
+  using Number = C;
+  using Frequency = C;
+  static C frequency(C theta) { return theta; }
+  static lrpe_cosine::SinCos<C> turned(C theta, std::int64_t position) {
+    const C phi = static_cast<C>(position) * theta;
+    return {std::sin(phi), std::cos(phi)};
   }
-  return o;
-}
+};
 
 // One half of the qk form as a problem of its own: theta with its rows repeated for every head of a
 // group. With one side only this is the identity, so reference and baseline treat all forms alike.
 struct Side {
-  LrpeProblem problem;
+  std::int64_t heads, group;
   std::string x, dx, y, dy;
-  std::int64_t group = 1;
 };
 
 std::vector<Side> sides_of(const LrpeProblem& p) {
-  if (p.form != Form::kCosineQk) return {{p, "x", "dx", "y", "dy", 1}};
-  LrpeProblem q = p;
-  LrpeProblem k = p;
-  q.form = k.form = Form::kCosine;
-  k.H = p.Hk;
+  if (p.form != Form::kCosineQk) return {{p.H, 1, "x", "dx", "y", "dy"}};
   const std::int64_t rows = std::min(p.H, p.Hk);
   const auto group = [&](std::int64_t heads) { return rows == 0 ? 1 : heads / rows; };
-  return {{q, "q", "dq", "yq", "dyq", group(q.H)}, {k, "k", "dk", "yk", "dyk", group(k.H)}};
+  return {{p.H, group(p.H), "q", "dq", "yq", "dyq"}, {p.Hk, group(p.Hk), "k", "dk", "yk", "dyk"}};
 }
 
 // f(side, theta with its rows repeated, dtheta of that side): dtheta's rows are summed over sides and
@@ -142,65 +121,69 @@ void for_each_side(const LrpeProblem& p, const TensorView& theta, const TensorVi
   store_values(dtheta, sum);
 }
 
+// Both are the definition (ref.h), in one arithmetic or another: loops.operator()<Arithmetic>(in, out).
+template <class Loops>
+void set_judges(Call& call, const LrpeProblem& p, Loops loops) {
+  call.reference = [=](Views in, Views out) {
+    loops.template operator()<lrpe_cosine::Exact>(in, out);
+  };
+  visit_bool(p.dtype == DType::kF64, [&]<bool kDouble>() {
+    call.baseline = [=](Views in, Views out) {
+      loops.template operator()<Naive<std::conditional_t<kDouble, double, float>>>(in, out);
+    };
+  });
+}
+
 Call forward_call(const LrpeProblem& p, const std::vector<TensorSpec>& common) {
   Call call;
   call.name = "forward";
   const std::int64_t L = tokens_of(p);
-  const std::int64_t width = is_rotate(p) ? p.D : 2 * p.D;
+  const std::int64_t width = is_rotate(p.form) ? p.D : 2 * p.D;
   for (const Side& s : sides_of(p)) {
-    call.inputs.push_back({s.x, p.dtype, {p.B, s.problem.H, L, p.D}});
-    call.outputs.push_back({s.y, p.dtype, {p.B, s.problem.H, L, width}});
+    call.inputs.push_back({s.x, p.dtype, {p.B, s.heads, L, p.D}});
+    call.outputs.push_back({s.y, p.dtype, {p.B, s.heads, L, width}});
   }
   call.inputs.insert(call.inputs.end(), common.begin(), common.end());
   const auto in_specs = call.inputs;
   const auto out_specs = call.outputs;
 
   call.run = [=](Views in, Views out, Context& context) {
-    const auto get = [&](std::string_view n) { return pick(in, in_specs, n); };
-    const LrpePositions at = positions_of(p, in, in_specs);
-    if (p.form == Form::kCosineQk) {
-      lrpe_cosine_qk_forward(in[0], in[1], get("theta"), out[0], out[1],
-                             options_of<LrpeCosineOptions>(p, at), context);
-    } else if (is_rotate(p)) {
-      lrpe_rotate_forward(in[0], get("theta"), out[0], options_of<LrpeRotateOptions>(p, at),
-                          context);
-    } else {
-      lrpe_cosine_forward(in[0], get("theta"), out[0], options_of<LrpeCosineOptions>(p, at),
-                          context);
-    }
+    const TensorView theta = pick(in, in_specs, "theta");
+    with_options(p, in, in_specs, [&]<class Options>(const Options& options) {
+      if constexpr (kRotates<Options>) {
+        lrpe_rotate_forward(in[0], theta, out[0], options, context);
+      } else if (p.form == Form::kCosineQk) {
+        lrpe_cosine_qk_forward(in[0], in[1], theta, out[0], out[1], options, context);
+      } else {
+        lrpe_cosine_forward(in[0], theta, out[0], options, context);
+      }
+    });
   };
   call.workspace = [=](Views in, Views) {
-    const auto get = [&](std::string_view n) { return pick(in, in_specs, n); };
-    const LrpePositions at = positions_of(p, in, in_specs);
-    if (p.form == Form::kCosineQk) {
-      return lrpe_cosine_qk_forward_workspace(in[0], in[1], get("theta"),
-                                              options_of<LrpeCosineOptions>(p, at));
-    }
-    return is_rotate(p) ? lrpe_rotate_forward_workspace(in[0], get("theta"),
-                                                        options_of<LrpeRotateOptions>(p, at))
-                        : lrpe_cosine_forward_workspace(in[0], get("theta"),
-                                                        options_of<LrpeCosineOptions>(p, at));
+    const TensorView theta = pick(in, in_specs, "theta");
+    return with_options(p, in, in_specs, [&]<class Options>(const Options& options) {
+      if constexpr (kRotates<Options>) {
+        return lrpe_rotate_forward_workspace(in[0], theta, options);
+      } else {
+        return p.form == Form::kCosineQk
+                   ? lrpe_cosine_qk_forward_workspace(in[0], in[1], theta, options)
+                   : lrpe_cosine_forward_workspace(in[0], theta, options);
+      }
+    });
   };
-  const auto loops = [=](auto cosine, auto rotate) {
-    return [=](Views in, Views out) {
-      const LrpePositions at = positions_of(p, in, in_specs);
-      const auto one_side = [&](const Side& s, const TensorView& theta, const TensorView&) {
-        const TensorView x = pick(in, in_specs, s.x), y = pick(out, out_specs, s.y);
-        if (is_rotate(p)) {
-          rotate(x, theta, y, options_of<LrpeRotateOptions>(p, at));
-        } else {
-          cosine(x, theta, y, options_of<LrpeCosineOptions>(p, at));
-        }
-      };
-      for_each_side(p, pick(in, in_specs, "theta"), {}, one_side);
-    };
-  };
-  call.reference = loops(reference::lrpe_cosine_forward, reference::lrpe_rotate_forward);
-  call.baseline = loops(baseline::lrpe_cosine_forward, baseline::lrpe_rotate_forward);
+  set_judges(call, p, [=]<class Arithmetic>(Views in, Views out) {
+    with_options(p, in, in_specs, [&](const auto& options) {
+      for_each_side(p, pick(in, in_specs, "theta"), {},
+                    [&](const Side& s, const TensorView& theta, const TensorView&) {
+                      lrpe_cosine::define_forward<Arithmetic>(pick(in, in_specs, s.x), theta,
+                                                              pick(out, out_specs, s.y), options);
+                    });
+    });
+  });
   const auto heads = static_cast<double>(p.H + (p.form == Form::kCosineQk ? p.Hk : 0));
   const double n = static_cast<double>(p.B * L * p.D) * heads;
-  call.flops = n * (is_rotate(p) ? 3 : 2);
-  call.bytes = n * static_cast<double>(size_of(p.dtype)) * (is_rotate(p) ? 2 : 3) +
+  call.flops = n * (is_rotate(p.form) ? 3 : 2);
+  call.bytes = n * static_cast<double>(size_of(p.dtype)) * (is_rotate(p.form) ? 2 : 3) +
                static_cast<double>(p.H * p.E * size_of(p.theta_dtype));
   return call;
 }
@@ -241,81 +224,63 @@ Call backward_call(const LrpeProblem& p, const std::vector<TensorSpec>& common,
   call.run = [=](Views in, Views out, Context& context) {
     const auto get = [&](std::string_view n) { return pick(in, in_specs, n); };
     const auto to = [&](std::string_view n) { return pick(out, out_specs, n); };
-    const LrpePositions at = positions_of(p, in, in_specs);
-    if (p.form == Form::kCosineQk) {
-      lrpe_cosine_qk_backward(get("dyq"), get("dyk"), get("q"), get("k"), get("theta"), to("dq"),
-                              to("dk"), to("dtheta"), options_of<LrpeCosineOptions>(p, at),
-                              context);
-    } else if (is_rotate(p)) {
-      lrpe_rotate_backward(get("dy"), get("x"), get("theta"), to("dx"), to("dtheta"),
-                           options_of<LrpeRotateOptions>(p, at), context);
-    } else {
-      lrpe_cosine_backward(get("dy"), get("x"), get("theta"), to("dx"), to("dtheta"),
-                           options_of<LrpeCosineOptions>(p, at), context);
-    }
+    const TensorView theta = get("theta"), dtheta = to("dtheta");
+    with_options(p, in, in_specs, [&]<class Options>(const Options& options) {
+      if constexpr (kRotates<Options>) {
+        lrpe_rotate_backward(get("dy"), get("x"), theta, to("dx"), dtheta, options, context);
+      } else if (p.form == Form::kCosineQk) {
+        lrpe_cosine_qk_backward(get("dyq"), get("dyk"), get("q"), get("k"), theta, to("dq"),
+                                to("dk"), dtheta, options, context);
+      } else {
+        lrpe_cosine_backward(get("dy"), get("x"), theta, to("dx"), dtheta, options, context);
+      }
+    });
   };
   // The query reads device, dtype and shape of x, which the call itself may do without.
   call.workspace = [=](Views in, Views) {
-    const auto get = [&](std::string_view n) { return pick(in, in_specs, n); };
-    const LrpePositions at = positions_of(p, in, in_specs);
-    const auto x_like = [&](const Side& s) {
-      TensorView v = get(s.dy);
+    const TensorView theta = pick(in, in_specs, "theta");
+    const auto x_of = [&](const Side& s) {
+      TensorView v = pick(in, in_specs, s.dy);
       v.shape[3] = p.D;
       return v;
     };
-    if (p.form == Form::kCosineQk) {
-      return lrpe_cosine_qk_backward_workspace(x_like(sides[0]), x_like(sides[1]), get("theta"),
-                                               p.need_dtheta, options_of<LrpeCosineOptions>(p, at));
-    }
-    return is_rotate(p)
-               ? lrpe_rotate_backward_workspace(x_like(sides[0]), get("theta"), p.need_dtheta,
-                                                options_of<LrpeRotateOptions>(p, at))
-               : lrpe_cosine_backward_workspace(x_like(sides[0]), get("theta"), p.need_dtheta,
-                                                options_of<LrpeCosineOptions>(p, at));
+    const TensorView x = x_of(sides.front()), k = x_of(sides.back());
+    return with_options(p, in, in_specs, [&]<class Options>(const Options& options) {
+      if constexpr (kRotates<Options>) {
+        return lrpe_rotate_backward_workspace(x, theta, p.need_dtheta, options);
+      } else {
+        return p.form == Form::kCosineQk
+                   ? lrpe_cosine_qk_backward_workspace(x, k, theta, p.need_dtheta, options)
+                   : lrpe_cosine_backward_workspace(x, theta, p.need_dtheta, options);
+      }
+    });
   };
-  const auto loops = [=](auto cosine, auto rotate) {
-    return [=](Views in, Views out) {
-      const LrpePositions at = positions_of(p, in, in_specs);
-      const auto one_side = [&](const Side& s, const TensorView& theta, const TensorView& dtheta) {
-        const TensorView dy = pick(in, in_specs, s.dy), x = pick(in, in_specs, s.x);
-        const TensorView dx = pick(out, out_specs, s.dx);
-        if (is_rotate(p)) {
-          rotate(dy, x, theta, dx, dtheta, options_of<LrpeRotateOptions>(p, at));
-        } else {
-          cosine(dy, x, theta, dx, dtheta, options_of<LrpeCosineOptions>(p, at));
-        }
-      };
-      for_each_side(p, pick(in, in_specs, "theta"), pick(out, out_specs, "dtheta"), one_side);
-    };
-  };
-  call.reference = loops(reference::lrpe_cosine_backward, reference::lrpe_rotate_backward);
-  call.baseline = loops(baseline::lrpe_cosine_backward, baseline::lrpe_rotate_backward);
-  const double n = forward.flops / (is_rotate(p) ? 3 : 2);
+  set_judges(call, p, [=]<class Arithmetic>(Views in, Views out) {
+    with_options(p, in, in_specs, [&](const auto& options) {
+      for_each_side(p, pick(in, in_specs, "theta"), pick(out, out_specs, "dtheta"),
+                    [&](const Side& s, const TensorView& theta, const TensorView& dtheta) {
+                      lrpe_cosine::define_backward<Arithmetic>(
+                          pick(in, in_specs, s.dy), pick(in, in_specs, s.x), theta,
+                          pick(out, out_specs, s.dx), dtheta, options);
+                    });
+    });
+  });
+  const double n = forward.flops / (is_rotate(p.form) ? 3 : 2);
   call.flops = n * 3 + (p.need_dtheta ? n * 4 : 0);
   call.bytes = n * static_cast<double>(size_of(p.dtype)) *
-                   ((is_rotate(p) ? 1 : 2) + (p.need_dx ? 1 : 0) + (needs_x(p) ? 1 : 0)) +
+                   ((is_rotate(p.form) ? 1 : 2) + (p.need_dx ? 1 : 0) + (needs_x(p) ? 1 : 0)) +
                static_cast<double>(p.H * p.E * size_of(p.theta_dtype)) * (p.need_dtheta ? 2 : 1);
   return call;
 }
 
 double special_value(Rng& rng, const LrpeProblem& p) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const FloatFormat f = format_of(p.dtype);
-  switch (rng.below(7)) {
-    case 0:
-      return 0.0;
-    case 1:
-      return -0.0;
-    case 2:
-      return std::ldexp(rng.uniform() - 0.5, f.min_exponent);
-    case 3:  // dtheta multiplies by positions and sums: leave it room
-      return p.need_dtheta ? (p.dtype == DType::kF16 ? 1e3 : 1e20) : f.max_finite;
-    case 4:
-      return std::numeric_limits<double>::quiet_NaN();
-    case 5:
-      return std::numeric_limits<double>::infinity();
-    default:
-      return -std::numeric_limits<double>::infinity();
-  }
+  const auto kind = static_cast<std::size_t>(rng.below(7));
+  if (kind == 2) return std::ldexp(rng.uniform() - 0.5, f.min_exponent);
+  // dtheta multiplies by positions and sums: leave it room.
+  const double large = !p.need_dtheta ? f.max_finite : p.dtype == DType::kF16 ? 1e3 : 1e20;
+  return std::array{0.0, -0.0, 0.0, large, std::nan(""), kInfinity, -kInfinity}[kind];
 }
 
 // dtheta sums over all tokens, so what is not finite would make all of it NaN, which proves little:
@@ -380,6 +345,11 @@ void draw_ids(Rng& rng, const LrpeProblem& p, std::span<double> values) {
 
 }  // namespace
 
+std::int64_t tokens_of(const LrpeProblem& p) {
+  const auto extents = p.shape.extents();
+  return p.prefix + std::reduce(extents.begin(), extents.end(), std::int64_t{1}, std::multiplies());
+}
+
 Case lrpe_case(const LrpeProblem& p) {
   Case c;
   c.op = "lrpe_cosine";
@@ -414,7 +384,9 @@ Case lrpe_case(const LrpeProblem& p) {
   };
   const bool softmax = p.activation == LrpeActivation::kSoftmaxFeatures ||
                        p.activation == LrpeActivation::kSoftmaxTokens;
-  c.limits = is_rotate(p) ? kLrpeRotateLimits : softmax ? kLrpeSoftmaxLimits : kLrpeProductLimits;
+  c.limits = is_rotate(p.form) ? kLrpeRotateLimits
+             : softmax         ? kLrpeSoftmaxLimits
+                               : kLrpeProductLimits;
   return c;
 }
 

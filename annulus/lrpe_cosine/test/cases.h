@@ -41,28 +41,13 @@ struct LrpeProblem {
   std::uint64_t seed = 0;
 };
 
+inline bool is_rotate(LrpeProblem::Form f) { return f >= LrpeProblem::Form::kRotateHalves; }
+// Prefix and grid.
+std::int64_t tokens_of(const LrpeProblem& problem);
+
 // calls: "forward", "backward" (dx and/or dtheta as asked). Inputs are named as in the header.
 Case lrpe_case(const LrpeProblem& problem);
 
-// A random problem: the same for a seed on every machine.
-LrpeProblem lrpe_fuzz_problem(std::uint64_t seed);
-// Hand-picked problems: every edge and every defect of the original implementation.
-std::vector<Case> lrpe_named_cases();
 std::vector<BadCall> lrpe_bad_calls(Device device);
-
-// What a straightforward programmer writes: float(position) * theta, then std::cos, sums in fp32
-// (everything in fp64 for f64 tensors). The arguments of the definition, in the call's own dtypes.
-namespace baseline {
-void lrpe_cosine_forward(const TensorView& x, const TensorView& theta, const TensorView& y,
-                         const LrpeCosineOptions& options);
-void lrpe_cosine_backward(const TensorView& dy, const TensorView& x, const TensorView& theta,
-                          const TensorView& dx, const TensorView& dtheta,
-                          const LrpeCosineOptions& options);
-void lrpe_rotate_forward(const TensorView& x, const TensorView& theta, const TensorView& y,
-                         const LrpeRotateOptions& options);
-void lrpe_rotate_backward(const TensorView& dy, const TensorView& x, const TensorView& theta,
-                          const TensorView& dx, const TensorView& dtheta,
-                          const LrpeRotateOptions& options);
-}  // namespace baseline
 
 }  // namespace annulus::testing

@@ -27,7 +27,14 @@ constexpr std::array kActivations = {LrpeActivation::kNone,
                                      LrpeActivation::kSoftmaxFeatures,
                                      LrpeActivation::kSoftmaxTokens};
 
-bool is_rotate(Form f) { return f == Form::kRotateHalves || f == Form::kRotateInterleaved; }
+LrpeProblem of_dtype(DType dtype, LrpeProblem p) {
+  p.dtype = dtype;
+  return p;
+}
+LrpeProblem without_dtheta(LrpeProblem p) {
+  p.need_dtheta = false;
+  return p;
+}
 
 class Builder {
  public:
@@ -37,34 +44,33 @@ class Builder {
     cases_.back().params = "'" + name + "' " + cases_.back().params;
     return cases_.back();
   }
+  // With value(rng, i) for the tensors of these names, and the usual draw for the others.
+  template <class F>
+  void add_with(const std::string& name, const LrpeProblem& p, std::vector<std::string> names,
+                F value) {
+    Draw& draw = add(name, p).draw;
+    draw = [usual = draw, names, value](Rng& rng, const TensorSpec& spec, std::span<double> v) {
+      usual(rng, spec, v);
+      if (std::find(names.begin(), names.end(), spec.name) == names.end()) return;
+      for (std::size_t i = 0; i < v.size(); ++i) v[i] = value(rng, i);
+    };
+  }
   std::vector<Case> take() { return std::move(cases_); }
 
  private:
   std::vector<Case> cases_;
 };
 
-// `values` for the named tensors, the usual draw for the others.
-Draw replacing(Draw usual, std::vector<std::string> names,
-               std::function<double(Rng&, std::size_t)> value) {
-  return [usual, names, value](Rng& rng, const TensorSpec& spec, std::span<double> v) {
-    usual(rng, spec, v);
-    if (std::find(names.begin(), names.end(), spec.name) == names.end()) return;
-    for (std::size_t i = 0; i < v.size(); ++i) v[i] = value(rng, i);
-  };
-}
-
 void add_forms_and_types(Builder& b) {
   for (const Form form : kAllForms) {
     for (const DType dtype : kAllDTypes) {
-      LrpeProblem p{.form = form, .B = 2, .H = 3, .D = 64, .E = 64, .shape = {37}};
+      LrpeProblem p{.form = form, .B = 2, .H = 3, .D = 64, .E = 64, .shape = {37}, .prefix = 3};
       if (form == Form::kCosineQk) p.H = 6, p.Hk = 2;
       p.dtype = dtype;
-      p.prefix = 3;
       b.add("every form and dtype", p);
       p.theta_dtype = dtype;
       p.shape = {5, 7};
-      p.E = 33;
-      if (is_rotate(form)) p.E = 17;
+      p.E = is_rotate(form) ? 17 : 33;
       b.add("theta in x's dtype, 2-D", p);
     }
   }
@@ -75,14 +81,12 @@ void add_axes(Builder& b) {
   b.add("3-D, E = 43: axis 3 owns 42 columns",
         {.B = 2, .H = 2, .D = 128, .E = 43, .shape = {4, 3, 5}, .prefix = 10});
   for (const DType dtype : kAllDTypes) {
-    LrpeProblem p{.B = 3, .H = 2, .D = 128, .E = 43, .shape = {4, 3, 5}, .prefix = 1};
-    p.dtype = dtype;
-    p.need_dtheta = false;
-    b.add("3-D, vectors with columns of two axes", p);
+    const LrpeProblem p{.B = 3, .H = 2, .D = 128, .E = 43, .shape = {4, 3, 5}, .prefix = 1};
+    b.add("3-D, vectors with columns of two axes", without_dtheta(of_dtype(dtype, p)));
   }
   b.add("4-D, E not dividing D", {.B = 2, .H = 2, .D = 30, .E = 8, .shape = {2, 3, 2, 3}});
   b.add("m * E far above D", {.H = 2, .D = 5, .E = 40, .shape = {9, 1}, .prefix = 1});
-  b.add("axes of length 1 that own no column", {.H = 1, .D = 8, .E = 8, .shape = {6, 1, 1}});
+  b.add("axes of length 1 that own no column", {.D = 8, .E = 8, .shape = {6, 1, 1}});
   b.add("1-D, E > D (defect 4: padding of the wrong axis)",
         {.H = 3, .D = 24, .E = 31, .shape = {17}});
   for (const Form form : {Form::kRotateHalves, Form::kRotateInterleaved}) {
@@ -99,66 +103,42 @@ void add_activations(Builder& b) {
     }
     // Defect of the original's block kernel: wrong beyond one tile of tokens.
     b.add("more tokens than any tile",
-          {.B = 1, .H = 1, .D = 4, .E = 4, .shape = {1500}, .prefix = 10, .activation = a});
-    b.add("thousands of features",
-          {.B = 1, .H = 1, .D = 5000, .E = 5000, .shape = {5}, .activation = a});
-    b.add("activation without dtheta", {.B = 2,
-                                        .H = 1,
-                                        .D = 16,
-                                        .E = 8,
-                                        .shape = {4, 5},
-                                        .activation = a,
-                                        .dtype = DType::kBF16,
-                                        .need_dtheta = false});
+          {.D = 4, .E = 4, .shape = {1500}, .prefix = 10, .activation = a});
+    b.add("thousands of features", {.D = 5000, .E = 5000, .shape = {5}, .activation = a});
+    const LrpeProblem p{.B = 2, .D = 16, .E = 8, .shape = {4, 5}, .activation = a};
+    b.add("activation without dtheta", without_dtheta(of_dtype(DType::kBF16, p)));
   }
   // Defect 2: the original's relu has derivative 1 at exactly 0.
-  Case& relu =
-      b.add("relu at exactly 0, and at -0",
-            {.B = 2, .H = 1, .D = 8, .E = 8, .shape = {12}, .activation = LrpeActivation::kRelu});
-  relu.draw = replacing(relu.draw, {"x"}, [](Rng& rng, std::size_t i) {
-    return i % 3 == 0 ? 0.0 : i % 3 == 1 ? -0.0 : rng.normal();
-  });
+  b.add_with("relu at exactly 0, and at -0",
+             {.B = 2, .D = 8, .E = 8, .shape = {12}, .activation = LrpeActivation::kRelu}, {"x"},
+             [](Rng& rng, std::size_t i) {
+               return i % 3 == 0 ? 0.0 : i % 3 == 1 ? -0.0 : rng.normal();
+             });
   // Softmax must subtract its maximum, and a column far below it must give zeros and not NaN.
   for (const LrpeActivation a : {LrpeActivation::kSoftmaxFeatures, LrpeActivation::kSoftmaxTokens,
                                  LrpeActivation::kSilu, LrpeActivation::kSigmoid}) {
-    Case& c = b.add("logits of +-1e4",
-                    {.B = 1, .H = 2, .D = 16, .E = 16, .shape = {20}, .activation = a});
-    c.draw = replacing(c.draw, {"x"}, [](Rng& rng, std::size_t i) {
-      return i % 5 ? rng.normal() : 1e4 * rng.normal();
-    });
+    b.add_with("logits of +-1e4", {.H = 2, .D = 16, .E = 16, .shape = {20}, .activation = a}, {"x"},
+               [](Rng& rng, std::size_t i) { return (i % 5 ? 1 : 1e4) * rng.normal(); });
   }
 }
 
 void add_positions(Builder& b) {
   for (const DType dtype : kAllDTypes) {
     b.add("offset at 2^31",
-          {.B = 1, .H = 2, .D = 16, .E = 16, .shape = {40}, .offset = 1ll << 31, .dtype = dtype});
+          {.H = 2, .D = 16, .E = 16, .shape = {40}, .offset = 1ll << 31, .dtype = dtype});
   }
-  b.add("offset below -2^31", {.H = 1, .D = 16, .E = 16, .shape = {9}, .offset = -(1ll << 31) - 5});
-  b.add("offsets per batch", {.B = 3,
-                              .H = 2,
-                              .D = 16,
-                              .E = 16,
-                              .shape = {11},
-                              .prefix = 2,
-                              .offset = 7,
-                              .offset_per_batch = true});
+  b.add("offset below -2^31", {.D = 16, .E = 16, .shape = {9}, .offset = -(1ll << 31) - 5});
+  LrpeProblem offsets{.B = 3, .H = 2, .D = 16, .E = 16, .shape = {11}, .prefix = 2, .offset = 7};
+  offsets.offset_per_batch = true;
+  b.add("offsets per batch", offsets);
   for (const Form form : kAllForms) {
-    LrpeProblem p{.form = form,
-                  .B = 4,
-                  .H = 4,
-                  .Hk = 2,
-                  .D = 64,
-                  .E = 64,
-                  .shape = {1},
-                  .offset_per_batch = true,
-                  .dtype = DType::kBF16};
-    b.add("one decoded token", p);
+    LrpeProblem p{.form = form, .B = 4, .H = 4, .Hk = 2, .D = 64, .E = 64, .shape = {1}};
+    p.offset_per_batch = true;
+    b.add("one decoded token", of_dtype(DType::kBF16, p));
   }
   // The original's grid holds at most 65 535 tokens; theirs fails here, and so would 16-bit
   // indices.
-  b.add("more than 65 535 tokens",
-        {.B = 1, .H = 1, .D = 2, .E = 2, .shape = {65600}, .prefix = 10});
+  b.add("more than 65 535 tokens", {.D = 2, .E = 2, .shape = {65600}, .prefix = 10});
   b.add("more than 65 535 tokens, rotate",
         {.form = Form::kRotateHalves, .D = 2, .E = 1, .shape = {65600}});
   b.add("more than 65 535 tokens, softmax over tokens",
@@ -171,39 +151,25 @@ void add_positions(Builder& b) {
 
 void add_sizes(Builder& b) {
   for (const Form form : kAllForms) {
-    const LrpeProblem base{.form = form, .B = 2, .H = 2, .Hk = 2, .D = 4, .E = 4, .shape = {3}};
-    for (int dimension = 0; dimension < 4; ++dimension) {
-      LrpeProblem p = base;
-      if (dimension == 0) p.B = 0;
-      if (dimension == 1) p.H = p.Hk = 0;
-      if (dimension == 2) p.shape = {0};
-      if (dimension == 3) p.D = 0;
+    for (LrpeProblem p : {LrpeProblem{.B = 0, .H = 2, .Hk = 2, .D = 4, .E = 4, .shape = {3}},
+                          LrpeProblem{.B = 2, .H = 0, .Hk = 0, .D = 4, .E = 4, .shape = {3}},
+                          LrpeProblem{.B = 2, .H = 2, .Hk = 2, .D = 4, .E = 4, .shape = {0}},
+                          LrpeProblem{.B = 2, .H = 2, .Hk = 2, .D = 0, .E = 4, .shape = {3}}}) {
+      p.form = form;
       b.add("zero size", p);
     }
-    LrpeProblem grid = base;
-    grid.shape = {3, 0};
-    grid.E = 2;
-    b.add("zero size of one axis", grid);
-    LrpeProblem one = base;
-    one.B = one.H = one.Hk = 1;
-    one.D = is_rotate(form) ? 2 : 1;
-    one.E = 1;
-    b.add("the smallest D", one);
+    b.add("zero size of one axis",
+          {.form = form, .B = 2, .H = 2, .Hk = 2, .D = 4, .E = 2, .shape = {3, 0}});
+    b.add("the smallest D", {.form = form, .Hk = 1, .D = is_rotate(form) ? 2 : 1, .shape = {3}});
   }
   for (const LrpeActivation a :
        {LrpeActivation::kSoftmaxFeatures, LrpeActivation::kSoftmaxTokens}) {
-    b.add("softmax of nothing: L = 0",
-          {.B = 1, .H = 1, .D = 4, .E = 4, .shape = {0}, .activation = a});
-    b.add("softmax of nothing: D = 0",
-          {.B = 1, .H = 1, .D = 0, .E = 1, .shape = {4}, .activation = a});
+    b.add("softmax of nothing: L = 0", {.D = 4, .E = 4, .shape = {0}, .activation = a});
+    b.add("softmax of nothing: D = 0", {.D = 0, .E = 1, .shape = {4}, .activation = a});
   }
   for (const std::int64_t D : {1, 3, 7, 8, 9, 15, 16, 17, 31, 63, 65, 80, 127, 129, 256, 500}) {
-    b.add("D around vector widths", {.B = 3,
-                                     .H = 1,
-                                     .D = D,
-                                     .E = D,
-                                     .shape = {5},
-                                     .dtype = D % 2 ? DType::kBF16 : DType::kF32});
+    const DType dtype = D % 2 ? DType::kBF16 : DType::kF32;
+    b.add("D around vector widths", {.B = 3, .D = D, .E = D, .shape = {5}, .dtype = dtype});
   }
   for (const std::int64_t B : {5, 8, 13, 33}) {
     b.add("many batch entries share a phase",
@@ -217,64 +183,50 @@ void add_groups(Builder& b) {
   b.add("qk: more k heads than q heads",
         {.form = Form::kCosineQk, .B = 2, .H = 2, .Hk = 6, .D = 32, .E = 16, .shape = {4, 5}});
   for (const LrpeActivation a : kActivations) {
-    b.add("qk: every activation", {.form = Form::kCosineQk,
-                                   .B = 2,
-                                   .H = 4,
-                                   .Hk = 2,
-                                   .D = 24,
-                                   .E = 24,
-                                   .shape = {33},
-                                   .prefix = 1,
-                                   .activation = a,
-                                   .dtype = DType::kF16});
+    LrpeProblem p{.form = Form::kCosineQk, .B = 2, .H = 4, .Hk = 2, .D = 24, .E = 24};
+    p.shape = {33};
+    p.prefix = 1;
+    p.activation = a;
+    b.add("qk: every activation", of_dtype(DType::kF16, p));
   }
   for (const Form form : kAllForms) {
     LrpeProblem p{.form = form, .B = 2, .H = 2, .Hk = 2, .D = 20, .E = 20, .shape = {13}};
-    p.need_dtheta = false;
-    b.add("only dx: nothing saved", p);
-    p.need_dtheta = true;
+    b.add("only dx: nothing saved", without_dtheta(p));
     p.need_dx = false;
     b.add("only dtheta", p);
   }
 }
 
 void add_values(Builder& b) {
-  const double nan = std::numeric_limits<double>::quiet_NaN();
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN(),
+                   kInfinity = std::numeric_limits<double>::infinity();
+  const auto times = [](double size) {
+    return [size](Rng& rng, std::size_t) { return size * rng.normal(); };
+  };
   for (const Form form : kAllForms) {
-    LrpeProblem p{
+    const LrpeProblem p{
         .form = form, .B = 2, .H = 2, .Hk = 1, .D = 12, .E = 12, .shape = {6}, .prefix = 2};
-    Case& c = b.add("theta not finite: NaN in that column, for tokens with a position only", p);
-    c.draw = replacing(c.draw, {"theta"}, [nan](Rng& rng, std::size_t i) {
-      return i % 12 == 3   ? nan
-             : i % 12 == 5 ? std::numeric_limits<double>::infinity()
-                           : rng.normal();
-    });
-    Case& x = b.add("one NaN in x reaches no other element than its own", p);
-    x.draw = replacing(x.draw, {"x", "q", "k"},
-                       [nan](Rng& rng, std::size_t i) { return i == 17 ? nan : rng.normal(); });
+    b.add_with("theta not finite: NaN in that column, for tokens with a position only", p,
+               {"theta"}, [](Rng& rng, std::size_t i) {
+                 return i % 12 == 3 ? kNan : i % 12 == 5 ? kInfinity : rng.normal();
+               });
+    b.add_with("one NaN in x reaches no other element than its own", p, {"x", "q", "k"},
+               [](Rng& rng, std::size_t i) { return i == 17 ? kNan : rng.normal(); });
   }
-  Case& huge =
-      b.add("theta of 1e30", {.B = 1, .H = 1, .D = 8, .E = 8, .shape = {50}, .need_dtheta = false});
-  huge.draw =
-      replacing(huge.draw, {"theta"}, [](Rng& rng, std::size_t) { return 1e30 * rng.normal(); });
-  Case& tiny =
-      b.add("theta below the normal numbers", {.B = 1, .H = 1, .D = 8, .E = 8, .shape = {50}});
-  tiny.draw =
-      replacing(tiny.draw, {"theta"}, [](Rng& rng, std::size_t) { return 1e-41 * rng.normal(); });
+  const LrpeProblem small{.D = 8, .E = 8, .shape = {50}};
+  b.add_with("theta of 1e30", without_dtheta(small), {"theta"}, times(1e30));
+  b.add_with("theta below the normal numbers", small, {"theta"}, times(1e-41));
   for (const DType dtype : kAllDTypes) {
-    Case& c = b.add(
-        "denormal x is not flushed",
-        {.B = 1, .H = 1, .D = 8, .E = 8, .shape = {20}, .dtype = dtype, .need_dtheta = false});
     const double size = dtype == DType::kF16 ? 1e-6 : dtype == DType::kF64 ? 1e-310 : 1e-40;
-    c.draw =
-        replacing(c.draw, {"x"}, [size](Rng& rng, std::size_t) { return size * rng.normal(); });
+    b.add_with("denormal x is not flushed",
+               without_dtheta({.D = 8, .E = 8, .shape = {20}, .dtype = dtype}), {"x"}, times(size));
   }
 }
 
 void add_long_axes(Builder& b) {
   // The CPU's phases of a grid are products beyond position 64 of an axis, and rows alone up to there.
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-    for (LrpeProblem p :
+    for (const LrpeProblem& p :
          {LrpeProblem{.B = 3, .H = 2, .D = 40, .E = 20, .shape = {33, 3}},
           LrpeProblem{.B = 2, .H = 2, .D = 40, .E = 20, .shape = {2, 64}, .prefix = 1},
           LrpeProblem{.B = 2, .H = 1, .D = 70, .E = 43, .shape = {4, 70}, .prefix = 130},
@@ -282,9 +234,7 @@ void add_long_axes(Builder& b) {
           LrpeProblem{.B = 2, .H = 2, .D = 128, .E = 43, .shape = {2, 70, 2}},
           LrpeProblem{.B = 1, .H = 1, .D = 20, .E = 5, .shape = {1, 66, 2, 3}},
           LrpeProblem{.B = 1, .H = 1, .D = 12, .E = 7, .shape = {70, 66}}}) {
-      p.dtype = dtype;
-      p.need_dtheta = false;
-      b.add("grids with a long axis", p);
+      b.add("grids with a long axis", without_dtheta(of_dtype(dtype, p)));
     }
   }
 }
@@ -293,6 +243,10 @@ void add_long_axes(Builder& b) {
 void add_ids(Builder& b) {
   using Ids = LrpeProblem::Ids;
   using Values = LrpeProblem::IdValues;
+  const auto own = [](LrpeProblem p) {
+    p.ids = Ids::kOwn;
+    return p;
+  };
   std::size_t n = 0;
   for (const Values values : {Values::kPacked, Values::kFarRuns, Values::kNear, Values::kFar}) {
     for (const Ids ids : {Ids::kShared, Ids::kOwn}) {
@@ -302,79 +256,52 @@ void add_ids(Builder& b) {
                             LrpeProblem{.B = 2, .H = 1, .D = 10, .E = 3, .shape = {2, 3, 2, 3}}}) {
         p.ids = ids;
         p.id_values = values;
-        for (const bool need_dtheta : {true, false}) {
-          p.dtype = kAllDTypes[n++ % 4];
-          p.need_dtheta = need_dtheta;
-          b.add("positions by token", p);
-        }
-        ++n;  // so that each problem meets each type
+        b.add("positions by token", of_dtype(kAllDTypes[n % 4], p));
+        b.add("positions by token", without_dtheta(of_dtype(kAllDTypes[(n + 1) % 4], p)));
+        n += 3;  // so that each problem meets each type
       }
     }
   }
   for (const Form form : kAllForms) {
-    b.add("positions by token, one decoded", {.form = form,
-                                              .B = 4,
-                                              .H = 4,
-                                              .Hk = 2,
-                                              .D = 64,
-                                              .E = 64,
-                                              .shape = {1},
-                                              .ids = Ids::kOwn,
-                                              .dtype = DType::kBF16});
+    const LrpeProblem p{.form = form, .B = 4, .H = 4, .Hk = 2, .D = 64, .E = 64, .shape = {1}};
+    b.add("positions by token, one decoded", own(of_dtype(DType::kBF16, p)));
   }
-  for (const LrpeActivation activation : kActivations) {
-    b.add("positions by token, activations", {.B = 2,
-                                              .H = 2,
-                                              .D = 32,
-                                              .E = 16,
-                                              .shape = {9, 5},
-                                              .activation = activation,
-                                              .ids = Ids::kOwn,
-                                              .dtype = DType::kBF16});
+  for (const LrpeActivation a : kActivations) {
+    const LrpeProblem p{.B = 2, .H = 2, .D = 32, .E = 16, .shape = {9, 5}, .activation = a};
+    b.add("positions by token, activations", own(of_dtype(DType::kBF16, p)));
   }
-  b.add("positions by token, no tokens",
-        {.B = 2, .H = 2, .D = 8, .E = 8, .shape = {0}, .ids = Ids::kOwn});
+  b.add("positions by token, no tokens", own({.B = 2, .H = 2, .D = 8, .E = 8, .shape = {0}}));
   b.add("positions by token, no sequences",
         {.B = 0, .H = 2, .D = 8, .E = 8, .shape = {4}, .ids = Ids::kShared});
 }
 
-}  // namespace
-
-std::vector<Case> lrpe_named_cases() {
+std::vector<Case> named_cases() {
   Builder b;
-  add_forms_and_types(b);
-  add_axes(b);
-  add_activations(b);
-  add_positions(b);
-  add_sizes(b);
-  add_groups(b);
-  add_values(b);
-  add_long_axes(b);
-  add_ids(b);
+  for (const auto add : {add_forms_and_types, add_axes, add_activations, add_positions, add_sizes,
+                         add_groups, add_values, add_long_axes, add_ids}) {
+    add(b);
+  }
   return b.take();
 }
 
-namespace {
-
 // Weight on the sizes where tiles begin and end.
 std::int64_t draw_length(Rng& rng, std::int64_t most) {
-  static constexpr std::array<std::int64_t, 20> kEdges = {
-      0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 257};
-  std::int64_t n = rng.below(2) ? kEdges[static_cast<std::size_t>(rng.below(20))] : rng.below(600);
+  static constexpr std::int64_t kEdges[] = {0,  1,  2,  3,  7,  8,  9,   15,  16,  17,
+                                            31, 32, 33, 63, 64, 65, 127, 128, 129, 257};
+  std::int64_t n = rng.below(2) ? rng.pick<std::int64_t>(kEdges) : rng.below(600);
   if (n == 0 && rng.below(4)) n = 1;  // empty cases are legal and cheap, but prove little
   return std::min(n, most);
 }
 
-}  // namespace
-
-LrpeProblem lrpe_fuzz_problem(std::uint64_t seed) {
-  static constexpr std::array<std::int64_t, 14> kWidths = {1,  2,  3,  8,   16,  32,  33,
-                                                           64, 80, 96, 128, 160, 192, 256};
+// A random problem: the same for a seed on every machine.
+LrpeProblem fuzz_problem(std::uint64_t seed) {
+  static constexpr std::int64_t kWidths[] = {1,  2,  3,  8,   16,  32,  33,
+                                             64, 80, 96, 128, 160, 192, 256};
   Rng rng(seed);
   LrpeProblem p;
   p.seed = seed;
-  p.form = kAllForms[static_cast<std::size_t>(rng.below(4))];
-  p.dtype = kAllDTypes[static_cast<std::size_t>(rng.below(4))];
+  p.form = rng.pick<Form>(kAllForms);
+  p.dtype = rng.pick<DType>(kAllDTypes);
   p.theta_dtype = rng.below(2) ? DType::kF32 : p.dtype;
   p.B = rng.below(50) == 0 ? 0 : 1 + rng.below(4);
   p.H = rng.below(80) == 0 ? 0 : 1 + rng.below(4);
@@ -383,10 +310,9 @@ LrpeProblem lrpe_fuzz_problem(std::uint64_t seed) {
     p.Hk = p.H;
     (rng.below(4) ? p.H : p.Hk) *= ratio;
   }
-  p.D = rng.below(2) ? kWidths[static_cast<std::size_t>(rng.below(14))] : 1 + rng.below(256);
+  p.D = rng.below(2) ? rng.pick<std::int64_t>(kWidths) : 1 + rng.below(256);
   if (is_rotate(p.form)) p.D = std::max<std::int64_t>(2, p.D / 2 * 2);
-  p.activation = rng.below(3) == 0 ? LrpeActivation::kNone
-                                   : kActivations[static_cast<std::size_t>(rng.below(6))];
+  p.activation = rng.below(3) == 0 ? LrpeActivation::kNone : rng.pick<LrpeActivation>(kActivations);
   if (is_rotate(p.form)) p.activation = LrpeActivation::kNone;
   p.prefix =
       std::array<std::int64_t, 4>{0, 1, 10, rng.below(40)}[static_cast<std::size_t>(rng.below(4))];
@@ -403,9 +329,8 @@ LrpeProblem lrpe_fuzz_problem(std::uint64_t seed) {
     p.shape = {draw_length(rng, tokens)};
     // Spare columns of theta, whose gradient is zero: not so many that they are nearly all of it.
     p.E = columns + std::min(rng.below(3) == 0 ? rng.below(20) : 0, 4 * columns);
-    static constexpr std::array<std::int64_t, 7> kOffsets = {0,   0,         1,           100000,
-                                                             -77, 1ll << 31, -(1ll << 31)};
-    p.offset = kOffsets[static_cast<std::size_t>(rng.below(7))];
+    static constexpr std::int64_t kOffsets[] = {0, 0, 1, 100000, -77, 1ll << 31, -(1ll << 31)};
+    p.offset = rng.pick<std::int64_t>(kOffsets);
     if (rng.below(4) == 0) p.offset += rng.below(1 << 20);
     p.offset_per_batch = rng.below(3) == 0;
     const bool origin = p.offset == 0 && !p.offset_per_batch;
@@ -442,14 +367,14 @@ LrpeProblem lrpe_fuzz_problem(std::uint64_t seed) {
   return p;
 }
 
-namespace {
 const CasesRegistration kRegistration(
     {.op = "lrpe_cosine",
-     .named = lrpe_named_cases,
-     .fuzz = [](std::uint64_t seed) { return lrpe_case(lrpe_fuzz_problem(seed)); },
+     .named = named_cases,
+     .fuzz = [](std::uint64_t seed) { return lrpe_case(fuzz_problem(seed)); },
      .bad_calls = lrpe_bad_calls,
      .sanitized = "activation without|thousands of|qk: GQA|only d|3-D, (vectors|E = 43)|"
                   "positions by token, (one|act)|many rows"});
+
 }  // namespace
 
 }  // namespace annulus::testing

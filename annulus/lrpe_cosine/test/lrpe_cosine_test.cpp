@@ -1,6 +1,6 @@
-// What LRPE promises beyond single calls: the phase against independent arithmetic, every axis has
-// an effect, a sequence may be cut in calls, forms agree with each other. On the CPU, and on CUDA
-// where there is a device.
+// What LRPE promises of values beyond the limits of its cases: the phase against independent arithmetic, scores that
+// depend on differences alone, long sums, bfloat16's roundings, extreme values. (Calls that have the same bits:
+// bits_test.cpp.) On the CPU, and on CUDA where there is a device.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 #include "annulus/core/errors.h"
 #include "annulus/lrpe_cosine/lrpe_cosine.h"
-#include "annulus/lrpe_cosine/phase.h"
+#include "annulus/lrpe_cosine/ref.h"
 #include "annulus/lrpe_cosine/test/cases.h"
 #include "testing/dense.h"
 #include "testing/limits.h"
@@ -32,11 +32,35 @@ static_assert(equals(kLrpeRotateLimits, {1, 2e-7, 2e-7, 1e-12}));
 
 class Lrpe : public EachDevice {
  protected:
+  // y of x, and the definition's of the same numbers.
+  struct Compared {
+    std::vector<double> got, want;
+  };
+  Compared forward(const Dense& x, const Dense& theta, const LrpeCosineOptions& options) {
+    std::vector<std::int64_t> wide = shape_of(x);
+    wide[3] *= 2;
+    Dense y(device(), x.view().dtype, wide), exact(kCPU, DType::kF64, wide);
+    lrpe_cosine_forward(x.view(), theta.view(), y.view(), options, context);
+    reference::lrpe_cosine_forward(as_f64(x).view(), as_f64(theta).view(), exact.view(), options);
+    return {y.values(), exact.values()};
+  }
+  static Dense as_f64(const Dense& t) {
+    Dense wide(kCPU, DType::kF64, shape_of(t));
+    wide.write(t.values());
+    return wide;
+  }
+  static std::vector<std::int64_t> shape_of(const Dense& t) {
+    const TensorView v = t.view();
+    return {v.sizes().begin(), v.sizes().end()};
+  }
+
   Context context;
 };
 ANNULUS_EACH_DEVICE(Lrpe);
 
-constexpr std::array kDTypes = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
+lrpe_cosine::SinCos<double> exact_phase(double theta, std::int64_t position) {
+  return lrpe_cosine::Exact::turned(lrpe_cosine::Exact::frequency(theta), position);
+}
 
 // The reference and the kernels share phase.h, so it has a witness of its own: position * theta in
 // quadruple precision, exact for these sizes, reduced by a 2pi of 113 bits.
@@ -68,8 +92,7 @@ TEST(LrpePhase, AgreesWithQuadruplePrecision) {
     const std::int64_t position =
         i % 3 == 0 ? rng.below(1000) : (rng.below(1ll << 32) - (1ll << 31)) * (i % 2 ? 1 : -1);
     const double angle = reduced_angle(position, theta);
-    double s = 0, c = 0;
-    lrpe_cosine::sincos_turn(lrpe_cosine::turn_at(lrpe_cosine::turn_step(theta), position), s, c);
+    const auto [s, c] = exact_phase(theta, position);
     ASSERT_NEAR(s, std::sin(angle), 2e-15) << position << " * " << theta;
     ASSERT_NEAR(c, std::cos(angle), 2e-15) << position << " * " << theta;
   }
@@ -79,135 +102,22 @@ TEST(LrpePhase, AgreesWithQuadruplePrecision) { GTEST_SKIP() << "no type of 113 
 #endif
 
 TEST(LrpePhase, SmallExactCases) {
-  double s = 1, c = 0;
-  lrpe_cosine::sincos_turn(lrpe_cosine::turn_at(lrpe_cosine::turn_step(0.75), 0), s, c);
-  EXPECT_EQ(s, 0.0);
-  EXPECT_EQ(c, 1.0);
-  lrpe_cosine::sincos_turn(lrpe_cosine::turn_at(lrpe_cosine::turn_step(-0.75), 3), s, c);
-  EXPECT_NEAR(s, std::sin(-2.25), 4e-16);
-  EXPECT_NEAR(c, std::cos(-2.25), 4e-16);
+  EXPECT_EQ(exact_phase(0.75, 0).sin, 0.0);
+  EXPECT_EQ(exact_phase(0.75, 0).cos, 1.0);
+  EXPECT_NEAR(exact_phase(-0.75, 3).sin, std::sin(-2.25), 4e-16);
+  EXPECT_NEAR(exact_phase(-0.75, 3).cos, std::cos(-2.25), 4e-16);
 }
 
-// The original's 3-D benchmark left axis 3 without a column and nobody noticed.
-TEST_P(Lrpe, EveryAxisMovesItsOwnColumnsAndNoOther) {
-  for (int axes = 1; axes <= 4; ++axes) {
-    const std::int64_t D = 11, E = (D + axes - 1) / axes;
-    LrpeCosineOptions options;
-    options.shape.axes = axes;
-    std::int64_t n = 1;
-    for (int j = 0; j < axes; ++j) options.shape.extent[static_cast<std::size_t>(j)] = 3, n *= 3;
-    Dense x(device(), DType::kF32, {1, 1, n, D}), theta(device(), DType::kF32, {1, E});
-    Dense y(device(), DType::kF32, {1, 1, n, 2 * D});
-    x.write(std::vector<double>(static_cast<std::size_t>(n * D), 1.0));
-    theta.write(std::vector<double>(static_cast<std::size_t>(E), 0.7));
-    lrpe_cosine_forward(x.view(), theta.view(), y.view(), options, context);
-    const std::vector<double> values = y.values();
-    std::int64_t step = n;
-    for (int j = 0; j < axes; ++j) {
-      step /= 3;  // tokens 0 and `step` differ by one along axis j alone
-      for (std::int64_t c = 0; c < D; ++c) {
-        const double at_0 = values[static_cast<std::size_t>(D + c)];
-        const double at_1 = values[static_cast<std::size_t>(step * 2 * D + D + c)];
-        EXPECT_EQ(at_0, 0.0);
-        EXPECT_NEAR(at_1, c / E == j ? std::sin(0.7) : 0.0, 1e-6)
-            << "axis " << j + 1 << " of " << axes << ", column " << c;
-      }
-    }
-  }
-}
-
-TEST_P(Lrpe, PrefillAndDecodeEqualOneCall) {
-  for (const DType dtype : kDTypes) {
-    for (const LrpeActivation activation :
-         {LrpeActivation::kNone, LrpeActivation::kSilu, LrpeActivation::kSoftmaxFeatures}) {
-      Dense x(device(), dtype, {2, 3, 41, 20}), theta(device(), DType::kF32, {3, 20});
-      Dense whole(device(), dtype, {2, 3, 41, 40}), parts(device(), dtype, {2, 3, 41, 40});
-      x.normal(1), theta.normal(2);
-      LrpeCosineOptions options;
-      options.activation = activation;
-      options.prefix = 4;
-      options.offset = 100000;
-      options.shape = {37};
-      lrpe_cosine_forward(x.view(), theta.view(), whole.view(), options, context);
-      options.shape = {26};
-      lrpe_cosine_forward(x.tokens(0, 30), theta.view(), parts.tokens(0, 30), options, context);
-      options.prefix = 0;
-      for (std::int64_t t = 30; t < 41; ++t) {
-        options.offset = 100000 + t - 4;
-        options.shape = {1};
-        lrpe_cosine_forward(x.tokens(t, 1), theta.view(), parts.tokens(t, 1), options, context);
-      }
-      EXPECT_TRUE(whole.bytes() == parts.bytes()) << name_of(dtype);
-    }
-  }
-}
-
-TEST_P(Lrpe, OffsetsPerBatchEqualSeparateCalls) {
-  for (const DType integer : {DType::kI32, DType::kI64}) {
-    Dense x(device(), DType::kF32, {3, 2, 9, 16}), theta(device(), DType::kF32, {2, 16});
-    Dense offsets(device(), integer, {3});
-    Dense together(device(), DType::kF32, {3, 2, 9, 32}),
-        apart(device(), DType::kF32, {3, 2, 9, 32});
-    const std::vector<double> values = {5, -123456, 2147483000};
-    x.normal(1), theta.normal(2), offsets.write(values);
-    LrpeCosineOptions options;
-    options.shape = {7};
-    options.prefix = 2;
-    options.offset = 3;
-    options.offsets = offsets.view();
-    lrpe_cosine_forward(x.view(), theta.view(), together.view(), options, context);
-    options.offsets = {};
-    for (std::int64_t b = 0; b < 3; ++b) {
-      options.offset = 3 + static_cast<std::int64_t>(values[static_cast<std::size_t>(b)]);
-      lrpe_cosine_forward(x.batch(b), theta.view(), apart.batch(b), options, context);
-    }
-    EXPECT_TRUE(together.bytes() == apart.bytes());
-  }
-}
-
-TEST_P(Lrpe, QkEqualsTwoCalls) {
-  for (const DType dtype : kDTypes) {
-    Dense q(device(), dtype, {2, 6, 19, 24}), k(device(), dtype, {2, 2, 19, 24});
-    Dense theta(device(), DType::kF32, {2, 24}), repeated(device(), DType::kF32, {6, 24});
-    q.normal(1), k.normal(2), theta.normal(3);
-    std::vector<double> rows;
-    for (std::size_t h = 0; h < 6; ++h) {
-      const std::vector<double> t = theta.values();
-      rows.insert(rows.end(), t.begin() + static_cast<long>(h / 3 * 24),
-                  t.begin() + static_cast<long>(h / 3 * 24 + 24));
-    }
-    repeated.write(rows);
-    Dense yq(device(), dtype, {2, 6, 19, 48}), yk(device(), dtype, {2, 2, 19, 48});
-    Dense zq(device(), dtype, {2, 6, 19, 48}), zk(device(), dtype, {2, 2, 19, 48});
-    LrpeCosineOptions options;
-    options.shape = {17};
-    options.prefix = 2;
-    lrpe_cosine_qk_forward(q.view(), k.view(), theta.view(), yq.view(), yk.view(), options,
-                           context);
-    lrpe_cosine_forward(q.view(), repeated.view(), zq.view(), options, context);
-    lrpe_cosine_forward(k.view(), theta.view(), zk.view(), options, context);
-    EXPECT_TRUE(yq.bytes() == zq.bytes()) << name_of(dtype);
-    EXPECT_TRUE(yk.bytes() == zk.bytes()) << name_of(dtype);
-  }
-}
-
-TEST_P(Lrpe, RotateInPlaceEqualsOutOfPlace) {
-  for (const DType dtype : kDTypes) {
-    for (const bool interleaved : {false, true}) {
-      Dense x(device(), dtype, {2, 3, 19, 26}), theta(device(), DType::kF32, {3, 13});
-      Dense y(device(), dtype, {2, 3, 19, 26});
-      x.normal(1), theta.normal(2);
-      LrpeRotateOptions options;
-      options.shape = {19};
-      options.interleaved = interleaved;
-      lrpe_rotate_forward(x.view(), theta.view(), y.view(), options, context);
-      Dense dx(device(), dtype, {2, 3, 19, 26});
-      lrpe_rotate_backward(y.view(), {}, theta.view(), dx.view(), {}, options, context);
-      lrpe_rotate_forward(x.view(), theta.view(), x.view(), options, context);
-      EXPECT_TRUE(x.bytes() == y.bytes()) << name_of(dtype) << " interleaved " << interleaved;
-      lrpe_rotate_backward(y.view(), {}, theta.view(), y.view(), {}, options, context);
-      EXPECT_TRUE(dx.bytes() == y.bytes()) << name_of(dtype) << " interleaved " << interleaved;
-    }
+TEST(LrpeReference, RotatingBackIsTheInverse) {
+  for (const bool interleaved : {false, true}) {
+    const LrpeRotateOptions options{{.shape = {5}, .offset = 7}, interleaved};
+    Dense x(kCPU, DType::kF64, {1, 2, 5, 8}), theta(kCPU, DType::kF64, {2, 4});
+    Dense y(kCPU, DType::kF64, {1, 2, 5, 8}), back(kCPU, DType::kF64, {1, 2, 5, 8});
+    x.normal(1), theta.normal(2);
+    reference::lrpe_rotate_forward(x.view(), theta.view(), y.view(), options);
+    reference::lrpe_rotate_backward(y.view(), {}, theta.view(), back.view(), {}, options);
+    const std::vector<double> got = back.values(), want = x.values();
+    for (std::size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(got[i], want[i], 1e-14);
   }
 }
 
@@ -227,14 +137,11 @@ TEST_P(Lrpe, ScoresDependOnDifferencesOnly) {
     Dense yq(device(), dtype, {1, 1, 1, width}), yk(device(), dtype, {1, 1, 1, width});
     q.normal(3 * draw + 1), k.normal(3 * draw + 2), theta.normal(3 * draw + 3);
     const auto encode_at = [&](const Dense& x, std::int64_t position, Dense& y) {
-      LrpeCosineOptions cosine;
-      LrpeRotateOptions turning;
-      cosine.shape = turning.shape = {1};
-      cosine.offset = turning.offset = position;
+      const LrpePositions at{.shape = {1}, .offset = position};
       if (rotate) {
-        lrpe_rotate_forward(x.view(), theta.view(), y.view(), turning, context);
+        lrpe_rotate_forward(x.view(), theta.view(), y.view(), {at}, context);
       } else {
-        lrpe_cosine_forward(x.view(), theta.view(), y.view(), cosine, context);
+        lrpe_cosine_forward(x.view(), theta.view(), y.view(), {at}, context);
       }
       return y.values();
     };
@@ -265,21 +172,14 @@ TEST_P(Lrpe, ScoresDependOnDifferencesOnly) {
 // and the same bits again, whatever the number of threads.
 TEST_P(Lrpe, ThetaGradientOfLongSequences) {
   const std::int64_t B = 2, H = 2, L = 32768, D = 8;
-  LrpeCosineOptions options;
-  options.shape = {L};
+  const LrpeCosineOptions options{{.shape = {L}}};
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     Dense x(device(), dtype, {B, H, L, D}), dy(device(), dtype, {B, H, L, 2 * D});
     Dense theta(device(), DType::kF32, {H, D}), dtheta(device(), DType::kF32, {H, D});
-    x.normal(1);
-    dy.normal(2);
-    theta.normal(3);
-    Dense x64(kCPU, DType::kF64, {B, H, L, D}), dy64(kCPU, DType::kF64, {B, H, L, 2 * D});
-    Dense theta64(kCPU, DType::kF64, {H, D}), exact(kCPU, DType::kF64, {H, D});
-    x64.write(x.values());
-    dy64.write(dy.values());
-    theta64.write(theta.values());
-    reference::lrpe_cosine_backward(dy64.view(), x64.view(), theta64.view(), {}, exact.view(),
-                                    options);
+    x.normal(1), dy.normal(2), theta.normal(3);
+    Dense exact(kCPU, DType::kF64, {H, D});
+    reference::lrpe_cosine_backward(as_f64(dy).view(), as_f64(x).view(), as_f64(theta).view(), {},
+                                    exact.view(), options);
     std::vector<std::byte> first;
     for (const int threads : {1, 2, 4, 8}) {
       context.threads = threads;
@@ -301,19 +201,9 @@ TEST_P(Lrpe, ThetaGradientOfLongSequences) {
 // Rounding to bfloat16 may cut off (the CPU does): still a neighbour of the exact value, and right on average.
 TEST_P(Lrpe, BFloat16IsANeighbourAndRightOnAverage) {
   const std::int64_t n = 1500, D = 64;
-  LrpeCosineOptions options;
-  options.shape = {n};
   Dense x(device(), DType::kBF16, {1, 1, n, D}), theta(device(), DType::kF32, {1, D});
-  Dense y(device(), DType::kBF16, {1, 1, n, 2 * D});
-  x.normal(21);
-  theta.normal(22);
-  lrpe_cosine_forward(x.view(), theta.view(), y.view(), options, context);
-  Dense x64(kCPU, DType::kF64, {1, 1, n, D}), theta64(kCPU, DType::kF64, {1, D});
-  Dense exact(kCPU, DType::kF64, {1, 1, n, 2 * D});
-  x64.write(x.values());
-  theta64.write(theta.values());
-  reference::lrpe_cosine_forward(x64.view(), theta64.view(), exact.view(), options);
-  const std::vector<double> got = y.values(), want = exact.values();
+  x.normal(21), theta.normal(22);
+  const auto [got, want] = forward(x, theta, {{.shape = {n}}});
   double largest = 0, sum = 0, squares = 0, count = 0;
   for (std::size_t i = 0; i < want.size(); ++i) {
     if (std::abs(want[i]) < 0x1p-100) continue;  // the sines of position 0
@@ -339,14 +229,9 @@ TEST_P(Lrpe, BFloat16NearAZeroOfThePhase) {
   Rng rng(31);
   while (places.size() < 300) {
     const Place p{static_cast<float>(rng.normal()), rng.below(1ll << 31)};
-    double s = 0, c = 0;
-    lrpe_cosine::sincos_turn(
-        lrpe_cosine::turn_at(lrpe_cosine::turn_step(static_cast<double>(p.theta)), p.position), s,
-        c);
+    const auto [s, c] = exact_phase(static_cast<double>(p.theta), p.position);
     if (std::abs(s * c) > 1e-5 && std::abs(s * c) < 5e-4) places.push_back(p);
   }
-  LrpeCosineOptions options;
-  options.shape = {1};
   Dense x(device(), DType::kBF16, {1, 1, 1, 4}), theta(device(), DType::kF32, {1, 4});
   Dense y(device(), DType::kBF16, {1, 1, 1, 8});
   const std::vector<double> in = {1.4765625, 1.0, -1.9921875, 0.7109375};
@@ -354,10 +239,9 @@ TEST_P(Lrpe, BFloat16NearAZeroOfThePhase) {
   for (const Place& p : places) {
     const auto t = static_cast<double>(p.theta);
     theta.write({t, t, t, t});
-    options.offset = p.position;
-    lrpe_cosine_forward(x.view(), theta.view(), y.view(), options, context);
-    double s = 0, c = 0;
-    lrpe_cosine::sincos_turn(lrpe_cosine::turn_at(lrpe_cosine::turn_step(t), p.position), s, c);
+    lrpe_cosine_forward(x.view(), theta.view(), y.view(), {{.shape = {1}, .offset = p.position}},
+                        context);
+    const auto [s, c] = exact_phase(t, p.position);
     const std::vector<double> got = y.values();
     for (std::size_t i = 0; i < 8; ++i) {
       const double want = in[i % 4] * (i < 4 ? c : s);
@@ -367,45 +251,17 @@ TEST_P(Lrpe, BFloat16NearAZeroOfThePhase) {
   }
 }
 
-// Dense and strided columns take different ways; a sine of -0 (half a turn, exactly) showed it.
-TEST_P(Lrpe, AZeroHasOneSignInEveryLayout) {
-  LrpeCosineOptions options;
-  options.shape = {1};
-  options.offset = 1;
-  const std::int64_t D = 32;
-  for (const DType dtype : kDTypes) {
-    Dense x(device(), dtype, {1, 1, 1, D}), theta(device(), DType::kF32, {1, D});
-    Dense y(device(), dtype, {1, 1, 1, 2 * D}), wide(device(), dtype, {1, 1, 1, 4 * D});
-    x.write(std::vector<double>(static_cast<std::size_t>(D), 1.0));
-    theta.write(std::vector<double>(static_cast<std::size_t>(D), -3.4061215e-19));
-    lrpe_cosine_forward(x.view(), theta.view(), y.view(), options, context);
-    TensorView strided = wide.view();
-    strided.shape[3] = 2 * D;
-    strided.stride[3] = 2;
-    lrpe_cosine_forward(x.view(), theta.view(), strided, options, context);
-    const std::vector<double> dense = y.values(), spread = wide.values();
-    for (std::size_t c = 0; c < dense.size(); ++c) {
-      EXPECT_EQ(dense[c], spread[2 * c]);
-      EXPECT_EQ(std::signbit(dense[c]), std::signbit(spread[2 * c])) << name_of(dtype);
-    }
-  }
-}
-
 TEST_P(Lrpe, BFloat16KeepsWhatItHolds) {
   const double largest = 0x1.fep127, infinity = std::numeric_limits<double>::infinity();
   const std::vector<double> special = {largest,    -largest,    0x1p-133, 1.0078125, 0.0, -0.0,
                                        0x1.fep-14, 0x1.02p-126, infinity, -infinity, 3.0, -7.0};
   const auto D = static_cast<std::int64_t>(special.size());
-  LrpeCosineOptions options;
-  options.shape = {40};
-  options.prefix = 1;
   std::vector<double> rows;
   for (int t = 0; t < 41; ++t) rows.insert(rows.end(), special.begin(), special.end());
   Dense x(device(), DType::kBF16, {1, 1, 41, D}), theta(device(), DType::kF32, {1, D});
   Dense y(device(), DType::kBF16, {1, 1, 41, 2 * D});
-  x.write(rows);
-  theta.normal(23);
-  lrpe_cosine_forward(x.view(), theta.view(), y.view(), options, context);
+  x.write(rows), theta.normal(23);
+  lrpe_cosine_forward(x.view(), theta.view(), y.view(), {{.shape = {40}, .prefix = 1}}, context);
   const std::vector<double> values = y.values();
   for (std::int64_t t = 0; t < 41; ++t) {
     for (std::int64_t c = 0; c < D; ++c) {
@@ -423,24 +279,13 @@ TEST_P(Lrpe, BFloat16KeepsWhatItHolds) {
 // Where e^-x overflows, sigmoid and silu are still far from the smallest number.
 TEST_P(Lrpe, SigmoidAndSiluOfLargeNegativeNumbers) {
   const std::int64_t n = 40, D = 8;
-  LrpeCosineOptions options;
-  options.shape = {n};
   std::vector<double> numbers;
   for (int i = 0; i < n * D; ++i) numbers.push_back(std::round(-60.0 - i % 44) + i % 2 * 0.5);
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     Dense x(device(), dtype, {1, 1, n, D}), theta(device(), DType::kF32, {1, D});
-    Dense y(device(), dtype, {1, 1, n, 2 * D});
-    x.write(numbers);
-    theta.normal(24);
-    Dense x64(kCPU, DType::kF64, {1, 1, n, D}), theta64(kCPU, DType::kF64, {1, D});
-    Dense exact(kCPU, DType::kF64, {1, 1, n, 2 * D});
-    x64.write(x.values());
-    theta64.write(theta.values());
+    x.write(numbers), theta.normal(24);
     for (const auto activation : {LrpeActivation::kSigmoid, LrpeActivation::kSilu}) {
-      options.activation = activation;
-      lrpe_cosine_forward(x.view(), theta.view(), y.view(), options, context);
-      reference::lrpe_cosine_forward(x64.view(), theta64.view(), exact.view(), options);
-      const std::vector<double> got = y.values(), want = exact.values();
+      const auto [got, want] = forward(x, theta, {{.shape = {n}}, activation});
       for (std::size_t i = 0; i < want.size(); ++i) {
         const double unit =
             dtype == DType::kF32 ? std::abs(want[i]) * 1e-5 + 0x1p-140 : ulp_at(want[i], dtype);
@@ -454,52 +299,16 @@ TEST_P(Lrpe, SigmoidAndSiluOfLargeNegativeNumbers) {
 // The mean that a softmax's gradient subtracts is never larger than the largest gradient.
 TEST_P(Lrpe, SoftmaxOfLargeGradients) {
   const std::int64_t n = 50, D = 16;
-  LrpeCosineOptions options;
-  options.shape = {n};
   for (const auto activation : {LrpeActivation::kSoftmaxFeatures, LrpeActivation::kSoftmaxTokens}) {
-    options.activation = activation;
     Dense x(device(), DType::kBF16, {1, 1, n, D}), theta(device(), DType::kF32, {1, D});
     Dense dy(device(), DType::kBF16, {1, 1, n, 2 * D}), dx(device(), DType::kBF16, {1, 1, n, D});
     x.normal(25);
     theta.write(std::vector<double>(D, 0.0));
     dy.write(std::vector<double>(static_cast<std::size_t>(n * 2 * D), 0x1p110));
-    lrpe_cosine_backward(dy.view(), x.view(), theta.view(), dx.view(), TensorView(), options,
-                         context);
+    lrpe_cosine_backward(dy.view(), x.view(), theta.view(), dx.view(), {},
+                         {{.shape = {n}}, activation}, context);
     // All gradients are equal, so that nothing is left but rounding.
     for (const double v : dx.values()) ASSERT_LE(std::abs(v), 0x1p94);
-  }
-}
-
-// Sequences share the making of their phases, several at a time where there are many rows: each is what it is alone.
-TEST_P(Lrpe, ManySequencesEqualSeparateCalls) {
-  struct Size {
-    std::int64_t B, H, n, D;
-  };
-  for (const Size& size : {Size{7, 12, 300, 128}, Size{3, 400, 70, 8}}) {
-    const auto [B, H, n, D] = size;
-    for (const auto activation :
-         {LrpeActivation::kNone, LrpeActivation::kSilu, LrpeActivation::kSoftmaxFeatures,
-          LrpeActivation::kSoftmaxTokens}) {
-      LrpeCosineOptions options;
-      options.shape = {n - 3};
-      options.prefix = 3;
-      options.activation = activation;
-      Dense x(device(), DType::kBF16, {B, H, n, D}), theta(device(), DType::kF32, {H, D});
-      Dense dy(device(), DType::kBF16, {B, H, n, 2 * D});
-      x.normal(26), dy.normal(27), theta.normal(28);
-      Dense y(device(), DType::kBF16, {B, H, n, 2 * D}),
-          y1(device(), DType::kBF16, {B, H, n, 2 * D});
-      Dense dx(device(), DType::kBF16, {B, H, n, D}), dx1(device(), DType::kBF16, {B, H, n, D});
-      lrpe_cosine_forward(x.view(), theta.view(), y.view(), options, context);
-      lrpe_cosine_backward(dy.view(), x.view(), theta.view(), dx.view(), {}, options, context);
-      for (std::int64_t b = 0; b < B; ++b) {
-        lrpe_cosine_forward(x.batch(b), theta.view(), y1.batch(b), options, context);
-        lrpe_cosine_backward(dy.batch(b), x.batch(b), theta.view(), dx1.batch(b), {}, options,
-                             context);
-      }
-      EXPECT_TRUE(y.bytes() == y1.bytes()) << "activation " << static_cast<int>(activation);
-      EXPECT_TRUE(dx.bytes() == dx1.bytes()) << "activation " << static_cast<int>(activation);
-    }
   }
 }
 
@@ -509,24 +318,19 @@ TEST_P(Lrpe, WorkspaceNeedsNoData) {
   const auto like = [&](std::initializer_list<std::int64_t> shape) {
     return contiguous(nullptr, DType::kF32, {shape.begin(), shape.size()}, device());
   };
-  LrpeCosineOptions options;
-  options.shape = {8};
-  EXPECT_NO_THROW(lrpe_cosine_forward_workspace(like({2, 3, 8, 16}), like({3, 16}), options));
-  EXPECT_NO_THROW(
-      lrpe_cosine_backward_workspace(like({2, 3, 8, 16}), like({3, 16}), true, options));
-  options.offsets = contiguous(nullptr, DType::kI64, std::array<std::int64_t, 1>{2}, device());
-  EXPECT_NO_THROW(lrpe_cosine_forward_workspace(like({2, 3, 8, 16}), like({3, 16}), options));
+  const TensorView x = like({2, 3, 8, 16}), theta = like({3, 16});
+  LrpePositions at{.shape = {8}};
+  EXPECT_NO_THROW(lrpe_cosine_forward_workspace(x, theta, {at}));
+  EXPECT_NO_THROW(lrpe_cosine_backward_workspace(x, theta, true, {at}));
+  EXPECT_NO_THROW(lrpe_rotate_backward_workspace(x, like({3, 8}), true, {at}));
+  at.offsets = contiguous(nullptr, DType::kI64, std::array<std::int64_t, 1>{2}, device());
+  EXPECT_NO_THROW(lrpe_cosine_forward_workspace(x, theta, {at}));
   // Columns of theta that no column of x uses cost next to nothing, and no size wraps.
-  options = {};
-  options.shape = {4};
-  EXPECT_LT(lrpe_cosine_forward_workspace(like({1, 1, 4, 1}), like({1, 1 << 20}), options),
-            32u << 20);
-  EXPECT_THROW(
-      lrpe_cosine_forward_workspace(like({1, 1, 4, 1}), like({1, 1808504320951936}), options),
-      InvalidArgument);
-  LrpeRotateOptions rotate;
-  rotate.shape = {8};
-  EXPECT_NO_THROW(lrpe_rotate_backward_workspace(like({2, 3, 8, 16}), like({3, 8}), true, rotate));
+  const auto of_columns = [&](std::int64_t E) {
+    return lrpe_cosine_forward_workspace(like({1, 1, 4, 1}), like({1, E}), {{.shape = {4}}});
+  };
+  EXPECT_LT(of_columns(1 << 20), 32u << 20);
+  EXPECT_THROW(of_columns(1808504320951936), InvalidArgument);
 }
 
 }  // namespace

@@ -97,18 +97,6 @@ def test_nothing_is_saved_that_is_not_needed(device):
     assert saved_bytes(lambda: ops.lrpe_cosine.default(x, theta.detach(), [50], 0, "none", -1, 0, None, None)) == theta.nbytes
 
 
-def test_qk_with_one_output_unused(device):
-    q, k = randn(2, 4, 5, 4, device=device, grad=True), randn(2, 2, 5, 4, device=device, grad=True)
-    theta = randn(2, 4, device=device, grad=True)
-    for used, unused, heads in ((0, k, 4), (1, q, 2)):
-        gradients = torch.autograd.grad(annulus.lrpe_cosine_qk(q, k, theta, (5,))[used].sum(), (q, k, theta))
-        x = (q, k)[used]
-        want = torch.autograd.grad(cosine(x, theta.repeat_interleave(heads // 2, 0), (5,)).sum(), (x, theta))
-        assert_close(gradients[used], want[0], GRADIENT)
-        assert_close(gradients[2], want[1], GRADIENT)
-        assert not gradients[1 - used].any()
-
-
 def test_memory_and_order_of_axes(device):
     """Of a transposed view only the output is allocated, in the same order of axes."""
     base, theta = randn(2, 512, 3, 64, device=device, grad=True), randn(3, 64, device=device)

@@ -1,32 +1,35 @@
-"""Values and gradients of every form against double precision, and what must not change them."""
+"""Values and gradients of every form against double precision, by grids and by tokens that say where they are.
 
-import itertools
+What every sample is asked (other layouts, threads, gradients by finite differences, compilation, export) is in
+python/tests; positions far out, parts of calls and the bits of offsets are in test/cases_named.cpp and bits_test.cpp.
+"""
 
 import pytest
 import torch
-from samples_lrpe_cosine import ACTIVATIONS, DTYPES, GRADIENT, assert_close, compare, cosine, cosine_qk, rotate
+from samples_lrpe_cosine import ACTIVATIONS, DTYPES, compare, cosine, cosine_qk, rotate
 
 import annulus
 
 GRIDS = [((7,), 0, 6), ((9,), 3, 5), ((4, 5), 2, 8), ((2, 3, 4), 1, 7), ((2, 3, 2, 2), 0, 10)]  # shape, prefix, D
-B, H = 2, 3
+B, H, L = 2, 3, 23  # L: where tokens say where they are
 
 
-def tensors(grid, dtype, device, columns=None, theta_dtype=torch.float32, heads=H):
-    shape, prefix, D = grid
-    D = columns or D
-    tokens = prefix + torch.Size(shape).numel()
-    x = torch.randn(B, heads, tokens, D, device=device).to(dtype).requires_grad_()
-    E = -(-D // len(shape))
-    theta = torch.randn(heads, E, device=device).to(theta_dtype).requires_grad_()
+def tensors(dtype, device, tokens, axes, columns, heads=H):
+    x = torch.randn(B, heads, tokens, columns, device=device).to(dtype).requires_grad_()
+    theta = torch.randn(heads, -(-columns // axes), device=device).requires_grad_()
     return x, theta
+
+
+def on_grid(grid, dtype, device, columns=None, heads=H):
+    shape, prefix, D = grid
+    return tensors(dtype, device, prefix + torch.Size(shape).numel(), len(shape), columns or D, heads)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation,softmax_dim", ACTIVATIONS)
 @pytest.mark.parametrize("grid", GRIDS)
 def test_cosine(grid, activation, softmax_dim, dtype, device):
-    x, theta = tensors(grid, dtype, device)
+    x, theta = on_grid(grid, dtype, device)
     compare(annulus.lrpe_cosine, cosine, (x, theta, grid[0]), prefix=grid[1], activation=activation, softmax_dim=softmax_dim)
 
 
@@ -35,8 +38,8 @@ def test_cosine(grid, activation, softmax_dim, dtype, device):
 @pytest.mark.parametrize("grid", GRIDS)
 def test_rotate(grid, interleaved, dtype, device):
     D = 2 * grid[2]
-    x, _ = tensors(grid, dtype, device, columns=D)
-    _, theta = tensors(grid, dtype, device)
+    x, _ = on_grid(grid, dtype, device, columns=D)
+    _, theta = on_grid(grid, dtype, device)
     compare(annulus.lrpe_rotate, rotate, (x, theta, grid[0]), prefix=grid[1], interleaved=interleaved)
 
 
@@ -44,102 +47,12 @@ def test_rotate(grid, interleaved, dtype, device):
 @pytest.mark.parametrize("activation,softmax_dim", ACTIVATIONS)
 def test_cosine_qk(heads, activation, softmax_dim, device):
     grid = GRIDS[2]
-    q, _ = tensors(grid, torch.float32, device, heads=heads[0])
-    k, _ = tensors(grid, torch.float32, device, heads=heads[1])
-    _, theta = tensors(grid, torch.float32, device, heads=min(heads))
+    q, _ = on_grid(grid, torch.float32, device, heads=heads[0])
+    k, _ = on_grid(grid, torch.float32, device, heads=heads[1])
+    _, theta = on_grid(grid, torch.float32, device, heads=min(heads))
     compare(
         annulus.lrpe_cosine_qk, cosine_qk, (q, k, theta, grid[0]), prefix=grid[1], activation=activation, softmax_dim=softmax_dim
     )
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-def test_theta_of_the_dtype_of_x(dtype, device):
-    x, theta = tensors(GRIDS[0], dtype, device, theta_dtype=dtype)
-    compare(annulus.lrpe_cosine, cosine, (x, theta, GRIDS[0][0]))
-
-
-@pytest.mark.parametrize("integers", [torch.int32, torch.int64])
-def test_offset_tensor(integers, device):
-    (n,), prefix, _ = GRIDS[1]
-    x, theta = tensors(GRIDS[1], torch.float32, device)
-    offset = torch.tensor([1_000_003, 5], dtype=integers, device=device)
-    options = dict(prefix=prefix)
-    compare(annulus.lrpe_cosine, cosine, (x, theta, (n,)), offset=17, **options)
-    with torch.no_grad():
-        together = annulus.lrpe_cosine(x, theta, (n,), offset=offset, **options)
-        for b, o in enumerate(offset.tolist()):
-            alone = annulus.lrpe_cosine(x[b : b + 1], theta, (n,), offset=o, **options)
-            assert torch.equal(together[b : b + 1], alone)
-        turned = annulus.lrpe_rotate(x[..., :4], theta[:, :2], (n,), offset=offset, **options)
-        assert_close(turned, rotate(x[..., :4], theta[:, :2], (n,), offset=offset, **options))
-
-
-def test_decoding_token_by_token_gives_the_same_bits(device):
-    x, theta = tensors(GRIDS[0], torch.bfloat16, device)
-    with torch.no_grad():
-        whole = annulus.lrpe_cosine(x, theta, (7,))
-        parts = [annulus.lrpe_cosine(x[:, :, t : t + 1], theta, (1,), offset=t) for t in range(7)]
-    assert torch.equal(whole, torch.cat(parts, 2))
-
-
-def test_phase_is_exact_far_out(device):
-    # 2^31 * theta in float32 would be wrong by radians; the formula in double is right to 1e-6 here.
-    x = torch.randn(1, 2, 5, 4, device=device)
-    theta = torch.rand(2, 4, device=device)
-    assert_close(annulus.lrpe_cosine(x, theta, (5,), offset=2**31), cosine(x, theta, (5,), offset=2**31))
-
-
-def layouts(t):
-    """The same values in other layouts: none may be copied, none may change a bit."""
-    yield t.transpose(1, 2).contiguous().transpose(1, 2)
-    yield torch.cat([t, t], -1)[..., : t.shape[-1]]
-    yield torch.stack([t, t], -1)[..., 0]  # last stride 2
-    yield t.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
-    yield torch.cat([t.new_zeros(1), t.flatten()])[1:].view(t.shape)  # aligned to one element only
-
-
-@pytest.mark.parametrize("activation,softmax_dim", ACTIVATIONS)
-def test_layout_changes_no_bit(activation, softmax_dim, device):
-    grid = GRIDS[2]
-    x, theta = tensors(grid, torch.bfloat16, device, columns=16)
-    options = dict(prefix=grid[1], activation=activation, softmax_dim=softmax_dim)
-    y = annulus.lrpe_cosine(x, theta, grid[0], **options)
-    dy = torch.randn_like(y)
-    want = torch.autograd.grad(y, (x, theta), dy)
-    for other_x, other_dy in zip(layouts(x.detach()), layouts(dy)):
-        other_x = other_x.detach().requires_grad_()
-        other_y = annulus.lrpe_cosine(other_x, theta, grid[0], **options)
-        assert torch.equal(other_y, y)
-        for g, w in zip(torch.autograd.grad(other_y, (other_x, theta), other_dy), want):
-            assert torch.equal(g, w)
-
-
-def test_expanded_gradient_and_input(device):
-    x, theta = tensors(GRIDS[0], torch.float32, device)
-    y = annulus.lrpe_cosine(x, theta, (7,))
-    y.sum().backward()  # its gradient has stride 0 everywhere
-    want = torch.autograd.grad(cosine(x, theta, (7,)).sum(), (x, theta))
-    assert_close(x.grad, want[0], GRADIENT)
-    assert_close(theta.grad, want[1], GRADIENT)
-    wide = torch.randn(1, H, 7, 6, device=device).expand(B, H, 7, 6)
-    assert_close(annulus.lrpe_cosine(wide, theta, (7,)), cosine(wide, theta, (7,)))
-
-
-def test_deterministic_over_runs_and_threads(device):
-    x, theta = tensors(((64, 33), 5, 32), torch.bfloat16, device)
-    dy = torch.randn(B, H, x.shape[2], 64, device=device).bfloat16()
-
-    def run():
-        y = annulus.lrpe_cosine(x, theta, (64, 33), prefix=5, activation="softmax", softmax_dim=-2)
-        return (y, *torch.autograd.grad(y, (x, theta), dy))
-
-    want, before = run(), torch.get_num_threads()
-    try:
-        for threads in (1, 2, 4, 8):
-            torch.set_num_threads(threads)
-            assert all(torch.equal(a, b) for a, b in zip(run(), want))
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("size,shape,prefix", [((0, 3, 7, 4), (7,), 0), ((2, 0, 7, 4), (7,), 0), ((2, 3, 0, 4), (0,), 0),
@@ -155,25 +68,81 @@ def test_zero_size(size, shape, prefix, device):
         assert not dtheta.any()  # nothing has a position, or nothing is there
 
 
-GRADCHECK = [(a, d, g) for (a, d), g in itertools.product(ACTIVATIONS, (GRIDS[1], GRIDS[2])) if a != "relu"]
+# Tokens that say where they are
 
 
-@pytest.mark.parametrize("activation,softmax_dim,grid", GRADCHECK)
-def test_gradcheck_cosine(activation, softmax_dim, grid):
-    x = torch.randn(1, 2, grid[1] + torch.Size(grid[0]).numel(), 4, dtype=torch.float64, requires_grad=True)
-    theta = torch.randn(2, -(-4 // len(grid[0])), dtype=torch.float64, requires_grad=True)
-    options = dict(prefix=grid[1], activation=activation, softmax_dim=softmax_dim)
-    assert torch.autograd.gradcheck(lambda x, t: annulus.lrpe_cosine(x, t, grid[0], **options), (x, theta), nondet_tol=0.0)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("axes", [1, 2, 3])
+@pytest.mark.parametrize("rows", [1, B])
+def test_position_ids(rows, axes, dtype, device):
+    ids = torch.randint(-300, 300, (rows, L, axes), device=device)
+    x, theta = tensors(dtype, device, L, axes, 12)
+    for activation, softmax_dim in (("none", -1), ("silu", -1), ("softmax", -1), ("softmax", -2)):
+        options = dict(position_ids=ids, activation=activation, softmax_dim=softmax_dim)
+        compare(annulus.lrpe_cosine, cosine, (x, theta, None), **options)
+    half = torch.randn(H, -(-6 // axes), device=device, requires_grad=True)
+    compare(annulus.lrpe_rotate, rotate, (x, half, None), position_ids=ids, interleaved=rows == 1)
+    k, _ = tensors(dtype, device, L, axes, 12, heads=2 * H)
+    compare(annulus.lrpe_cosine_qk, cosine_qk, (x, k, theta, None), position_ids=ids)
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_gradcheck_rotate_and_qk(interleaved):
-    x = torch.randn(1, 2, 7, 4, dtype=torch.float64, requires_grad=True)
-    k = torch.randn(1, 1, 7, 2, dtype=torch.float64, requires_grad=True)
-    theta = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
-    rotated = lambda x, t: annulus.lrpe_rotate(x, t, (6,), prefix=1, interleaved=interleaved)  # noqa: E731
-    in_place = lambda x, t: annulus.lrpe_rotate_(x * 1.0, t, (6,), prefix=1, interleaved=interleaved)  # noqa: E731
-    both = lambda q, k, t: annulus.lrpe_cosine_qk(q, k, t, (7,), activation="silu")  # noqa: E731
-    assert torch.autograd.gradcheck(rotated, (x, theta), nondet_tol=0.0)
-    assert torch.autograd.gradcheck(in_place, (x, theta), nondet_tol=0.0)
-    assert torch.autograd.gradcheck(both, (x[..., :2], k, theta[:1]), nondet_tol=0.0)
+def test_shapes_a_user_may_give(device):
+    x, theta = tensors(torch.float32, device, L, 1, 12)
+    ids = torch.arange(L, device=device)
+    want = annulus.lrpe_cosine(x, theta, (L,))
+    for same in (ids, ids[None], ids.expand(B, L), ids[None, :, None], ids.int()):
+        assert torch.equal(annulus.lrpe_cosine(x, theta, position_ids=same), want)
+    module = annulus.nn.LrpeCosine(12, H).to(device)
+    assert torch.equal(module(x, position_ids=ids), module(x, (L,)))
+    for got, exact in zip(module.qk(x, x, position_ids=ids), module.qk(x, x, (L,))):
+        assert torch.equal(got, exact)
+
+
+def test_position_ids_in_place(device):
+    ids = torch.randint(0, 1000, (B, L), device=device)
+    x, theta = torch.randn(B, H, L, 12, device=device), torch.randn(H, 6, device=device)
+    want = annulus.lrpe_rotate(x, theta, position_ids=ids)
+    assert torch.equal(annulus.lrpe_rotate_(x.clone(), theta, position_ids=ids), want)
+
+    weight = torch.randn_like(x)
+
+    def turned(function, x, theta):  # in place on what is not a leaf
+        return (function(x * 1, theta, position_ids=ids) * weight).sum()
+
+    x.requires_grad_(), theta.requires_grad_()
+    for compiled in (False, True):
+        in_place = torch.compile(turned, fullgraph=True) if compiled else turned
+        got = torch.autograd.grad(in_place(annulus.lrpe_rotate_, x, theta), (x, theta))
+        for g, e in zip(got, torch.autograd.grad(turned(annulus.lrpe_rotate, x, theta), (x, theta))):
+            assert (g - e).abs().max() <= 1e-5 * e.abs().max()
+
+
+@pytest.mark.parametrize("integers", [torch.int32, torch.int64])
+def test_packed_sequences_equal_separate_calls(integers, device):
+    lengths = [5, 1, 0, 9, 8]
+    cu_seqlens = torch.tensor([0, 5, 6, 6, 15, 23], dtype=integers, device=device)
+    packed = torch.randn(L, H, 12, device=device).transpose(0, 1)[None]  # (total, H, D) as it lies in memory
+    theta = torch.randn(H, 12, device=device)
+    ids = annulus.packed_positions(cu_seqlens, L)
+    assert ids.dtype == integers
+    assert ids.tolist() == [s for n in lengths for s in range(n)]
+    y = annulus.lrpe_cosine(packed, theta, position_ids=ids)
+    parts = [annulus.lrpe_cosine(p, theta, (p.shape[2],)) for p in packed.split(lengths, 2)]
+    assert torch.equal(y, torch.cat(parts, 2))
+    assert annulus.packed_positions(cu_seqlens[:2], 7).tolist() == [0, 1, 2, 3, 4, 0, 1]
+
+
+def test_compiled_with_dynamic_sizes(device):
+    @torch.compile(fullgraph=True, dynamic=True)
+    def packed(x, theta, cu_seqlens):
+        return annulus.lrpe_cosine(x, theta, position_ids=annulus.packed_positions(cu_seqlens, x.shape[2]))
+
+    for tokens in (9, 14, 31):
+        x = torch.randn(1, H, tokens, 12, device=device, requires_grad=True)
+        theta = torch.randn(H, 12, device=device, requires_grad=True)
+        cu_seqlens = torch.tensor([0, 4, tokens], device=device)
+        y = packed(x, theta, cu_seqlens)
+        want = annulus.lrpe_cosine(x, theta, position_ids=annulus.packed_positions(cu_seqlens, tokens))
+        assert torch.equal(y, want)
+        for got, exact in zip(*(torch.autograd.grad(o.square().sum(), (x, theta)) for o in (y, want))):
+            torch.testing.assert_close(got, exact, rtol=1e-6, atol=1e-6)

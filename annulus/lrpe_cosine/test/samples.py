@@ -15,7 +15,7 @@ EXPONENTIAL = {**OUTPUT, torch.float32: 1e-6}
 GRADIENT = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-7}
 
 
-def _phase(theta, columns, B, shape, prefix, offset, position_ids):
+def _phase(theta, columns, shape, prefix, offset, position_ids):
     """(B or 1, H, L, columns) in double."""
     if position_ids is None:
         axes = [torch.arange(n, dtype=torch.float64, device=theta.device) for n in shape]
@@ -40,7 +40,7 @@ def _activate(x, activation, softmax_dim):
 
 def cosine(x, theta, shape=None, *, prefix=0, activation="none", softmax_dim=-1, offset=0, position_ids=None):
     x = _activate(x.double(), activation, softmax_dim)
-    phase = _phase(theta, x.shape[-1], x.shape[0], shape, prefix, offset, position_ids)
+    phase = _phase(theta, x.shape[-1], shape, prefix, offset, position_ids)
     return torch.cat([x * phase.cos(), x * phase.sin()], -1)
 
 
@@ -55,7 +55,7 @@ def rotate(x, theta, shape=None, *, prefix=0, interleaved=False, offset=0, posit
     x = x.double()
     half = x.shape[-1] // 2
     x1, x2 = (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., :half], x[..., half:])
-    phase = _phase(theta, half, x.shape[0], shape, prefix, offset, position_ids)
+    phase = _phase(theta, half, shape, prefix, offset, position_ids)
     y1, y2 = x1 * phase.cos() - x2 * phase.sin(), x1 * phase.sin() + x2 * phase.cos()
     return torch.stack([y1, y2], -1).flatten(-2) if interleaved else torch.cat([y1, y2], -1)
 

@@ -6,13 +6,12 @@
 
 #include <cmath>
 #include <cstdint>
-#include <string>
 #include <vector>
 
-#include "annulus/cuda/check.h"
 #include "annulus/lrpe_cosine/cuda/tile.cuh"
 #include "annulus/lrpe_cosine/lrpe_cosine.h"
 #include "testing/dense.h"
+#include "testing/device_test.h"
 
 namespace annulus::testing {
 namespace {
@@ -77,16 +76,8 @@ __global__ void rotate_kernel(const lrpe_cosine::device::Positions positions, co
   for (int c = 0; c < kV; ++c) g[(r * L + t) * (D / 2) + column + c] = y1[c];
 }
 
-class LrpeTile : public ::testing::Test {
+class LrpeTile : public DeviceTest {
  protected:
-  void SetUp() override {
-    const std::string why = annulus::cuda::why_unavailable();
-    if (!why.empty()) GTEST_SKIP() << "no CUDA device: " << why;
-  }
-  static void finish(const char* kernel) {
-    annulus::cuda::throw_on_error(cudaGetLastError(), "tile test", kernel);
-    annulus::cuda::throw_on_error(cudaDeviceSynchronize(), "tile test", kernel);
-  }
   static float* floats(const Dense& t) { return static_cast<float*>(t.view().data); }
 
   Device device = cuda_device(0);
@@ -94,37 +85,35 @@ class LrpeTile : public ::testing::Test {
 };
 
 struct Places {
-  LrpeGrid shape;
-  std::int64_t E, prefix, offset;
+  LrpePositions at;
+  std::int64_t E;
+
+  lrpe_cosine::device::Positions on_device() const {
+    return lrpe_cosine::device::make_positions(at.shape.axes, at.shape.extent.data(), at.prefix,
+                                               at.offset, E);
+  }
 };
 
 TEST_F(LrpeTile, ScoresFromRegistersEqualForwardThenDotProduct) {
   const int B = 2, H = 3, D = 32;
-  for (const Places& places : {Places{{40}, 32, 0, 0}, Places{{37}, 32, 3, 1 << 30},
-                               Places{{5, 7}, 16, 2, 0}, Places{{3, 2, 6}, 11, 1, 0}}) {
-    LrpeCosineOptions options;
-    options.shape = places.shape;
-    options.prefix = places.prefix;
-    options.offset = places.offset;
-    std::int64_t tokens = places.prefix, n = 1;
-    for (int j = 0; j < places.shape.axes; ++j) {
-      n *= places.shape.extent[static_cast<std::size_t>(j)];
-    }
-    tokens += n;
-    const auto L = static_cast<int>(tokens);
+  for (const Places& places :
+       {Places{{.shape = {40}}, 32}, Places{{.shape = {37}, .prefix = 3, .offset = 1 << 30}, 32},
+        Places{{.shape = {5, 7}, .prefix = 2}, 16},
+        Places{{.shape = {3, 2, 6}, .prefix = 1}, 11}}) {
+    int L = 1;
+    for (const std::int64_t n : places.at.shape.extents()) L *= static_cast<int>(n);
+    L += static_cast<int>(places.at.prefix);
     Dense q(device, DType::kF32, {B, H, L, D}), k(device, DType::kF32, {B, H, L, D});
     Dense theta(device, DType::kF32, {H, places.E});
     Dense yq(device, DType::kF32, {B, H, L, 2 * D}), yk(device, DType::kF32, {B, H, L, 2 * D});
     Dense scores(device, DType::kF32, {B, H, L, L});
     q.normal(1), k.normal(2), theta.normal(3);
 
-    lrpe_cosine_qk_forward(q.view(), k.view(), theta.view(), yq.view(), yk.view(), options,
+    lrpe_cosine_qk_forward(q.view(), k.view(), theta.view(), yq.view(), yk.view(), {places.at},
                            context);
-    const lrpe_cosine::device::Positions positions = lrpe_cosine::device::make_positions(
-        places.shape.axes, places.shape.extent.data(), places.prefix, places.offset, places.E);
-    scores_kernel<<<(B * H * L * L + 127) / 128, 128>>>(positions, floats(theta), floats(q),
-                                                        floats(k), floats(scores), B * H, H, L, D);
-    finish("scores_kernel");
+    scores_kernel<<<(B * H * L * L + 127) / 128, 128>>>(
+        places.on_device(), floats(theta), floats(q), floats(k), floats(scores), B * H, H, L, D);
+    finish();
 
     const std::vector<double> a = yq.values(), b = yk.values(), ours = scores.values();
     const auto row = static_cast<std::size_t>(2 * D), length = static_cast<std::size_t>(L);
@@ -135,7 +124,7 @@ TEST_F(LrpeTile, ScoresFromRegistersEqualForwardThenDotProduct) {
       for (std::size_t c = 0; c < row; ++c) sum += u[c] * v[c], size += std::abs(u[c] * v[c]);
       // 64 fp32 products and sums, each to 2^-24 of at most `size`, and a phase to 2^-23.
       ASSERT_NEAR(ours[at], sum, 64 * 0x1p-24 * size)
-          << "score " << at << ", " << places.shape.axes << " axes";
+          << "score " << at << ", " << places.at.shape.axes << " axes";
     }
   }
 }
@@ -146,21 +135,13 @@ TEST_F(LrpeTile, RotationAndGradientEqualTheLibrary) {
   Dense y(device, DType::kF32, {B, H, L, D}), tile(device, DType::kF32, {B, H, L, D});
   Dense g(device, DType::kF32, {B, H, L, D / 2}), dx(device, DType::kF32, {B, H, L, D / 2});
   x.normal(1), theta.normal(2);
-  LrpeRotateOptions rotate;
-  rotate.shape = {39};
-  rotate.prefix = 2;
-  rotate.offset = 1000000;
-  lrpe_rotate_forward(x.view(), theta.view(), y.view(), rotate, context);
-  LrpeCosineOptions cosine;
-  static_cast<LrpePositions&>(cosine) = rotate;
-  lrpe_cosine_backward(x.view(), {}, theta.view(), dx.view(), {}, cosine, context);
-  const std::int64_t extent = 39;
-  const lrpe_cosine::device::Positions positions =
-      lrpe_cosine::device::make_positions(1, &extent, rotate.prefix, rotate.offset, D / 2);
+  const Places places{{.shape = {39}, .prefix = 2, .offset = 1000000}, D / 2};
+  lrpe_rotate_forward(x.view(), theta.view(), y.view(), {places.at}, context);
+  lrpe_cosine_backward(x.view(), {}, theta.view(), dx.view(), {}, {places.at}, context);
   const int threads = B * H * L * (D / 2 / kV);
-  rotate_kernel<<<(threads + 127) / 128, 128>>>(positions, floats(theta), floats(x), floats(tile),
-                                                floats(g), B * H, H, L, D);
-  finish("rotate_kernel");
+  rotate_kernel<<<(threads + 127) / 128, 128>>>(places.on_device(), floats(theta), floats(x),
+                                                floats(tile), floats(g), B * H, H, L, D);
+  finish();
 
   // Columns c and c + D/2 are a pair in both forms; the phase is right to 2^-23 of a value, and so
   // are the two products and their sum.
