@@ -195,7 +195,7 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_option(
       "--filter", o->filter,
-      "rows whose suite/row/dtype[/annulus-option] matches this regular expression");
+      "rows whose suite/row/dtype[/annulus-option] matches this regular expression (grep -E)");
   command->add_option("--format", o->format, "md, csv or json, on stdout")
       ->check(CLI::IsMember({"md", "csv", "json"}))
       ->capture_default_str();

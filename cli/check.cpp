@@ -210,7 +210,7 @@ void add_check_command(CLI::App& app, int& exit_code) {
       "--repro", a->repro, "Run one case again, as a failure printed it: \"OP seed=N device=cpu\"");
   command->add_flag("--named-only", a->named_only, "Skip the fuzzed cases");
   command->add_option("--filter", a->filter,
-                      "Only the named cases whose description matches this regular expression");
+                      "Only the named cases whose description matches this regular expression (grep -E)");
   command
       ->add_option(
           "--sanitize-set", a->sanitizer,
