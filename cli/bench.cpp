@@ -176,7 +176,7 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_option(
       "--filter", o->filter,
-      "rows whose suite/row/dtype[/annulus-option] matches this regular expression");
+      "rows whose suite/row/dtype[/annulus-option] matches this regular expression (grep -E)");
   add_choice(*command, "--format", o->format, {"md", "csv", "json"}, "md, csv or json, on stdout");
   command
       ->add_option("--save", o->save,

@@ -193,8 +193,9 @@ void add_check_command(CLI::App& app, int& exit_code) {
   command->add_option("--repro", a->repro,
                       "Run one case again, as a failure printed it: \"OP seed=N device=cpu\"");
   command->add_flag("--named-only", a->named_only, "Skip the fuzzed cases");
-  command->add_option("--filter", a->filter,
-                      "Only the named cases whose description matches this regular expression");
+  command->add_option(
+      "--filter", a->filter,
+      "Only the named cases whose description matches this regular expression (grep -E)");
   add_choice(*command, "--sanitize-set", a->sanitizer, {"all", "racecheck"},
              "Only the named cases that each operator lists for a memory tool: all, or racecheck, "
              "which is many times slower")

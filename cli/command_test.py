@@ -25,6 +25,10 @@ def test_bad_usage():
         (["check", "ring_rnn", "--repro", "lrpe_cosine seed=3"], ["lrpe_cosine", "ring_rnn"]),
         (["train", "ring-attractor", "--seed", "-3"], ["--seed", '"-3"']),
         (["bench", "--save", "/dev/null", "--filter", "fwd-1d"], ["/dev/null", "regular file"]),
+        (["bench", "--list", "--filter", "(" * 30000], ["--filter", "longer than"]),
+        (["bench", "--list", "--filter", "(a"], ["--filter", '"(a"']),
+        (["bench", "--list", "--filter", r"n\d"], ["--filter", r"\d"]),
+        (["bench", "--list", "--filter", "a{1,99}{1,99}{1,99}"], ["--filter", "braces"]),
     ]:
         got = annulus(*arguments)
         name = f"annulus {' '.join(arguments)}: exit code {got.returncode}, {got.stderr!r}"
@@ -52,6 +56,23 @@ def test_full_disk():
             got = subprocess.run([ANNULUS, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
         expect(got.returncode == 2 and "cannot write to stdout" in got.stderr,
                f"{arguments} to a full disk: exit code {got.returncode}, {got.stderr!r}")
+
+
+def test_a_pattern_takes_no_time():
+    got = annulus("bench", "--list", "--filter", "(([a-z0-9-]*)*)*!", timeout=5)
+    expect(got.returncode == 2 and "leaves no row" in got.stderr, f"a slow pattern: {got.stderr!r}")
+
+
+def test_closed_streams(folder):
+    """What is printed must not end up in a file that took the stream's number."""
+    saved = os.path.join(folder, "closed.jsonl")
+    row = annulus("bench", "lrpe-cosine", "--list").stdout.split()[0]
+    for closed in (">&-", "2>&-", "<&-", ">&- 2>&- <&-"):
+        got = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", ANNULUS, "bench", "--filter", f"^{row}$", "--reps", "1",
+                              "--save", saved], capture_output=True, text=True, timeout=60)
+        expect(got.returncode == (2 if closed.startswith(">") else 0), f"{closed}: exit code {got.returncode}")
+        rows = [json.loads(line) for line in read(saved).splitlines()]
+        expect(len(rows) > 0, f"{closed}: no rows")
 
 
 def test_ctrl_c(folder):
@@ -92,7 +113,9 @@ test_bad_usage()
 test_named_twice_runs_once()
 test_help_names_the_exit_codes()
 test_full_disk()
+test_a_pattern_takes_no_time()
 with tempfile.TemporaryDirectory() as temporary:
+    test_closed_streams(temporary)
     test_ctrl_c(temporary)
     test_saved_at_the_end(temporary)
 finish()

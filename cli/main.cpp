@@ -1,4 +1,6 @@
 // annulus: the command line. Results go to stdout, everything else to stderr.
+#include <fcntl.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
@@ -22,6 +24,14 @@ namespace {
 using namespace annulus::cli;
 using annulus::files::meant;
 using annulus::files::printable;
+
+// A standard stream that is closed leaves its number to the next file opened, which would then get
+// what is printed. Held by one that cannot be written, what is printed is an error.
+void hold_standard_streams() {
+  for (int stream = 0; stream <= 2; ++stream) {
+    if (fcntl(stream, F_GETFD) == -1) static_cast<void>(open("/dev/null", O_RDONLY));
+  }
+}
 
 // Turns whatever a command throws into its exit code and one line on stderr.
 int explain(const std::exception& e, int code) {
@@ -99,6 +109,7 @@ int after_flush(int exit_code) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  hold_standard_streams();
   try {
     return after_flush(run(argc, argv));
   } catch (const annulus::files::FileError& e) {

@@ -1,9 +1,11 @@
 #include "cli/options.h"
 
 #include <fmt/format.h>
+#include <regex.h>
 
+#include <cctype>
 #include <charconv>
-#include <regex>
+#include <memory>
 
 #include "annulus/core/errors.h"
 #include "annulus/cuda/memory.h"
@@ -52,14 +54,34 @@ Device pick_device(const std::string& name) {
 
 std::function<bool(const std::string&)> name_filter(const std::string& expression) {
   if (expression.empty()) return {};
-  try {
-    const std::regex filter(expression, std::regex::ECMAScript | std::regex::optimize);
-    return [filter](const std::string& name) { return std::regex_search(name, filter); };
-  } catch (const std::regex_error& e) {
+  const auto refuse = [&](const std::string& why) {
     throw InvalidArgument(
-        fmt::format("--filter must be a regular expression but \"{}\" is not one: {}",
-                    files::printable(expression), e.what()));
+        fmt::format("--filter must be an extended regular expression (grep -E) but \"{}\" {}",
+                    files::printable(expression), why));
+  };
+  // Unlike std::regex, the C library's matcher takes no stack and time linear in the name, but for
+  // references back and counts. Classes such as \d it would read as letters.
+  constexpr std::size_t kLongest = 1000;
+  if (expression.size() > kLongest) refuse(fmt::format("is longer than {} characters", kLongest));
+  if (expression.find('{') != std::string::npos) refuse("has a count in braces");
+  for (std::size_t i = 0; i + 1 < expression.size(); ++i) {
+    if (expression[i] != '\\') continue;
+    if (std::isalnum(static_cast<unsigned char>(expression[++i]))) {
+      refuse(fmt::format("has \\{}", expression[i]));
+    }
   }
+  const std::shared_ptr<regex_t> filter(new regex_t{}, [](regex_t* p) {
+    regfree(p);
+    delete p;
+  });
+  if (const int error = regcomp(filter.get(), expression.c_str(), REG_EXTENDED | REG_NOSUB)) {
+    char text[200];
+    regerror(error, filter.get(), text, sizeof text);
+    refuse(std::string("is not one: ") + text);
+  }
+  return [filter](const std::string& name) {
+    return regexec(filter.get(), name.c_str(), 0, nullptr, 0) == 0;
+  };
 }
 
 }  // namespace annulus::cli

@@ -18,7 +18,7 @@ namespace annulus::testing {
 
 class TestAllocator final : public Allocator {
  public:
-  static constexpr std::size_t kGuard = 4096;
+  static constexpr std::size_t kGuard = 4096 + 16;  // what lies between is aligned as malloc's is
 
   // Fails the n-th allocation from now, counted from 0; -1: none.
   explicit TestAllocator(int fail_at = -1) : fail_at_(fail_at) {}

@@ -101,6 +101,11 @@ Workspace::Workspace(Context& context, const char* op, Device device, std::size_
   context.workspace_peak = std::max(context.workspace_peak, context.workspace_bytes);
 }
 
+std::byte* Workspace::data() const {
+  const auto address = reinterpret_cast<std::uintptr_t>(data_);
+  return static_cast<std::byte*>(data_) + (ScratchLayout::padded(address) - address);
+}
+
 Workspace::~Workspace() {
   if (data_ == nullptr) return;
   Allocator& allocator = context_.allocator ? *context_.allocator : default_allocator();

@@ -14,8 +14,8 @@
 
 namespace annulus {
 
-// Where scratch memory comes from. allocate returns memory aligned to 256 bytes, or nullptr when
-// there is none; it may throw nothing else. `stream` is the CUDA stream the memory is used on.
+// Where scratch memory comes from. allocate returns memory at any address, or nullptr when there is
+// none; it may throw nothing else. `stream` is the CUDA stream the memory is used on.
 class ANNULUS_API Allocator {
  public:
   virtual ~Allocator() = default;
@@ -27,8 +27,8 @@ class ANNULUS_API Allocator {
 // capture).
 ANNULUS_API Allocator& default_allocator();
 
-// Hands out one caller-owned block: `..._workspace()` says how large it must be. It serves one
-// operator call at a time and returns nullptr when asked for a byte more than it has.
+// Hands out one caller-owned block, at any address: `..._workspace()` says how large it must be. It
+// serves one operator call at a time and returns nullptr when asked for a byte more than it has.
 class ANNULUS_API BorrowedWorkspace final : public Allocator {
  public:
   BorrowedWorkspace(void* data, std::size_t bytes) : data_(data), bytes_(bytes) {}

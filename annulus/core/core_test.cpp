@@ -139,17 +139,18 @@ TEST(Workspace, CountsAndCarves) {
       scratch(a, 25);
       b = scratch.take<double>(3);
     };
-    EXPECT_EQ(scratch_bytes(lay_out), 512u);
+    EXPECT_EQ(scratch_bytes(lay_out), 512u + 256u);  // at any address
     EXPECT_EQ(a, nullptr);  // counted alone
     Workspace w(context, "op", kCPU, lay_out);
-    EXPECT_EQ(context.workspace_bytes, 512u);
+    EXPECT_EQ(context.workspace_bytes, 768u);
     EXPECT_EQ(reinterpret_cast<std::byte*>(a), w.data());
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(a) % 256, 0u);  // which the allocator's is not
     EXPECT_EQ(reinterpret_cast<std::byte*>(b) - reinterpret_cast<std::byte*>(a), 256);
     Workspace inner(context, "op", kCPU, 100);
-    EXPECT_EQ(context.workspace_peak, 612u);
+    EXPECT_EQ(context.workspace_peak, 868u);
   }
   EXPECT_EQ(context.workspace_bytes, 0u);
-  EXPECT_EQ(context.workspace_peak, 612u);
+  EXPECT_EQ(context.workspace_peak, 868u);
   EXPECT_EQ(allocator.fault(), "");
   Workspace none(context, "op", kCPU, 0);
   EXPECT_EQ(allocator.calls(), 2);  // zero bytes ask for nothing
@@ -166,16 +167,22 @@ TEST(Workspace, AFailureIsTyped) {
 }
 
 TEST(Workspace, Borrowed) {
-  alignas(256) std::array<std::byte, 512> block;
-  BorrowedWorkspace borrowed(block.data(), block.size());
-  Context context;
-  context.allocator = &borrowed;
-  for (int i = 0; i < 2; ++i) {  // it can be used again
-    Workspace w(context, "op", kCPU, 512);
-    EXPECT_EQ(w.data(), block.data());
-    EXPECT_THROW(Workspace(context, "op", kCPU, 1), DeviceError);  // one call at a time
+  float* piece = nullptr;
+  const auto lay_out = [&](ScratchLayout& scratch) { scratch(piece, 64); };
+  std::array<std::byte, 512 + 300> room;
+  for (std::size_t at = 0; at < 300; ++at) {  // at any address, and it can be used again
+    BorrowedWorkspace borrowed(room.data() + at, scratch_bytes(lay_out));
+    Context context;
+    context.allocator = &borrowed;
+    for (int i = 0; i < 2; ++i) {
+      Workspace w(context, "op", kCPU, lay_out);
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(piece) % 256, 0u);
+      EXPECT_GE(w.data(), room.data() + at);
+      EXPECT_LE(w.data() + 256, room.data() + at + scratch_bytes(lay_out));
+      EXPECT_THROW(Workspace(context, "op", kCPU, 1), DeviceError);  // one call at a time
+    }
+    EXPECT_THROW(Workspace(context, "op", kCPU, 513), DeviceError);
   }
-  EXPECT_THROW(Workspace(context, "op", kCPU, 513), DeviceError);
 }
 
 TEST(Dispatch, VisitsTheRightType) {

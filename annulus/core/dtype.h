@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "annulus/core/macros.h"
 
@@ -132,50 +133,24 @@ struct float16 {
   }
 };
 
-template <class T>
-struct DTypeOf;
-template <>
-struct DTypeOf<double> {
-  static constexpr DType value = DType::kF64;
-};
-template <>
-struct DTypeOf<float> {
-  static constexpr DType value = DType::kF32;
-};
-template <>
-struct DTypeOf<float16> {
-  static constexpr DType value = DType::kF16;
-};
-template <>
-struct DTypeOf<bfloat16> {
-  static constexpr DType value = DType::kBF16;
-};
-template <>
-struct DTypeOf<std::int32_t> {
-  static constexpr DType value = DType::kI32;
-};
-template <>
-struct DTypeOf<std::int64_t> {
-  static constexpr DType value = DType::kI64;
-};
-template <>
-struct DTypeOf<bool> {
-  static constexpr DType value = DType::kBool;
-};
+namespace detail {
+template <class T, class... Types>
+consteval DType dtype_among() {
+  static_assert((std::is_same_v<T, Types> || ...),
+                "elements are double, float, annulus::float16, annulus::bfloat16, std::int32_t, "
+                "std::int64_t or bool");
+  int place = 0;
+  static_cast<void>(((std::is_same_v<T, Types> || (++place, false)) || ...));
+  return static_cast<DType>(place);
+}
+}  // namespace detail
 
-template <class T>
-inline constexpr DType dtype_of = DTypeOf<T>::value;
+template <class T>  // in the order of DType
+inline constexpr DType dtype_of =
+    detail::dtype_among<T, double, float, float16, bfloat16, std::int32_t, std::int64_t, bool>();
 
 // The type arithmetic is done in: double for double, float for everything narrower.
 template <class T>
-struct ComputeTypeOf {
-  using type = float;
-};
-template <>
-struct ComputeTypeOf<double> {
-  using type = double;
-};
-template <class T>
-using compute_t = typename ComputeTypeOf<T>::type;
+using compute_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 }  // namespace annulus

@@ -47,15 +47,17 @@ class ScratchLayout {
   std::size_t bytes_ = 0;
 };
 
+// Of a block that may begin at any address: room to align its first piece is counted, too.
 template <class LayOut>
 std::size_t scratch_bytes(LayOut&& lay_out) {
   ScratchLayout count;
   lay_out(count);
-  return count.bytes();
+  return count.bytes() == 0 ? 0 : count.bytes() + ScratchLayout::kAlignment;
 }
 
 // One block of scratch for the length of a call. Throws DeviceError, naming the operator and the
-// size, when the allocator has none. Zero bytes ask the allocator for nothing.
+// size, when the allocator has none. Zero bytes ask the allocator for nothing. What the allocator
+// returns need not be aligned.
 class ANNULUS_API Workspace {
  public:
   Workspace(Context& context, const char* op, Device device, std::size_t bytes);
@@ -71,8 +73,7 @@ class ANNULUS_API Workspace {
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
 
-  std::byte* data() const { return static_cast<std::byte*>(data_); }
-  std::size_t bytes() const { return bytes_; }
+  std::byte* data() const;  // the first address in the block that is aligned
 
  private:
   Context& context_;
