@@ -61,7 +61,14 @@ struct TensorSpec {
   bool zero = false;
 };
 
+inline std::int64_t numel_of(const TensorSpec& spec) {
+  std::int64_t n = 1;
+  for (const std::int64_t s : spec.shape) n *= s;
+  return n;
+}
+
 using Views = std::span<const TensorView>;
+using Values = std::vector<std::vector<double>>;  // one entry a tensor
 
 // The view of the tensor of that name; not defined where there is none.
 TensorView pick(Views views, const std::vector<TensorSpec>& specs, std::string_view name);

@@ -1,5 +1,5 @@
 // The numeric policy: the one table of limits for all operators. Everything here is constexpr, so
-// neither an environment variable nor a flag can change it (limits_test.cpp asserts both).
+// neither an environment variable nor a flag can change it (limits_test.cpp and scripts/lint hold it to that).
 //
 // Reference: the operator's definition in fp64 on inputs already rounded to their dtype.
 // Baseline:  the naive program in the call's own dtype with fp32 sums.

@@ -12,10 +12,9 @@
 #include <thread>
 #include <vector>
 
-#include "testing/each_operator.h"
-#include "testing/finite_differences.h"
+#include "testing/dense.h"
+#include "testing/reference.h"
 #include "testing/suite.h"
-#include "testing/trust.h"
 
 namespace annulus::testing {
 namespace {

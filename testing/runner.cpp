@@ -5,7 +5,6 @@
 #include <cctype>
 #include <cmath>
 #include <exception>
-#include <memory>
 #include <optional>
 
 #include "annulus/core/errors.h"
@@ -18,8 +17,6 @@
 namespace annulus::testing {
 
 namespace {
-
-using Bits = std::vector<std::vector<std::uint64_t>>;  // one entry an output
 
 enum class Thrown { kNothing, kDeviceError, kOther };
 
@@ -56,72 +53,35 @@ Shuffled shuffled_layouts(std::uint64_t seed) {
   return layouts;
 }
 
-// Tensors of one call, all fresh.
-struct Tensors {
-  Tensors(const Call& call, const Values& inputs, const Setting& s) {
-    std::size_t n = 0;
-    for (std::size_t i = 0; i < call.inputs.size(); ++i) {
-      const TensorSpec& spec = call.inputs[i];
-      const Layout layout = s.layout_of(n++);
-      in.push_back(spec.derived ? std::make_unique<TestTensor>(spec, layout, s.device)
-                                : std::make_unique<TestTensor>(spec, layout, s.device, inputs[i]));
-      in_views.push_back(in.back()->view());
-    }
-    for (const TensorSpec& spec : call.outputs) {
-      out.push_back(std::make_unique<TestTensor>(spec, s.layout_of(n++), s.device));
-      out_views.push_back(out.back()->view());
-    }
-  }
-  // Fills the inputs that an earlier function of the operator makes; says what else it wrote.
-  std::string prepare(const Call& call, const Setting& s) {
-    if (!call.prepare) return {};
-    Context context;
-    context.threads = s.threads;
-    call.prepare(in_views, context);
-    synchronize(s.device);
-    std::string fault;
-    for (std::size_t i = 0; i < in.size(); ++i) {
-      if (!call.inputs[i].derived) continue;
-      const std::string beside = in[i]->settle();
-      if (fault.empty()) fault = beside;
-    }
-    return fault;
-  }
-  std::vector<std::unique_ptr<TestTensor>> in, out;
-  std::vector<TensorView> in_views, out_views;
-};
-
 Execution execute(const Call& call, const Values& inputs, const Setting& setting,
                   Allocator& allocator) {
-  Tensors tensors(call, inputs, setting);
+  TestTensors in(call.inputs, setting.device, &inputs,
+                 [&](std::size_t i) { return setting.layout_of(i); });
+  TestTensors out(call.outputs, setting.device, nullptr,
+                  [&](std::size_t i) { return setting.layout_of(call.inputs.size() + i); });
   Execution e;
   Context context;
   context.threads = setting.threads;
   context.allocator = &allocator;
   try {
-    e.promised = call.workspace(tensors.in_views, tensors.out_views);
-    e.fault = tensors.prepare(call, setting);
-    call.run(tensors.in_views, tensors.out_views, context);
+    e.promised = call.workspace(in.views(), out.views());
+    e.fault = in.prepare(call, setting.threads);
+    call.run(in.views(), out.views(), context);
     synchronize(setting.device);
-  } catch (const DeviceError& error) {
-    e.thrown = Thrown::kDeviceError;
-    e.message = error.what();
   } catch (const std::exception& error) {
-    e.thrown = Thrown::kOther;
+    const bool of_device = dynamic_cast<const DeviceError*>(&error) != nullptr;
+    e.thrown = of_device ? Thrown::kDeviceError : Thrown::kOther;
     e.message = error.what();
   }
   e.peak = context.workspace_peak;
   e.held = context.workspace_bytes;
-  for (auto& t : tensors.in) {
-    const std::string fault = t->collect(nullptr);
-    if (e.fault.empty()) e.fault = fault;
-  }
-  for (auto& t : tensors.out) {
-    const std::string fault = t->collect(&e.bits.emplace_back());
+  for (const std::string& fault : {in.collect(), out.collect(&e.bits)}) {
     if (e.fault.empty()) e.fault = fault;
   }
   return e;
 }
+
+bool is_trivial(double v) { return v == 0 || std::isnan(v); }
 
 // All that one case needs: collects failures as it goes.
 class CaseRun {
@@ -399,6 +359,35 @@ class CaseRun {
 };
 
 }  // namespace
+
+std::vector<OutputTrust> trust_of(const Call& call, const Values& reference) {
+  std::vector<OutputTrust> outputs;
+  const auto empty = [](const TensorSpec& s) { return numel_of(s) == 0; };
+  if (std::any_of(call.inputs.begin(), call.inputs.end(), empty)) return outputs;
+  for (std::size_t o = 0; o < reference.size(); ++o) {
+    if (reference[o].empty() || call.outputs[o].opaque || call.outputs[o].zero) continue;
+    const auto trivial = std::count_if(reference[o].begin(), reference[o].end(), is_trivial);
+    outputs.push_back({call.name + " " + call.outputs[o].name,
+                       static_cast<double>(trivial) >
+                           kPolicy.mistrusted_share * static_cast<double>(reference[o].size())});
+  }
+  return outputs;
+}
+
+std::string wrongly_zero(const Call& call, const Values& reference) {
+  for (std::size_t o = 0; o < reference.size(); ++o) {
+    if (call.outputs[o].zero &&
+        !std::all_of(reference[o].begin(), reference[o].end(), is_trivial)) {
+      return call.outputs[o].name + " is marked as zero by definition and is not";
+    }
+  }
+  return {};
+}
+
+bool any_mistrusted(const std::vector<OutputTrust>& outputs) {
+  return std::any_of(outputs.begin(), outputs.end(),
+                     [](const OutputTrust& t) { return t.mistrusted; });
+}
 
 CaseResult run_case(const Case& c, Device device, unsigned oracles, std::uint64_t variant,
                     const std::string& repro) {

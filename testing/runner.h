@@ -9,7 +9,6 @@
 
 #include "annulus/core/device.h"
 #include "testing/case.h"
-#include "testing/trust.h"
 
 namespace annulus::testing {
 
@@ -28,6 +27,24 @@ struct Failure {
   std::string repro;  // annulus check --repro "lrpe_cosine seed=17 device=cpu"
   std::string params;
 };
+
+// Outputs that prove little: where nearly all of a reference is zero or NaN, nearly any program
+// passes. Counted for every output by itself, for a gradient of zeros is no better for standing
+// beside one that is full.
+struct OutputTrust {
+  std::string output;  // "backward dtheta"
+  bool mistrusted = false;
+};
+
+// The outputs of a call that count. Those without an element do not, nor those that only their
+// reader judges, nor those that the problem makes zero (TensorSpec::zero), nor any of a call with an
+// empty input: sums over nothing are zero by definition, which is what such a case is for.
+std::vector<OutputTrust> trust_of(const Call& call, const Values& reference);
+
+// Names an output that is marked as zero and is not, or nothing.
+std::string wrongly_zero(const Call& call, const Values& reference);
+
+bool any_mistrusted(const std::vector<OutputTrust>& outputs);
 
 struct CaseResult {
   std::vector<Failure> failures;

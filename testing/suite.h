@@ -4,13 +4,32 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "testing/runner.h"
-#include "testing/trust.h"
 
 namespace annulus::testing {
+
+// How many cases an output counted in, and how many of them prove too little.
+class TrustCounts {
+ public:
+  struct Count {
+    std::int64_t cases = 0;
+    std::int64_t mistrusted = 0;
+  };
+
+  void add(const std::vector<OutputTrust>& outputs);
+  const std::map<std::string, Count>& outputs() const { return outputs_; }
+
+  // The outputs of which more cases are mistrusted than the policy allows, or nothing. Below a
+  // hundred cases of an output, where one is more than a percent, it says nothing.
+  std::string excess() const;
+
+ private:
+  std::map<std::string, Count> outputs_;
+};
 
 struct SuiteRow {
   std::string op;
