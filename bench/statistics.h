@@ -1,11 +1,21 @@
-// The few numbers a row of repetitions is reduced to.
+// A repetition, and the few numbers a row of them is reduced to.
 #pragma once
 
+#include <chrono>
 #include <vector>
 
 #include "bench/record.h"
 
 namespace annulus::bench {
+
+// How long f takes.
+template <class F>
+double milliseconds(F&& f) {
+  const auto start = std::chrono::steady_clock::now();
+  f();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
+      .count();
+}
 
 // Linear interpolation between order statistics, q in [0, 1]; `sorted` must not be empty.
 double quantile(const std::vector<double>& sorted, double q);

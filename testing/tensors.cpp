@@ -1,9 +1,11 @@
 #include "testing/tensors.h"
 
 #include <cstring>
+#include <fstream>
 #include <utility>
 
 #include "annulus/core/values.h"
+#include "annulus/cuda/memory.h"
 
 namespace annulus::testing {
 
@@ -38,6 +40,16 @@ std::uint64_t poison_bits(DType t) {
   constexpr std::uint64_t kPoison[] = {0x7ff5a5a5a5a5a5a5, 0x7fa5a5a5,         0x7d5a, 0x7fa5,
                                        0x5a5a5a5a,         0x5a5a5a5a5a5a5a5a, 0x5a};
   return kPoison[static_cast<std::size_t>(t)];
+}
+
+std::size_t free_bytes(Device device) {
+  if (device.type == DeviceType::kCUDA) return cuda::free_bytes(device.index);
+  std::ifstream file("/proc/meminfo");
+  for (std::string word; file >> word;) {
+    std::size_t kib = 0;
+    if (word == "MemAvailable:" && file >> kib) return kib * 1024;
+  }
+  return 0;
 }
 
 void fill_pattern(std::byte* p, std::size_t bytes, const void* pattern, std::size_t size) {

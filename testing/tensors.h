@@ -40,6 +40,9 @@ double decode(std::uint64_t bits, DType t);
 // get a pattern of their own.
 std::uint64_t poison_bits(DType t);
 
+// Memory that this process may still take on the device; 0 where the system does not say.
+std::size_t free_bytes(Device device);
+
 // Fills memory with one pattern of `size` bytes, again and again. By copies of what is there already: a
 // case has more canaries and scratch than numbers, and a store an element was a quarter of its time.
 void fill_pattern(std::byte* p, std::size_t bytes, const void* pattern, std::size_t size);
