@@ -11,8 +11,6 @@
 
 namespace annulus::bench {
 
-inline constexpr std::array kAllProducts = {Precision::kFp32, Precision::kTf32, Precision::kBf16};
-
 struct Ceilings {
   double copy_gbs = 0;
   std::array<double, kPrecisions.size()> gemm{};  // GFLOP/s, by Precision; 0: not measured
