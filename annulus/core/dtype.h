@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "annulus/core/macros.h"
 
@@ -17,46 +18,18 @@ namespace annulus {
 
 enum class DType : std::uint8_t { kF64, kF32, kF16, kBF16, kI32, kI64, kBool };
 
+// 0 and "unknown" for a value that is none of them.
 constexpr std::int64_t size_of(DType t) {
-  switch (t) {
-    case DType::kF64:
-    case DType::kI64:
-      return 8;
-    case DType::kF32:
-    case DType::kI32:
-      return 4;
-    case DType::kF16:
-    case DType::kBF16:
-      return 2;
-    case DType::kBool:
-      return 1;
-  }
-  return 0;
+  constexpr std::int64_t kSizes[] = {8, 4, 2, 2, 4, 8, 1};
+  return t <= DType::kBool ? kSizes[static_cast<std::size_t>(t)] : 0;
 }
 
 constexpr const char* name_of(DType t) {
-  switch (t) {
-    case DType::kF64:
-      return "f64";
-    case DType::kF32:
-      return "f32";
-    case DType::kF16:
-      return "f16";
-    case DType::kBF16:
-      return "bf16";
-    case DType::kI32:
-      return "i32";
-    case DType::kI64:
-      return "i64";
-    case DType::kBool:
-      return "bool";
-  }
-  return "unknown";
+  constexpr const char* kNames[] = {"f64", "f32", "f16", "bf16", "i32", "i64", "bool"};
+  return t <= DType::kBool ? kNames[static_cast<std::size_t>(t)] : "unknown";
 }
 
-constexpr bool is_floating(DType t) {
-  return t == DType::kF64 || t == DType::kF32 || t == DType::kF16 || t == DType::kBF16;
-}
+constexpr bool is_floating(DType t) { return t <= DType::kBF16; }
 
 struct bfloat16 {
   std::uint16_t bits;
@@ -132,50 +105,19 @@ struct float16 {
   }
 };
 
+// The dtype that stores a T; of any other type there is none.
+constexpr DType stored_as(std::type_identity<double>) { return DType::kF64; }
+constexpr DType stored_as(std::type_identity<float>) { return DType::kF32; }
+constexpr DType stored_as(std::type_identity<float16>) { return DType::kF16; }
+constexpr DType stored_as(std::type_identity<bfloat16>) { return DType::kBF16; }
+constexpr DType stored_as(std::type_identity<std::int32_t>) { return DType::kI32; }
+constexpr DType stored_as(std::type_identity<std::int64_t>) { return DType::kI64; }
+constexpr DType stored_as(std::type_identity<bool>) { return DType::kBool; }
 template <class T>
-struct DTypeOf;
-template <>
-struct DTypeOf<double> {
-  static constexpr DType value = DType::kF64;
-};
-template <>
-struct DTypeOf<float> {
-  static constexpr DType value = DType::kF32;
-};
-template <>
-struct DTypeOf<float16> {
-  static constexpr DType value = DType::kF16;
-};
-template <>
-struct DTypeOf<bfloat16> {
-  static constexpr DType value = DType::kBF16;
-};
-template <>
-struct DTypeOf<std::int32_t> {
-  static constexpr DType value = DType::kI32;
-};
-template <>
-struct DTypeOf<std::int64_t> {
-  static constexpr DType value = DType::kI64;
-};
-template <>
-struct DTypeOf<bool> {
-  static constexpr DType value = DType::kBool;
-};
-
-template <class T>
-inline constexpr DType dtype_of = DTypeOf<T>::value;
+inline constexpr DType dtype_of = stored_as(std::type_identity<T>{});
 
 // The type arithmetic is done in: double for double, float for everything narrower.
 template <class T>
-struct ComputeTypeOf {
-  using type = float;
-};
-template <>
-struct ComputeTypeOf<double> {
-  using type = double;
-};
-template <class T>
-using compute_t = typename ComputeTypeOf<T>::type;
+using compute_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 }  // namespace annulus
