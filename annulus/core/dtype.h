@@ -18,16 +18,18 @@ namespace annulus {
 
 enum class DType : std::uint8_t { kF64, kF32, kF16, kBF16, kI32, kI64, kBool };
 
-// 0 and "unknown" for a value that is none of them.
-constexpr std::int64_t size_of(DType t) {
-  constexpr std::int64_t kSizes[] = {8, 4, 2, 2, 4, 8, 1};
-  return t <= DType::kBool ? kSizes[static_cast<std::size_t>(t)] : 0;
+struct DTypeFacts {
+  const char* name;
+  std::int64_t size;
+};
+inline constexpr DTypeFacts kDTypes[] = {{"f64", 8}, {"f32", 4}, {"f16", 2}, {"bf16", 2},
+                                         {"i32", 4}, {"i64", 8}, {"bool", 1}};
+// "unknown" and 0 for a value that is none of them.
+constexpr DTypeFacts facts_of(DType t) {
+  return t <= DType::kBool ? kDTypes[static_cast<std::size_t>(t)] : DTypeFacts{"unknown", 0};
 }
-
-constexpr const char* name_of(DType t) {
-  constexpr const char* kNames[] = {"f64", "f32", "f16", "bf16", "i32", "i64", "bool"};
-  return t <= DType::kBool ? kNames[static_cast<std::size_t>(t)] : "unknown";
-}
+constexpr std::int64_t size_of(DType t) { return facts_of(t).size; }
+constexpr const char* name_of(DType t) { return facts_of(t).name; }
 
 constexpr bool is_floating(DType t) { return t <= DType::kBF16; }
 
