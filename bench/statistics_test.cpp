@@ -47,36 +47,37 @@ Ceilings ceilings() {
   return c;
 }
 
-TEST(Floor, IsTheLargestOfThree) {
-  const Ceilings c = ceilings();
-  EXPECT_DOUBLE_EQ(floor_of(1e8, 1, {}, c).ms, 1.0);
-  EXPECT_EQ(floor_of(1e8, 1, {}, c).kind, FloorKind::kBandwidth);
-  EXPECT_DOUBLE_EQ(floor_of(1, 5e9, {}, c).ms, 5.0);
-  EXPECT_EQ(floor_of(1, 5e9, {}, c).kind, FloorKind::kCompute);
-  EXPECT_DOUBLE_EQ(floor_of(1, 1, {}, c).ms, 0.002);
-  EXPECT_EQ(floor_of(1, 1, {}, c).kind, FloorKind::kLatency);
-  // What was not measured is no ceiling, and none is made up.
-  EXPECT_DOUBLE_EQ(floor_of(1e8, 1e15, {Precision::kTf32}, c).ms, 1.0);
-}
-
-TEST(Floor, CountsTheProductsOfTheMode) {
-  const Ceilings c = ceilings();
-  EXPECT_DOUBLE_EQ(floor_of(1, 8e9, {Precision::kBf16, 1}, c).ms, 1.0);
-  EXPECT_DOUBLE_EQ(floor_of(1, 8e9, {Precision::kBf16, 3}, c).ms, 3.0);
-  EXPECT_EQ(floor_of(1, 8e9, {Precision::kBf16, 3}, c).kind, FloorKind::kCompute);
-}
-
-TEST(Floor, StepsCannotOverlap) {
-  const Ceilings c = ceilings();
-  // Twenty barriers come on top of what is computed between them.
-  EXPECT_DOUBLE_EQ(floor_of(1, 8e9, {Precision::kBf16, 1, 20, 10e6}, c).ms, 1.02);
-  // Weights that a cluster holds need only the cluster's barrier.
-  EXPECT_DOUBLE_EQ(floor_of(1, 8e9, {Precision::kBf16, 1, 20, 1e6}, c).ms, 1.005);
-  EXPECT_EQ(floor_of(1, 8e6, {Precision::kBf16, 1, 20, 1e6}, c).kind, FloorKind::kLatency);
-  // Weights that the chip cannot hold: what is too much is read again in every step but the first.
-  const Floor streamed = floor_of(60e6, 8e6, {Precision::kBf16, 1, 20, 60e6}, c);
-  EXPECT_NEAR(streamed.ms, 0.6 + 19 * 0.1 + 0.02, 1e-12);
-  EXPECT_EQ(streamed.kind, FloorKind::kBandwidth);
+TEST(Floor, IsTheLargestTermAndAStepsBarrierOnTop) {
+  constexpr auto kBandwidth = FloorKind::kBandwidth, kCompute = FloorKind::kCompute,
+                 kLatency = FloorKind::kLatency;
+  constexpr Precision bf16 = Precision::kBf16;
+  const struct {
+    double bytes, flops;
+    Work work;
+    double ms;
+    FloorKind kind;
+  } rows[] = {
+      {1e8, 1, {}, 1.0, kBandwidth},
+      {1, 5e9, {}, 5.0, kCompute},
+      {1, 1, {}, 0.002, kLatency},
+      // What was not measured is no ceiling, and none is made up.
+      {1e8, 1e15, {Precision::kTf32}, 1.0, kBandwidth},
+      // The products of the mode.
+      {1, 8e9, {bf16, 1}, 1.0, kCompute},
+      {1, 8e9, {bf16, 3}, 3.0, kCompute},
+      // Twenty barriers come on top of what is computed between them.
+      {1, 8e9, {bf16, 1, 20, 10e6}, 1.02, kCompute},
+      // Weights that a cluster holds need only the cluster's barrier.
+      {1, 8e9, {bf16, 1, 20, 1e6}, 1.005, kCompute},
+      {1, 8e6, {bf16, 1, 20, 1e6}, 0.006, kLatency},
+      // Weights that the chip cannot hold: what is too much is read again in every step but the first.
+      {60e6, 8e6, {bf16, 1, 20, 60e6}, 0.6 + 19 * 0.1 + 0.02, kBandwidth},
+  };
+  for (const auto& r : rows) {
+    const Floor floor = floor_of(r.bytes, r.flops, r.work, ceilings());
+    EXPECT_NEAR(floor.ms, r.ms, 1e-12) << r.bytes << " bytes, " << r.flops << " flops";
+    EXPECT_EQ(floor.kind, r.kind) << r.bytes << " bytes, " << r.flops << " flops";
+  }
 }
 
 }  // namespace

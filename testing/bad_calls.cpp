@@ -16,12 +16,6 @@
 
 namespace annulus::testing {
 
-namespace {
-
-Device other_than(Device device) { return device.type == DeviceType::kCPU ? cuda_device(0) : kCPU; }
-
-}  // namespace
-
 TensorView AttemptTensors::input(const char* name, std::vector<std::int64_t> shape, DType t) {
   const TensorSpec spec{name, t, std::move(shape)};
   const std::vector<double> values(static_cast<std::size_t>(numel_of(spec)), 0.25);
@@ -32,8 +26,6 @@ TensorView AttemptTensors::output(const char* name, std::vector<std::int64_t> sh
   const TensorSpec spec{name, t, std::move(shape)};
   return tensors_.emplace_back(spec, Layout::kContiguous, device_).view();
 }
-
-Device AttemptTensors::other_device() const { return other_than(device_); }
 
 void AttemptTensors::verify_untouched() {
   synchronize(device_);
@@ -152,6 +144,7 @@ std::vector<std::pair<std::string, Fault>> faults_of(const Argument& a, bool lea
 // Of a call of a case, which `of` keeps: what its list says, where `seen` has not had it.
 void add_derived(const std::shared_ptr<const Case>& of, const Call& call, Device device,
                  std::set<std::string>& seen, std::vector<BadCall>& calls) {
+  const Device other = device.type == DeviceType::kCPU ? cuda_device(0) : kCPU;
   Trial trial(call, device);
   ArgumentsRecorder recorder;
   trial.run();
@@ -172,7 +165,7 @@ void add_derived(const std::shared_ptr<const Case>& of, const Call& call, Device
     const std::string name = op + ": " + a.name + " ";
     // What is right depends on the dtype and, for a parameter, on the rank.
     if (seen.insert(name + name_of(a.view.dtype) + std::to_string(a.view.rank)).second) {
-      for (auto& [what, fault] : faults_of(a, &a == list.data(), other_than(device))) {
+      for (auto& [what, fault] : faults_of(a, &a == list.data(), other)) {
         push(name + what, a.name, [p = *place, f = fault](Trial& t) { f(t.at(p)); });
       }
     }

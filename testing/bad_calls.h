@@ -21,7 +21,6 @@ class AttemptTensors {
   // The values of inputs are all 0.25; outputs hold poison.
   TensorView input(const char* name, std::vector<std::int64_t> shape, DType t = DType::kF32);
   TensorView output(const char* name, std::vector<std::int64_t> shape, DType t = DType::kF32);
-  Device other_device() const;
 
   // Runs f. Where it throws, none of the tensors, nor what lies around them, may have changed.
   template <class F>

@@ -109,13 +109,6 @@ namespace {
 constexpr std::size_t kMaxElements = 4096;
 constexpr double kKink = 1e-6;
 
-const Call* find_call(const Case& c, const char* name) {
-  for (const Call& call : c.calls) {
-    if (call.name == name) return &call;
-  }
-  return nullptr;
-}
-
 bool suitable(const Values& tensors) {
   std::size_t elements = 0;
   for (const auto& t : tensors) {
@@ -141,12 +134,12 @@ std::vector<const std::vector<double>*> weights_of(const Call& forward, const Ca
 }
 
 // Says which gradient is wrong, or nothing.
-std::string compare_gradients(const Case& c, const Call* backward, const Values& forward_in,
+std::string compare_gradients(const Case& c, const Call& backward, const Values& forward_in,
                               const Values& backward_in) {
   const Call& forward = c.calls[0];
-  const auto weights = weights_of(forward, *backward, backward_in);
+  const auto weights = weights_of(forward, backward, backward_in);
   if (weights.size() != forward.outputs.size()) return "an output has no incoming gradient";
-  const Values gradients = run_reference(*backward, backward_in);
+  const Values gradients = run_reference(backward, backward_in);
 
   // f(+) - f(-), summed as products with the weights of differences, so that equal parts cancel
   // exactly.
@@ -163,9 +156,9 @@ std::string compare_gradients(const Case& c, const Call* backward, const Values&
     return sum;
   };
 
-  for (std::size_t o = 0; o < backward->outputs.size(); ++o) {
-    const std::string& gradient_name = backward->outputs[o].name;
-    if (backward->outputs[o].unpaired) continue;
+  for (std::size_t o = 0; o < backward.outputs.size(); ++o) {
+    const std::string& gradient_name = backward.outputs[o].name;
+    if (backward.outputs[o].unpaired) continue;
     std::size_t input = 0;
     while (input < forward.inputs.size() && "d" + forward.inputs[input].name != gradient_name) {
       ++input;
@@ -216,12 +209,13 @@ std::string compare_gradients(const Case& c, const Call* backward, const Values&
 }  // namespace
 
 GradientCheck check_reference_gradients(const Case& c) {
-  const Call* backward = find_call(c, "backward");
-  if (backward == nullptr) return {};
+  const auto backward = std::find_if(c.calls.begin(), c.calls.end(),
+                                     [](const Call& call) { return call.name == "backward"; });
+  if (backward == c.calls.end()) return {};
   const std::vector<Values> inputs = draw_inputs(c);
-  const Values& backward_in = inputs[static_cast<std::size_t>(backward - c.calls.data())];
+  const Values& backward_in = inputs[static_cast<std::size_t>(backward - c.calls.begin())];
   if (!suitable(inputs[0]) || !suitable(backward_in)) return {};
-  return {true, compare_gradients(c, backward, inputs[0], backward_in)};
+  return {true, compare_gradients(c, *backward, inputs[0], backward_in)};
 }
 
 }  // namespace annulus::testing
