@@ -32,6 +32,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "annulus/core/dtype.h"
 #include "annulus/core/precision.h"
@@ -116,5 +120,37 @@ FloatFormat format_of(DType t);
 double ulp_at(double v, DType t);
 // The larger of that and of the spacing of what an operand of precision p is rounded to.
 double ulp_at(double v, DType t, Precision p);
+
+// --- one output tensor against its reference ---------------------------------------------------------
+
+// Enough digits to tell neighbouring floats apart.
+std::string format_number(double v);
+
+struct Comparison {
+  std::string fault;       // empty when within every limit
+  double worst_ratio = 0;  // largest error / limit over all rules
+};
+
+struct CompareInput {
+  DType dtype = DType::kF32;
+  bool forward = true;
+  std::span<const double> reference;
+  std::span<const double> baseline;
+  std::span<const double> ours;
+  CaseLimits limits;
+  Precision precision = Precision::kAuto;
+  bool circular = false;
+  // The baseline's largest error at neighbouring problems (see limits.h), asked for only when rule 1
+  // fails without it; may be empty.
+  std::function<double()> baseline_error;
+  // Size of the terms of every element (see limits.h), asked for only when a rule fails without it;
+  // empty where there is none.
+  std::function<std::vector<double>()> term_size;
+};
+
+Comparison compare(const CompareInput& in);
+
+// a - b, for angles the shorter way around.
+double difference(double a, double b, bool circular);
 
 }  // namespace annulus::testing

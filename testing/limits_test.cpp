@@ -5,7 +5,6 @@
 #include <numbers>
 #include <vector>
 
-#include "testing/compare.h"
 #include "testing/limits.h"
 
 namespace annulus::testing {

@@ -11,7 +11,7 @@
 
 #include "annulus/core/values.h"
 #include "testing/reference.h"
-#include "testing/runner.h"
+#include "testing/suite.h"
 
 namespace annulus::testing {
 

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstddef>
 
-#include "testing/compare.h"
 #include "testing/limits.h"
 #include "testing/tensors.h"
 

@@ -1,4 +1,4 @@
-#include "testing/runner.h"
+#include "testing/suite.h"
 
 #include <algorithm>
 #include <array>
@@ -8,7 +8,6 @@
 #include <regex>
 
 #include "annulus/core/errors.h"
-#include "testing/compare.h"
 #include "testing/limits.h"
 #include "testing/reference.h"
 #include "testing/tensors.h"

@@ -1,4 +1,3 @@
-#include "bench/report/page.h"
 
 #include <fmt/format.h>
 

@@ -1,12 +1,10 @@
-#include "testing/compare.h"
+#include "testing/limits.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <limits>
 #include <numbers>
-
-#include "testing/limits.h"
 
 namespace annulus::testing {
 
