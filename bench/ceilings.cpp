@@ -1,14 +1,13 @@
 #include "bench/ceilings.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <vector>
 
 #include "annulus/core/buffer.h"
-#include "bench/cpu_peak.h"
 #include "bench/gpu.h"
 #include "bench/mover.h"
+#include "bench/statistics.h"
 #if ANNULUS_HAVE_BLAS
 #include <cblas.h>
 #endif
@@ -18,13 +17,8 @@ namespace {
 
 template <class F>
 double best_ms(int repetitions, F&& f) {
-  double best = 1e300;
-  for (int i = 0; i < repetitions; ++i) {
-    const auto start = std::chrono::steady_clock::now();
-    f();
-    const std::chrono::duration<double, std::milli> t = std::chrono::steady_clock::now() - start;
-    best = std::min(best, t.count());
-  }
+  double best = milliseconds(f);
+  for (int i = 1; i < repetitions; ++i) best = std::min(best, milliseconds(f));
   return best;
 }
 
@@ -58,22 +52,12 @@ double sgemm_gflops() {
 }  // namespace
 
 Ceilings measure_ceilings(DeviceType device) {
+  if (device == DeviceType::kCUDA) return gpu::ceilings();
   Ceilings c;
-  const auto rate = [&](Precision p) -> double& { return c.gemm[static_cast<std::size_t>(p)]; };
-  if (device == DeviceType::kCUDA) {
-    c.copy_gbs = gpu::copy_gbs();
-    for (const Precision p : kAllProducts) rate(p) = gpu::gemm_gflops(p);
-    c.launch_ms = gpu::launch_ms();
-    c.barrier_ms = gpu::grid_barrier_ms();
-    c.small_barrier_ms = gpu::cluster_barrier_ms();
-    c.small_bytes = gpu::cluster_bytes();
-    c.on_chip_bytes = gpu::on_chip_bytes();
-  } else {
-    c.copy_gbs = cpu_copy_gbs();
-    for (const Precision p : kAllProducts) rate(p) = cpu_peak_gflops(p);
-    rate(Precision::kFp32) = std::max(rate(Precision::kFp32), sgemm_gflops());
-    c.on_chip_bytes = static_cast<double>(last_level_cache_bytes());
-  }
+  c.copy_gbs = cpu_copy_gbs();
+  for (const Precision p : kAllProducts) c.rate(p) = cpu_peak_gflops(p);
+  c.rate(Precision::kFp32) = std::max(c.rate(Precision::kFp32), sgemm_gflops());
+  c.on_chip_bytes = static_cast<double>(last_level_cache_bytes());
   return c;
 }
 
@@ -85,12 +69,10 @@ Floor floor_of(double bytes, double flops, const Work& work, const Ceilings& c) 
   const double compute = rate > 0 ? 1e-6 * work.passes * flops / rate : 0;
   const double barriers = static_cast<double>(work.steps) * c.step_ms(work.step_bytes);
   const double latency = std::max(barriers, c.launch_ms);
-  Floor floor;
-  floor.ms = std::max(std::max(compute, bandwidth) + barriers, c.launch_ms);
-  floor.kind = latency > std::max(compute, bandwidth) ? FloorKind::kLatency
-               : compute > bandwidth                  ? FloorKind::kCompute
-                                                      : FloorKind::kBandwidth;
-  return floor;
+  return {std::max(std::max(compute, bandwidth) + barriers, c.launch_ms),
+          latency > std::max(compute, bandwidth) ? FloorKind::kLatency
+          : compute > bandwidth                  ? FloorKind::kCompute
+                                                 : FloorKind::kBandwidth};
 }
 
 }  // namespace annulus::bench

@@ -11,8 +11,6 @@
 
 namespace annulus::bench {
 
-inline constexpr std::array kAllProducts = {Precision::kFp32, Precision::kTf32, Precision::kBf16};
-
 struct Ceilings {
   double copy_gbs = 0;
   std::array<double, kPrecisions.size()> gemm{};  // GFLOP/s, by Precision; 0: not measured
@@ -22,6 +20,7 @@ struct Ceilings {
   double small_bytes = 0;       // weights up to this size fit a cluster's shared memory
   double on_chip_bytes = 0;     // what may stay in caches, shared memory and registers
 
+  double& rate(Precision p) { return gemm[static_cast<std::size_t>(p)]; }
   double gemm_gflops(Precision p) const { return gemm[static_cast<std::size_t>(p)]; }
   // What passes between two steps that read `step_bytes` of weights each.
   double step_ms(double step_bytes) const {
@@ -33,6 +32,10 @@ struct Ceilings {
 // multiply units make them (OpenBLAS's sgemm where that is faster still). CUDA: a copy kernel,
 // cuBLAS's GEMM of bf16, tf32 and fp32, barriers. Takes a second or two.
 Ceilings measure_ceilings(DeviceType device);
+// How fast this CPU multiplies and adds when every operand is in a register: no kernel is faster. All
+// threads together, in GFLOP/s; the best instruction that it has for the products. bf16 products
+// without one are made in fp32. 0 for products that a CPU does not make (tf32).
+double cpu_peak_gflops(Precision products);
 // "copy 20.1 GB/s, GEMM fp32 83, bf16 332 GFLOP/s": what was measured, in one line.
 std::string to_string(const Ceilings& ceilings);
 

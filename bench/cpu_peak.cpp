@@ -1,15 +1,15 @@
 // Loops of one instruction each, over more accumulators than the units have latency to hide. The
 // empty asm statements hide the values from the compiler, which would else merge equal sums and
 // compute the loops away.
-#include "bench/cpu_peak.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <vector>
 
 #include "annulus/cpu/features.h"
 #include "annulus/cpu/parallel.h"
+#include "bench/ceilings.h"
+#include "bench/statistics.h"
 #if defined(__aarch64__)
 #include <arm_neon.h>
 #elif defined(__x86_64__)
@@ -135,11 +135,9 @@ double cpu_peak_gflops(Precision products) {
   cpu::parallel_for(threads, threads, [&](std::int64_t thread) {
     double& best = best_ms[static_cast<std::size_t>(thread)];
     for (double all = 0; all < 200;) {
-      const auto start = std::chrono::steady_clock::now();
-      loop.run(kRounds);
-      const std::chrono::duration<double, std::milli> t = std::chrono::steady_clock::now() - start;
-      best = std::min(best, t.count());
-      all += t.count();
+      const double ms = milliseconds([&] { loop.run(kRounds); });
+      best = std::min(best, ms);
+      all += ms;
     }
   });
   double gflops = 0;

@@ -7,8 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "annulus/core/device.h"
-#include "bench/record.h"
+#include "bench/ceilings.h"
 
 namespace annulus::bench::gpu {
 
@@ -36,17 +35,7 @@ class ColdTimer {
 bool can_move(std::size_t in, std::size_t out);
 void move(const std::vector<const void*>& in, const std::vector<void*>& out, std::size_t bytes);
 
-double copy_gbs();  // one stream in, one out, 1 GiB each (less on a small device)
-// fp32 sums, 8192^3 (4096^3 in fp32); 0 in a build without cuBLAS.
-double gemm_gflops(Precision products);
-double launch_ms();  // an empty kernel between two events
-// One barrier among blocks of 256 threads: across a grid with a block on every multiprocessor (an
-// atomic counter), and across a cluster of eight blocks (0 before compute capability 9). The steps
-// of a recurrence that is spread over such blocks cannot do without one each.
-inline constexpr unsigned kClusterBlocks = 8;
-double grid_barrier_ms();
-double cluster_barrier_ms();
-double cluster_bytes();  // shared memory of a cluster
-double on_chip_bytes();  // L2, shared memory and registers of the whole device
+// A copy kernel, an empty launch, barriers, and cuBLAS's GEMM of 8192^3 (4096^3 in fp32).
+Ceilings ceilings();
 
 }  // namespace annulus::bench::gpu

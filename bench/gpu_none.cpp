@@ -19,12 +19,6 @@ bool can_move(std::size_t, std::size_t) { return false; }
 void move(const std::vector<const void*>&, const std::vector<void*>&, std::size_t) {
   unavailable();
 }
-double copy_gbs() { unavailable(); }
-double gemm_gflops(Precision) { unavailable(); }
-double launch_ms() { unavailable(); }
-double grid_barrier_ms() { unavailable(); }
-double cluster_barrier_ms() { unavailable(); }
-double cluster_bytes() { unavailable(); }
-double on_chip_bytes() { unavailable(); }
+Ceilings ceilings() { unavailable(); }
 
 }  // namespace annulus::bench::gpu

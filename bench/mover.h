@@ -5,7 +5,8 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,17 +15,15 @@
 
 namespace annulus::bench {
 
-class Mover {
- public:
-  virtual ~Mover() = default;
-  virtual void run() = 0;
-  virtual double bytes() const = 0;             // read plus written
-  virtual double wrong_share() const = 0;       // of the bytes checked after a run
-  virtual std::string description() const = 0;  // "copy 1:1", "read 1, write 2"
+struct Mover {
+  std::function<void()> run;
+  double bytes = 0;                     // read plus written
+  std::function<double()> wrong_share;  // of the bytes checked after a run
+  std::string description;              // "copy 1:1", "read 1, write 2"
 };
 
-// nullptr and the reason when nothing moves that combination of tensors.
-std::unique_ptr<Mover> make_mover(Problem& problem, Device device, std::string* why_not);
+// Nothing and the reason when nothing moves that combination of tensors.
+std::optional<Mover> make_mover(Problem& problem, Device device, std::string* why_not);
 // Memory it needs beyond the problem's own.
 std::size_t mover_bytes(const testing::Case& problem, const std::vector<std::string>& calls,
                         Device device);

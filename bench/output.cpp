@@ -34,11 +34,9 @@ class Markdown final : public Output {
     out_ << "measured ceilings: " << to_string(c.ceilings) << "\n\n";
     line({"row", "dtype", "impl", "median ms", "p95", "floor", "x floor", "x move", "error",
           "peak MiB", "seed"});
-    out_ << "|" << std::string(static_cast<std::size_t>(kWidths[0]) + 2, '-');
-    out_ << "|" << std::string(static_cast<std::size_t>(kWidths[1]) + 2, '-');
-    out_ << "|" << std::string(static_cast<std::size_t>(kWidths[2]) + 2, '-');
-    for (std::size_t i = 3; i < kColumns; ++i) {
-      out_ << "|" << std::string(static_cast<std::size_t>(kWidths[i]) + 1, '-') << ":";
+    for (std::size_t i = 0; i < kColumns; ++i) {
+      const std::string rule(static_cast<std::size_t>(kWidths[i]) + 1, '-');
+      out_ << "|" << rule << (i < kLeft ? "-" : ":");
     }
     out_ << "|" << std::endl;
   }
@@ -72,16 +70,15 @@ class Markdown final : public Output {
       if (r.status == Status::kFailed) out_ << "  FAILED: " << r.reason << std::endl;
     }
   }
-  void end() override {}
 
  private:
-  static constexpr std::size_t kColumns = 11;
+  static constexpr std::size_t kColumns = 11, kLeft = 3;  // those of words stand to the left
   static constexpr int kWidths[kColumns] = {36, 5, 14, 9, 8, 8, 7, 6, 7, 8, 11};
 
   void line(const std::vector<std::string>& cells) {
     for (std::size_t i = 0; i < kColumns; ++i) {
-      out_ << (i < 3 ? fmt::format("| {:<{}} ", cells[i], kWidths[i])
-                     : fmt::format("| {:>{}} ", cells[i], kWidths[i]));
+      out_ << (i < kLeft ? fmt::format("| {:<{}} ", cells[i], kWidths[i])
+                         : fmt::format("| {:>{}} ", cells[i], kWidths[i]));
     }
     out_ << "|" << std::endl;
   }
@@ -132,7 +129,6 @@ class Csv final : public Output {
       out_ << std::endl;
     }
   }
-  void end() override {}
 
  private:
   static std::string quoted(const std::string& s) {
@@ -194,6 +190,22 @@ class GoogleJson final : public Output {
 };
 
 }  // namespace
+
+std::string to_string(const Ceilings& c) {
+  std::string rates;
+  for (const Precision p : kAllProducts) {
+    if (!(c.gemm_gflops(p) > 0)) continue;
+    rates += fmt::format("{}{} {:.0f}", rates.empty() ? "" : ", ", name_of(p), c.gemm_gflops(p));
+  }
+  std::string s = fmt::format("copy {:.1f} GB/s", c.copy_gbs);
+  s += rates.empty() ? ", GEMM not measured" : ", GEMM " + rates + " GFLOP/s";
+  if (c.launch_ms > 0) s += fmt::format(", empty launch {:.1f} us", 1e3 * c.launch_ms);
+  if (c.barrier_ms > 0) s += fmt::format(", grid barrier {:.2f} us", 1e3 * c.barrier_ms);
+  if (c.small_barrier_ms > 0) {
+    s += fmt::format(", cluster barrier {:.2f} us", 1e3 * c.small_barrier_ms);
+  }
+  return s;
+}
 
 std::unique_ptr<Output> make_output(const std::string& format, std::ostream& out) {
   if (format == "csv") return std::make_unique<Csv>(out);

@@ -22,7 +22,7 @@ class Output {
   virtual ~Output() = default;
   virtual void begin(const OutputContext& context) = 0;
   virtual void rows(const std::vector<Record>& records) = 0;  // all implementations of one row
-  virtual void end() = 0;
+  virtual void end() {}
 };
 
 // format: md, csv or json.

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <stdexcept>
 #include <utility>
 
 #include "bench/statistics.h"
+#include "bench/suite.h"
 #include "testing/limits.h"
 #include "testing/tensors.h"
 
@@ -34,12 +34,8 @@ void fill_input(const Case& c, const TensorSpec& spec, std::uint64_t seed, Buffe
     const bool floating = is_floating(spec.dtype);
     for (double& v : values) v = floating ? rng.normal() : 0;
   }
-  const auto size = static_cast<std::size_t>(size_of(spec.dtype));
-  std::vector<std::byte> bytes(values.size() * size);
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const std::uint64_t bits = testing::encode(values[i], spec.dtype);
-    std::memcpy(bytes.data() + i * size, &bits, size);  // little-endian: the low bytes come first
-  }
+  const std::vector<std::byte> bytes =
+      testing::Dense(kCPU, spec.dtype, {count}).write(values).bytes();
   for (std::size_t done = 0; done < buffer.bytes(); done += bytes.size()) {
     copy_bytes(static_cast<std::byte*>(buffer.data()) + done, buffer.device(), bytes.data(), kCPU,
                std::min(bytes.size(), buffer.bytes() - done));
@@ -103,6 +99,8 @@ Problem::Problem(Case problem, const std::vector<std::string>& calls, Device dev
   for (const std::string& name : calls) {
     const Call& call = find_call(case_, name);
     Bound bound{&call, {}, {}};
+    bytes_ += call.bytes;
+    flops_ += call.flops;
     const auto bind = [&](const TensorSpec& spec, bool input) {
       auto [it, fresh] = tensors_.try_emplace(spec.name);
       if (fresh) {
@@ -126,41 +124,15 @@ void Problem::run() {
   for (const Bound& b : bound_) b.call->run(b.in, b.out, context_);
 }
 
-double Problem::bytes() const {
-  double total = 0;
-  for (const Bound& b : bound_) total += b.call->bytes;
-  return total;
-}
-
-double Problem::flops() const {
-  double total = 0;
-  for (const Bound& b : bound_) total += b.call->flops;
-  return total;
-}
-
-std::size_t Problem::peak_bytes() const {
-  std::size_t total = workspace_.bytes();
-  for (const auto& [name, buffer] : tensors_) total += buffer.bytes();
-  return total;
-}
-
 std::vector<double> Problem::values(const std::string& name, std::int64_t count) const {
   synchronize(device_);
   for (const Bound& b : bound_) {
     for (const auto* pair : {&b.call->inputs, &b.call->outputs}) {
       for (const TensorSpec& spec : *pair) {
         if (spec.name != name) continue;
-        const auto n = static_cast<std::size_t>(std::min(count, testing::numel_of(spec)));
-        const auto size = static_cast<std::size_t>(size_of(spec.dtype));
-        std::vector<std::byte> bytes(n * size);
-        copy_bytes(bytes.data(), kCPU, tensors_.at(name).data(), device_, bytes.size());
-        std::vector<double> values(n);
-        for (std::size_t i = 0; i < n; ++i) {
-          std::uint64_t bits = 0;
-          std::memcpy(&bits, bytes.data() + i * size, size);
-          values[i] = testing::decode(bits, spec.dtype);
-        }
-        return values;
+        const testing::Dense host(kCPU, spec.dtype, {std::min(count, testing::numel_of(spec))});
+        copy_bytes(host.view().data, kCPU, tensors_.at(name).data(), device_, host.bytes().size());
+        return host.values();
       }
     }
   }
@@ -218,35 +190,25 @@ Accuracy measure_accuracy(const Case& problem, const std::vector<std::string>& c
   for (std::size_t index = 0; index < calls.size(); ++index) {
     const std::string& name = calls[index];
     const Call& call = find_call(problem, name);
-    const testing::Values& inputs = expected.inputs[index];
     const testing::Values& reference = expected.outputs[index];
-    std::vector<testing::TestTensor> in, out;
-    std::vector<TensorView> in_views, out_views;
-    for (std::size_t i = 0; i < call.inputs.size(); ++i) {
-      in.emplace_back(call.inputs[i], testing::Layout::kContiguous, device, inputs[i]);
-      in_views.push_back(in.back().view());
-    }
-    for (const auto& spec : call.outputs) {
-      out.emplace_back(spec, testing::Layout::kContiguous, device);
-      out_views.push_back(out.back().view());
-    }
+    testing::TestTensors in(call.inputs, device, &expected.inputs[index]);
+    testing::TestTensors out(call.outputs, device);
     Context context;
-    if (call.prepare) call.prepare(in_views, context);
-    call.run(in_views, out_views, context);
+    std::string fault = in.prepare(call);
+    call.run(in.views(), out.views(), context);
     synchronize(device);
+    testing::Bits bits;
+    if (fault.empty()) fault = out.collect(&bits);
+    if (!fault.empty()) throw std::runtime_error(name + ": " + fault);
     const Precision precision = call.precision ? call.precision(device) : Precision::kAuto;
-    for (std::size_t i = 0; i < out.size(); ++i) {
-      std::vector<std::uint64_t> bits;
-      if (const std::string fault = out[i].collect(&bits); !fault.empty()) {
-        throw std::runtime_error(name + ": " + fault);
-      }
+    for (std::size_t i = 0; i < bits.size(); ++i) {
       if (call.outputs[i].opaque) continue;  // only the backward reads it
       // The gradient of a number is one sum over everything, which may come out near zero: its
       // relative error says nothing. The tests judge it by the size of its terms.
       if (call.outputs[i].shape.empty()) continue;
-      std::vector<double> ours(bits.size());
-      for (std::size_t k = 0; k < bits.size(); ++k) {
-        ours[k] = testing::decode(bits[k], call.outputs[i].dtype);
+      std::vector<double> ours;
+      for (const std::uint64_t b : bits[i]) {
+        ours.push_back(testing::decode(b, call.outputs[i].dtype));
       }
       const double error = max_relative_error(ours, reference[i]);
       // NaN compares false with everything; it must win.
@@ -266,6 +228,40 @@ Accuracy measure_accuracy(const Case& problem, const std::vector<std::string>& c
   }
   a.zero_rows = rows > 0 ? static_cast<double>(zero) / static_cast<double>(rows) : 0;
   return a;
+}
+
+namespace {
+
+std::vector<Suite>& registry() {
+  static std::vector<Suite> suites;
+  return suites;
+}
+
+}  // namespace
+
+const std::vector<Suite>& all_suites() {
+  auto& suites = registry();
+  std::sort(suites.begin(), suites.end(),
+            [](const Suite& a, const Suite& b) { return a.name < b.name; });
+  return suites;
+}
+
+SuiteRegistration::SuiteRegistration(Suite suite) { registry().push_back(std::move(suite)); }
+
+std::size_t peak_bytes_of(const Case& problem, const std::vector<std::string>& calls,
+                          Device device) {
+  std::map<std::string, std::size_t> tensors;
+  std::size_t scratch = 0;
+  for (const std::string& name : calls) {
+    const Call& call = find_call(problem, name);
+    for (const auto* specs : {&call.inputs, &call.outputs}) {
+      for (const auto& spec : *specs) tensors[spec.name] = bytes_of(spec);
+    }
+    scratch = std::max(scratch, workspace_of(call, device));
+  }
+  std::size_t total = scratch;
+  for (const auto& [name, bytes] : tensors) total += bytes;
+  return total;
 }
 
 }  // namespace annulus::bench

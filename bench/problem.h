@@ -29,10 +29,9 @@ class Problem {
   void run();  // all calls, in order; asynchronous on CUDA
 
   // The bytes the mathematics must read and write, and its flops.
-  double bytes() const;
-  double flops() const;
+  double bytes() const { return bytes_; }
+  double flops() const { return flops_; }
   std::size_t workspace_bytes() const { return workspace_.bytes(); }
-  std::size_t peak_bytes() const;
 
   // The first elements of a tensor, at most `count`; waits for what is still running.
   std::vector<double> values(const std::string& name, std::int64_t count) const;
@@ -53,6 +52,7 @@ class Problem {
   };
   testing::Case case_;
   Device device_;
+  double bytes_ = 0, flops_ = 0;
   std::map<std::string, Buffer> tensors_;
   std::vector<Bound> bound_;
   Buffer workspace_;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -57,11 +58,14 @@ Json param(const ParamValue& value) {
 
 // --- reading -------------------------------------------------------------------------------------
 
-template <class E>
-E one_of(const JsonObject& o, const char* key, std::initializer_list<E> values) {
-  std::vector<std::string> names;
-  for (const E e : values) names.push_back(name_of(e));
-  return values.begin()[o.one_of(key, names)];
+constexpr std::array kStatusNames = {"ok", "skipped", "failed"};
+constexpr std::array kFloorKindNames = {"bandwidth", "compute", "latency"};
+constexpr std::array kMeasuresNames = {"time", "memory"};
+
+// The value of an enum whose names stand in its order.
+template <class E, std::size_t N>
+E one_of(const JsonObject& o, const char* key, const std::array<const char*, N>& names) {
+  return static_cast<E>(o.one_of(key, {names.begin(), names.end()}));
 }
 
 ParamValue read_param(const std::string& key, const Json& j) {
@@ -130,12 +134,12 @@ Record from_json(const Json& j) {
   r.hardware = o.text("hardware", true);
   r.commit = o.text_or("commit", "");
   r.date = o.text_or("date", "");
-  r.status = one_of(o, "status", {Status::kOk, Status::kSkipped, Status::kFailed});
+  r.status = one_of<Status>(o, "status", kStatusNames);
   r.reason = o.text_or("reason", "");
   if (r.status != Status::kOk && r.reason.empty()) {
     throw JsonError(fmt::format("a {} row must have a \"reason\"", name_of(r.status)));
   }
-  if (o.has("measures")) r.measures = one_of(o, "measures", {Measures::kTime, Measures::kMemory});
+  if (o.has("measures")) r.measures = one_of<Measures>(o, "measures", kMeasuresNames);
   if (o.has("params")) {
     const Json& p = o.at("params");
     if (!p.is_object()) throw JsonError("\"params\" must be an object");
@@ -144,10 +148,7 @@ Record from_json(const Json& j) {
   }
   read_measurement(o, r);
   for (const OptionalReal& f : kOptionalReals) r.*f.value = o.maybe_real(f.key, 0, f.most);
-  if (o.has("floor_kind")) {
-    r.floor_kind =
-        one_of(o, "floor_kind", {FloorKind::kBandwidth, FloorKind::kCompute, FloorKind::kLatency});
-  }
+  if (o.has("floor_kind")) r.floor_kind = one_of<FloorKind>(o, "floor_kind", kFloorKindNames);
   if (o.has("ceiling")) {
     const JsonObject c = o.object("ceiling", {"copy_gbs", "gemm_gflops", "gemm", "step_us"});
     r.ceiling = Ceiling{c.maybe_real("copy_gbs").value_or(0),
@@ -155,7 +156,9 @@ Record from_json(const Json& j) {
                         {},
                         c.maybe_real("step_us").value_or(0)};
     if (c.has("gemm")) {
-      r.ceiling->gemm = one_of(c, "gemm", {Precision::kFp32, Precision::kTf32, Precision::kBf16});
+      std::vector<std::string> names;
+      for (const Precision p : kAllProducts) names.emplace_back(name_of(p));
+      r.ceiling->gemm = kAllProducts[c.one_of("gemm", names)];
     }
   }
   if (o.has("seed")) {
@@ -177,15 +180,9 @@ Record from_json(const Json& j) {
 
 }  // namespace
 
-std::string name_of(Status s) {
-  return s == Status::kOk ? "ok" : s == Status::kSkipped ? "skipped" : "failed";
-}
-std::string name_of(FloorKind k) {
-  return k == FloorKind::kBandwidth ? "bandwidth"
-         : k == FloorKind::kCompute ? "compute"
-                                    : "latency";
-}
-std::string name_of(Measures m) { return m == Measures::kTime ? "time" : "memory"; }
+std::string name_of(Status s) { return kStatusNames[static_cast<std::size_t>(s)]; }
+std::string name_of(FloorKind k) { return kFloorKindNames[static_cast<std::size_t>(k)]; }
+std::string name_of(Measures m) { return kMeasuresNames[static_cast<std::size_t>(m)]; }
 
 std::string to_string(const ParamValue& value) {
   const Json j = param(value);

@@ -5,6 +5,7 @@
 // wrong throws files::FileError with the file and the line. It never skips a bad row silently.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -37,6 +38,9 @@ struct SeedFigure {
   std::string hardware;
   std::vector<std::pair<std::string, double>> columns;  // every column of the seed's table
 };
+
+// What ceilings are measured of.
+inline constexpr std::array kAllProducts = {Precision::kFp32, Precision::kTf32, Precision::kBf16};
 
 struct Ceiling {
   double copy_gbs = 0;            // bytes read plus bytes written, a second

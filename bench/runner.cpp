@@ -3,12 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <ctime>
-#include <fstream>
-#include <functional>
 
 #include "annulus/core/errors.h"
 #include "annulus/core/info.h"
@@ -16,6 +13,7 @@
 #include "bench/mover.h"
 #include "bench/problem.h"
 #include "bench/statistics.h"
+#include "testing/tensors.h"
 
 namespace annulus::bench {
 namespace {
@@ -27,13 +25,6 @@ constexpr const char* kErrorMetric = "max|err|/max|ref|";
 
 bool on_cuda(Device device) { return device.type == DeviceType::kCUDA; }
 
-double milliseconds(const std::function<void()>& f) {
-  const auto start = std::chrono::steady_clock::now();
-  f();
-  const std::chrono::duration<double, std::milli> t = std::chrono::steady_clock::now() - start;
-  return t.count();
-}
-
 Record with_status(Record r, Status status, std::string reason) {
   r.status = status;
   r.reason = std::move(reason);
@@ -43,14 +34,8 @@ Record with_status(Record r, Status status, std::string reason) {
 }  // namespace
 
 std::size_t available_bytes(Device device) {
-  if (on_cuda(device)) return cuda::free_bytes(device.index);
-  std::ifstream file("/proc/meminfo");
-  for (std::string key; file >> key;) {
-    std::size_t kib = 0;
-    if (key == "MemAvailable:" && file >> kib) return kib * 1024;
-    file.ignore(256, '\n');
-  }
-  return std::size_t{4} << 30;  // no /proc: assume a small machine
+  const std::size_t free = testing::free_bytes(device);
+  return free > 0 ? free : std::size_t{4} << 30;  // not said: assume a small machine
 }
 
 std::string hardware_name(Device device) {
@@ -66,11 +51,6 @@ std::string iso_date() {
   char text[32];
   return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc)};
 }
-
-struct Runner::Implementation {
-  std::string name;
-  std::function<void()> run;
-};
 
 Runner::Runner(const RunnerOptions& options)
     : options_(options), ceilings_(measure_ceilings(options.device.type)) {
@@ -89,27 +69,23 @@ int Runner::repetitions_for(double one_round_ms) const {
   return std::clamp(static_cast<int>(std::min(fit, 1e6)), kMinRepetitions, kMaxRepetitions);
 }
 
-std::vector<std::vector<double>> Runner::time_cpu(const std::vector<Implementation>& impls) {
-  const auto round = [&](auto&& record) {
-    for (std::size_t i = 0; i < impls.size(); ++i) {
+std::vector<std::vector<double>> Runner::time_cpu(const Runs& runs) {
+  std::vector<std::vector<double>> times(runs.size());
+  const auto round = [&] {
+    for (std::size_t i = 0; i < runs.size(); ++i) {
       sweep_caches(sweep_.data(), sweep_.bytes());
-      record(i, milliseconds(impls[i].run));
+      times[i].push_back(milliseconds(runs[i]));
     }
   };
-  const auto discard = [](std::size_t, double) {};
-  round(discard);  // page faults, thread start
-  const double round_ms = milliseconds([&] { round(discard); });
-  std::vector<std::vector<double>> times(impls.size());
-  for (int r = repetitions_for(round_ms); r > 0; --r) {
-    round([&](std::size_t i, double ms) { times[i].push_back(ms); });
-  }
+  round();  // page faults, thread start
+  const int repetitions = repetitions_for(milliseconds(round));
+  for (auto& t : times) t.clear();
+  for (int r = 0; r < repetitions; ++r) round();
   return times;
 }
 
-std::vector<std::vector<double>> Runner::time(const std::vector<Implementation>& impls) {
-  if (!on_cuda(options_.device)) return time_cpu(impls);
-  std::vector<std::function<void()>> runs;
-  for (const auto& i : impls) runs.push_back(i.run);
+std::vector<std::vector<double>> Runner::time(const Runs& runs) {
+  if (!on_cuda(options_.device)) return time_cpu(runs);
   cuda_->time(runs, 3);
   const double round_ms = milliseconds([&] { cuda_->time(runs, 3); }) / 3;
   return cuda_->time(runs, repetitions_for(round_ms));
@@ -117,9 +93,9 @@ std::vector<std::vector<double>> Runner::time(const std::vector<Implementation>&
 
 std::vector<Record> Runner::measure_or_throw(const Row& row, const Record& blank) {
   const testing::Case problem_case = row.problem();
+  const std::size_t peak_bytes = peak_bytes_of(problem_case, row.calls, options_.device);
   const std::size_t needed =
-      peak_bytes_of(problem_case, row.calls, options_.device) +
-      (row.with_move ? mover_bytes(problem_case, row.calls, options_.device) : 0);
+      peak_bytes + (row.with_move ? mover_bytes(problem_case, row.calls, options_.device) : 0);
   const std::size_t has = available_bytes(options_.device);
   // The last tenth belongs to the rest of the machine.
   if (static_cast<double>(needed) > 0.9 * static_cast<double>(has)) {
@@ -139,14 +115,14 @@ std::vector<Record> Runner::measure_or_throw(const Row& row, const Record& blank
   const Accuracy accuracy = measure_accuracy(error_case, row.calls, options_.device, expected_);
 
   Problem problem(problem_case, row.calls, options_.device);
-  std::vector<Implementation> impls{{row.impl, [&] { problem.run(); }}};
-  std::unique_ptr<Mover> mover;
+  Runs runs{[&] { problem.run(); }};
+  std::optional<Mover> mover;
   std::string no_mover;
   if (row.with_move) {
     mover = make_mover(problem, options_.device, &no_mover);
-    if (mover) impls.push_back({"move", [&] { mover->run(); }});
+    if (mover) runs.push_back(mover->run);
   }
-  const auto times = time(impls);
+  const auto times = time(runs);
 
   Record r = blank;
   r.params["error_on"] = error_case.params;
@@ -167,7 +143,7 @@ std::vector<Record> Runner::measure_or_throw(const Row& row, const Record& blank
   ours.error = ErrorFigure{kErrorMetric, accuracy.max_relative};
   ours.zero_rows = accuracy.zero_rows;
   ours.workspace_bytes = static_cast<double>(problem.workspace_bytes());
-  ours.peak_bytes = static_cast<double>(problem.peak_bytes());
+  ours.peak_bytes = static_cast<double>(peak_bytes);
   ours.seed = row.seed;
   if (!(accuracy.guard_ratio <= 1)) {
     ours = with_status(ours, Status::kFailed,
@@ -180,10 +156,10 @@ std::vector<Record> Runner::measure_or_throw(const Row& row, const Record& blank
     Record move = r;
     move.impl = "move";
     move.params.erase("error_on");
-    move.params["moves"] = mover->description();
+    move.params["moves"] = mover->description;
     move.time_ms = summarize(times[1]);
     move.error = ErrorFigure{"share of bytes wrong", mover->wrong_share()};
-    move.bytes = mover->bytes();
+    move.bytes = mover->bytes;
     move.flops_needed.reset();
     if (move.error->value > 0)
       move = with_status(move, Status::kFailed, "the bytes did not arrive");

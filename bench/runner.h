@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -43,9 +44,10 @@ class Runner {
   const std::string& hardware() const { return options_.hardware; }
 
  private:
-  struct Implementation;
-  std::vector<std::vector<double>> time(const std::vector<Implementation>& implementations);
-  std::vector<std::vector<double>> time_cpu(const std::vector<Implementation>& implementations);
+  // Milliseconds of every repetition, one list an implementation.
+  using Runs = std::vector<std::function<void()>>;
+  std::vector<std::vector<double>> time(const Runs& runs);
+  std::vector<std::vector<double>> time_cpu(const Runs& runs);
   std::vector<Record> measure_or_throw(const Row& row, const Record& blank);
   int repetitions_for(double one_round_ms) const;
 

@@ -8,7 +8,6 @@
 #include "annulus/core/errors.h"
 #include "bench/record.h"
 #include "bench/report/model.h"
-#include "bench/report/page.h"
 #include "cli/commands.h"
 #include "files/file.h"
 #include "files/words.h"

@@ -19,23 +19,16 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 set(ANNULUS_SANITIZE "" CACHE STRING "Sanitizers, as -fsanitize= takes them")
 mark_as_advanced(ANNULUS_SANITIZE)
 if(ANNULUS_SANITIZE)
-  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${ANNULUS_SANITIZE}>
-    $<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize-recover=all>
-    $<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer> $<$<COMPILE_LANGUAGE:CXX>:-g1>)
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${ANNULUS_SANITIZE};-fno-sanitize-recover=all;-fno-omit-frame-pointer;-g1>")
   add_link_options(-fsanitize=${ANNULUS_SANITIZE})
 endif()
 
 add_library(annulus_compiler_flags INTERFACE)
 target_compile_options(annulus_compiler_flags INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall>
-  $<$<COMPILE_LANGUAGE:CXX>:-Wextra>
-  $<$<COMPILE_LANGUAGE:CXX>:-Wconversion>
-  $<$<COMPILE_LANGUAGE:CXX>:-Werror>
-  $<$<COMPILE_LANGUAGE:CXX>:-fstack-protector-strong>
+  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wconversion;-Werror;-fstack-protector-strong>"
   # nvcc's generated host stubs do not survive -Wconversion; our own host code in .cu files is
   # held to the rest. -lineinfo costs nothing at run time and lets the profilers name our lines.
-  $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo>
-  $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>
+  "$<$<COMPILE_LANGUAGE:CUDA>:-lineinfo;--expt-relaxed-constexpr>"
   $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-Werror,-fstack-protector-strong>
   $<$<COMPILE_LANGUAGE:CUDA>:-Werror=cross-execution-space-call,reorder,deprecated-declarations>)
 if(ANNULUS_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
@@ -45,8 +38,7 @@ if(ANNULUS_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
 endif()
 if(NOT ANNULUS_SANITIZE)  # the sanitizers' own interceptors do this check better
   target_compile_options(annulus_compiler_flags INTERFACE
-    $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<NOT:$<CONFIG:Debug>>>:-U_FORTIFY_SOURCE>
-    $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<NOT:$<CONFIG:Debug>>>:-D_FORTIFY_SOURCE=2>)
+    "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<NOT:$<CONFIG:Debug>>>:-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=2>")
 endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # GCC 12 sees overlapping copies in every "literal" + std::string (its bug 105651).

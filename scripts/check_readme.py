@@ -6,12 +6,13 @@ writes it. Without a CUDA build (no nvcc) the table is compared but for its CUDA
 """
 
 import os
+import pathlib
 import re
 import subprocess
 import sys
 import tempfile
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+README = pathlib.Path(__file__).resolve().parents[1] / "README.md"
 SUPPORT = re.compile(r"(<!-- support: annulus info --markdown -->\n)(.*?)(<!-- /support -->)", re.S)
 
 
@@ -24,13 +25,11 @@ def run(command, **options):
 
 def run_cpp(project, program, prefix, folder):
     """The cmake block is the project, a cpp block its main.cpp."""
-    for name, text in (("CMakeLists.txt", project), ("main.cpp", program)):
-        with open(os.path.join(folder, name), "w") as file:
-            file.write(text)
-    build = os.path.join(folder, "build")
-    run(["cmake", "-G", "Ninja", "-S", folder, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}"])
-    run(["cmake", "--build", build])
-    return run([os.path.join(build, "example")])
+    (folder / "CMakeLists.txt").write_text(project)
+    (folder / "main.cpp").write_text(program)
+    run(["cmake", "-G", "Ninja", "-S", folder, "-B", folder / "build", f"-DCMAKE_PREFIX_PATH={prefix}"])
+    run(["cmake", "--build", folder / "build"])
+    return run([folder / "build" / "example"])
 
 
 def without_cuda(table):
@@ -44,16 +43,15 @@ def check_support(readme, build, cuda_build, update):
     found = SUPPORT.search(readme)
     if found is None:
         raise SystemExit("README: the markers of the support table are missing")
-    cuda = os.path.join(cuda_build, "bin", "annulus")
-    whole = os.path.exists(cuda)
-    table = run([cuda if whole else os.path.join(build, "bin", "annulus"), "info", "--markdown"])
+    cuda = cuda_build / "bin" / "annulus"
+    whole = cuda.exists()
+    table = run([cuda if whole else build / "bin" / "annulus", "info", "--markdown"])
     if update:
         if not whole:
             raise SystemExit(f"README: the table is written from a CUDA build, and {cuda} is not there")
-        path = os.path.join(ROOT, "README.md")
-        with open(path + ".new", "w") as file:
-            file.write(SUPPORT.sub(lambda m: m[1] + table.strip() + "\n" + m[3], readme))
-        os.replace(path + ".new", path)
+        new = README.with_suffix(".md.new")
+        new.write_text(SUPPORT.sub(lambda m: m[1] + table.strip() + "\n" + m[3], readme))
+        new.replace(README)
         return "support table written"
     same = found[2].strip() == table.strip() if whole else without_cuda(found[2]) == without_cuda(table)
     if not same:
@@ -63,9 +61,8 @@ def check_support(readme, build, cuda_build, update):
 
 def main():
     update = "--update" in sys.argv
-    build, prefix, cuda_build = (os.path.abspath(path) for path in sys.argv[1:4])
-    with open(os.path.join(ROOT, "README.md")) as file:
-        readme = file.read()
+    build, prefix, cuda_build = (pathlib.Path(path).resolve() for path in sys.argv[1:4])
+    readme = README.read_text()
     if readme.count("\n") >= 200:
         raise SystemExit("README: must stay under 200 lines")
     compared = check_support(readme, build, cuda_build, update)
@@ -74,18 +71,14 @@ def main():
 
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", readme, re.M | re.S)
     (project,) = [text for language, text in blocks if language == "cmake"]
-    environment = dict(
-        os.environ,
-        PYTHONPATH=os.path.join(build, "python"),
-        PATH=os.path.join(build, "bin") + os.pathsep + os.environ["PATH"],
-    )
+    environment = dict(os.environ, PYTHONPATH=f"{build}/python", PATH=f"{build}/bin:{os.environ['PATH']}")
     counts = {}
     with tempfile.TemporaryDirectory() as folder:
         for language, text in blocks:
             if language == "python":
                 output = run([sys.executable, "-c", text], env=environment, cwd=folder)
             elif language == "cpp":
-                output = run_cpp(project, text, prefix, folder)
+                output = run_cpp(project, text, prefix, pathlib.Path(folder))
             elif language == "sh":
                 output = run(["bash", "-euo", "pipefail", "-c", text], env=environment, cwd=folder)
             elif language in ("cmake", "console", "text"):

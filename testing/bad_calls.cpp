@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <functional>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <set>
@@ -20,29 +19,23 @@ namespace annulus::testing {
 TensorView AttemptTensors::input(const char* name, std::vector<std::int64_t> shape, DType t) {
   const TensorSpec spec{name, t, std::move(shape)};
   const std::vector<double> values(static_cast<std::size_t>(numel_of(spec)), 0.25);
-  tensors_.push_back(std::make_unique<TestTensor>(spec, Layout::kContiguous, device_, values));
-  return tensors_.back()->view();
+  return tensors_.emplace_back(spec, Layout::kContiguous, device_, &values).view();
 }
 
 TensorView AttemptTensors::output(const char* name, std::vector<std::int64_t> shape, DType t) {
   const TensorSpec spec{name, t, std::move(shape)};
-  tensors_.push_back(std::make_unique<TestTensor>(spec, Layout::kContiguous, device_));
-  return tensors_.back()->view();
-}
-
-Device AttemptTensors::other_device() const {
-  return device_.type == DeviceType::kCPU ? cuda_device(0) : kCPU;
+  return tensors_.emplace_back(spec, Layout::kContiguous, device_).view();
 }
 
 void AttemptTensors::verify_untouched() {
   synchronize(device_);
-  for (auto& t : tensors_) {
+  for (TestTensor& t : tensors_) {
     std::vector<std::uint64_t> bits;
-    const std::string fault = t->collect(&bits);
+    const std::string fault = t.collect(&bits);
     if (!fault.empty()) throw std::logic_error("a refused call wrote: " + fault);
-    const auto written = [&](std::uint64_t b) { return b != poison_bits(t->spec().dtype); };
-    if (!t->is_input() && std::any_of(bits.begin(), bits.end(), written)) {
-      throw std::logic_error("a refused call wrote to " + t->spec().name);
+    const auto written = [&](std::uint64_t b) { return b != poison_bits(t.spec().dtype); };
+    if (!t.is_input() && std::any_of(bits.begin(), bits.end(), written)) {
+      throw std::logic_error("a refused call wrote to " + t.spec().name);
     }
   }
 }
@@ -86,12 +79,7 @@ class Trial {
     call_.run(in_, out_, context);
   }
   void run_refused() {
-    try {
-      run();
-    } catch (...) {
-      tensors_.verify_untouched();
-      throw;
-    }
+    tensors_.attempt([&] { run(); });
   }
 
  private:
@@ -153,91 +141,66 @@ std::vector<std::pair<std::string, Fault>> faults_of(const Argument& a, bool lea
   return all;
 }
 
-class Derived {
- public:
-  explicit Derived(Device device) : device_(device) {}
-
-  // `of` keeps the call.
-  void add(const std::shared_ptr<const Case>& of, const Call& call) {
-    Trial trial(call, device_);
-    ArgumentsRecorder recorder;
-    trial.run();
-    if (recorder.calls.empty()) return;
-    const auto& [op, list] = recorder.calls.back();
-    for (const Argument& a : list) {
-      const auto place = trial.find(a);
-      if (!place) continue;
-      const std::string name = op + ": " + a.name + " ";
-      // What is right depends on the dtype and, for a parameter, on the rank.
-      if (seen_.insert(name + name_of(a.view.dtype) + std::to_string(a.view.rank)).second) {
-        for (auto& [what, fault] : faults_of(a, &a == list.data(), other_device())) {
-          push(of, name + what, a.name, [&call, p = *place, f = fault](Device device) {
-            Trial t(call, device);
-            f(t.at(p));
-            t.run_refused();
-          });
-        }
-      }
-      for (const Argument& b : list) {
-        const auto beside = trial.find(b);
-        const bool itself = a.same_as.defined() && a.same_as.data == b.view.data;
-        if (!a.output || &a == &b || itself || !beside) continue;
-        if (!seen_.insert(name + "over " + b.name).second) continue;
-        push(of, name + "overlaps " + b.name, a.name,
-             [&call, p = *place, q = *beside](Device device) {
-               Trial t(call, device);
-               t.at(p).data = t.at(q).data;
-               t.run_refused();
-             });
+// Of a call of a case, which `of` keeps: what its list says, where `seen` has not had it.
+void add_derived(const std::shared_ptr<const Case>& of, const Call& call, Device device,
+                 std::set<std::string>& seen, std::vector<BadCall>& calls) {
+  const Device other = device.type == DeviceType::kCPU ? cuda_device(0) : kCPU;
+  Trial trial(call, device);
+  ArgumentsRecorder recorder;
+  trial.run();
+  if (recorder.calls.empty()) return;
+  const auto& [op, list] = recorder.calls.back();
+  using Expect = BadCall::Expect;
+  const auto push = [&](std::string what, const char* argument, auto spoil,
+                        Expect expect = Expect::kInvalidArgument) {
+    calls.push_back({std::move(what), expect, argument, [of, &call, spoil](Device d) {
+                       Trial t(call, d);
+                       spoil(t);
+                       t.run_refused();
+                     }});
+  };
+  for (const Argument& a : list) {
+    const auto place = trial.find(a);
+    if (!place) continue;
+    const std::string name = op + ": " + a.name + " ";
+    // What is right depends on the dtype and, for a parameter, on the rank.
+    if (seen.insert(name + name_of(a.view.dtype) + std::to_string(a.view.rank)).second) {
+      for (auto& [what, fault] : faults_of(a, &a == list.data(), other)) {
+        push(name + what, a.name, [p = *place, f = fault](Trial& t) { f(t.at(p)); });
       }
     }
-    if (device_.type == DeviceType::kCPU && !cuda::built() && seen_.insert(op).second) {
-      const auto on_cuda = [&call](Device device) {
-        Trial t(call, device);
-        t.move_to(cuda_device(0));
-        t.run_refused();
-      };
-      push(of, op + ": CUDA tensors in a build without CUDA", "CUDA", on_cuda,
-           BadCall::Expect::kNotSupported);
+    for (const Argument& b : list) {
+      const auto beside = trial.find(b);
+      const bool itself = a.same_as.defined() && a.same_as.data == b.view.data;
+      if (!a.output || &a == &b || itself || !beside) continue;
+      if (!seen.insert(name + "over " + b.name).second) continue;
+      push(name + "overlaps " + b.name, a.name,
+           [p = *place, q = *beside](Trial& t) { t.at(p).data = t.at(q).data; });
     }
   }
-  std::vector<BadCall> take() { return std::move(calls_); }
-
- private:
-  Device other_device() const { return device_.type == DeviceType::kCPU ? cuda_device(0) : kCPU; }
-  template <class F>
-  void push(const std::shared_ptr<const Case>& of, std::string what, const char* argument, F f,
-            BadCall::Expect expect = BadCall::Expect::kInvalidArgument) {
-    calls_.push_back({std::move(what), expect, argument, [of, f](Device d) { f(d); }});
+  if (device.type == DeviceType::kCPU && !cuda::built() && seen.insert(op).second) {
+    push(
+        op + ": CUDA tensors in a build without CUDA", "CUDA",
+        [](Trial& t) { t.move_to(cuda_device(0)); }, Expect::kNotSupported);
   }
-
-  Device device_;
-  std::vector<BadCall> calls_;
-  std::set<std::string> seen_;
-};
+}
 
 }  // namespace
 
-std::vector<BadCall> derived_bad_calls(const OperatorCases& op, Device device) {
+std::vector<BadCall> all_bad_calls(const OperatorCases& op, Device device) {
   constexpr std::int64_t kSmall = 1 << 13;  // elements of calls that are quickly tried
-  Derived derived(device);
+  std::vector<BadCall> all;
+  if (op.bad_calls) all = op.bad_calls(device);
+  std::set<std::string> seen;
   for (Case& c : op.named()) {
     const auto of = std::make_shared<const Case>(std::move(c));
     for (const Call& call : of->calls) {
       std::int64_t elements = 0;
       for (const TensorSpec& s : call.inputs) elements += numel_of(s);
       for (const TensorSpec& s : call.outputs) elements += numel_of(s);
-      if (elements <= kSmall) derived.add(of, call);
+      if (elements <= kSmall) add_derived(of, call, device, seen, all);
     }
   }
-  return derived.take();
-}
-
-std::vector<BadCall> all_bad_calls(const OperatorCases& op, Device device) {
-  std::vector<BadCall> all;
-  if (op.bad_calls) all = op.bad_calls(device);
-  std::vector<BadCall> derived = derived_bad_calls(op, device);
-  std::move(derived.begin(), derived.end(), std::back_inserter(all));
   return all;
 }
 

@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <initializer_list>
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -22,14 +21,23 @@ class AttemptTensors {
   // The values of inputs are all 0.25; outputs hold poison.
   TensorView input(const char* name, std::vector<std::int64_t> shape, DType t = DType::kF32);
   TensorView output(const char* name, std::vector<std::int64_t> shape, DType t = DType::kF32);
-  Device other_device() const;
 
-  // Throws where a tensor, or what lies around one, is no longer as it was made.
-  void verify_untouched();
+  // Runs f. Where it throws, none of the tensors, nor what lies around them, may have changed.
+  template <class F>
+  void attempt(F&& f) {
+    try {
+      f();
+    } catch (...) {
+      verify_untouched();
+      throw;
+    }
+  }
 
  private:
+  void verify_untouched();
+
   Device device_;
-  std::vector<std::unique_ptr<TestTensor>> tensors_;
+  std::vector<TestTensor> tensors_;
 };
 
 // Ways to spoil a view.
@@ -45,12 +53,7 @@ class BadCallsOf {
            BadCall::Expect expect = BadCall::Expect::kInvalidArgument) {
     calls_.push_back({what, expect, argument, [f](Device device) {
                         Attempt a(device);
-                        try {
-                          f(a);
-                        } catch (...) {
-                          a.verify_untouched();
-                          throw;
-                        }
+                        a.attempt([&] { f(a); });
                       }});
   }
   std::vector<BadCall> take() { return std::move(calls_); }
@@ -59,10 +62,8 @@ class BadCallsOf {
   std::vector<BadCall> calls_;
 };
 
-// All that the lists of an operator's calls say: of every function that its named cases reach, every
-// argument is spoilt in every way, once.
-std::vector<BadCall> derived_bad_calls(const OperatorCases& op, Device device);
-// Those and the operator's own, which come first.
+// The operator's own, then all that the lists of its calls say: of every function that its named cases
+// reach, every argument is spoilt in every way, once.
 std::vector<BadCall> all_bad_calls(const OperatorCases& op, Device device);
 
 }  // namespace annulus::testing

@@ -3,12 +3,15 @@
 // the benchmark read nothing else. Adding an operator adds no line here.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <numbers>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "annulus/core/context.h"
@@ -31,7 +34,11 @@ class Rng {
   std::int64_t below(std::int64_t n) {                                      // 0 .. n-1
     return static_cast<std::int64_t>(next() % static_cast<std::uint64_t>(n));
   }
-  double normal();  // Box-Muller
+  double normal() {                    // Box-Muller
+    const double u = 1.0 - uniform();  // (0, 1]: the logarithm stays finite
+    const double v = uniform();
+    return std::sqrt(-2.0 * std::log(u)) * std::cos(2.0 * std::numbers::pi * v);
+  }
   template <class T>
   const T& pick(std::span<const T> choices) {
     return choices[static_cast<std::size_t>(below(static_cast<std::int64_t>(choices.size())))];
@@ -61,10 +68,22 @@ struct TensorSpec {
   bool zero = false;
 };
 
+inline std::int64_t numel_of(const TensorSpec& spec) {
+  std::int64_t n = 1;
+  for (const std::int64_t s : spec.shape) n *= s;
+  return n;
+}
+
 using Views = std::span<const TensorView>;
+using Values = std::vector<std::vector<double>>;  // one entry a tensor
 
 // The view of the tensor of that name; not defined where there is none.
-TensorView pick(Views views, const std::vector<TensorSpec>& specs, std::string_view name);
+inline TensorView pick(Views views, const std::vector<TensorSpec>& specs, std::string_view name) {
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    if (specs[i].name == name) return views[i];
+  }
+  return {};
+}
 
 // One function of the operator, on this problem.
 struct Call {
@@ -134,11 +153,14 @@ struct OperatorCases {
   std::string raced = {};
 };
 
-// Operators add themselves: one static CasesRegistration at the end of <op>_cases.cpp.
-const std::vector<OperatorCases>& all_cases();
-class CasesRegistration {
- public:
-  explicit CasesRegistration(OperatorCases cases);
+// Operators add themselves: one static CasesRegistration at the end of <op>_cases.cpp. The list is a
+// function's own, because registrations run before main in no particular order.
+inline std::vector<OperatorCases>& all_cases() {
+  static std::vector<OperatorCases> cases;
+  return cases;
+}
+struct CasesRegistration {
+  explicit CasesRegistration(OperatorCases cases) { all_cases().push_back(std::move(cases)); }
 };
 
 }  // namespace annulus::testing

@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "annulus/core/buffer.h"
@@ -98,7 +97,7 @@ class PreparedCall {
   void draw(std::uint64_t seed) {
     case_.seed = seed;
     const std::vector<Values> values = draw_inputs(case_);
-    for (std::size_t i = 0; i < inputs_.size(); ++i) inputs_[i]->write(values[index_][i]);
+    for (std::size_t i = 0; i < inputs_.size(); ++i) inputs_[i].write(values[index_][i]);
     Context context;
     if (call_.prepare) call_.prepare(in_, context);
     synchronize(cuda_device(0));
@@ -120,15 +119,14 @@ class PreparedCall {
     f();
     stream.wait();
     Bytes all;
-    for (const auto& t : outputs_) all.push_back(t->bytes());
+    for (const Dense& t : outputs_) all.push_back(t.bytes());
     return all;
   }
 
  private:
-  using Tensors = std::vector<std::unique_ptr<Dense>>;
+  using Tensors = std::vector<Dense>;
   static void add(const TensorSpec& spec, Tensors& tensors, std::vector<TensorView>& views) {
-    tensors.push_back(std::make_unique<Dense>(cuda_device(0), spec.dtype, spec.shape));
-    views.push_back(tensors.back()->view());
+    views.push_back(tensors.emplace_back(cuda_device(0), spec.dtype, spec.shape).view());
   }
 
   Case case_;

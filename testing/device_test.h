@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "annulus/core/buffer.h"
 #include "annulus/cuda/check.h"
 #include "annulus/cuda/memory.h"
 
@@ -38,28 +39,21 @@ class HopperTest : public DeviceTest {
 template <class T>
 class DeviceArray {
  public:
-  explicit DeviceArray(const std::vector<T>& values) : count_(values.size()) {
-    check(cudaMalloc(&data_, count_ * sizeof(T)));
-    check(cudaMemcpy(data_, values.data(), count_ * sizeof(T), cudaMemcpyDefault));
+  explicit DeviceArray(const std::vector<T>& values)
+      : buffer_(cuda_device(0), values.size() * sizeof(T)) {
+    copy_bytes(buffer_.data(), buffer_.device(), values.data(), kCPU, buffer_.bytes());
   }
   explicit DeviceArray(std::size_t count) : DeviceArray(std::vector<T>(count)) {}
-  ~DeviceArray() { (void)cudaFree(data_); }
-  DeviceArray(const DeviceArray&) = delete;
-  DeviceArray& operator=(const DeviceArray&) = delete;
 
-  T* get() const { return data_; }
+  T* get() const { return static_cast<T*>(buffer_.data()); }
   std::vector<T> values() const {
-    std::vector<T> v(count_);
-    check(cudaMemcpy(v.data(), data_, count_ * sizeof(T), cudaMemcpyDefault));
+    std::vector<T> v(buffer_.bytes() / sizeof(T));
+    copy_bytes(v.data(), kCPU, buffer_.data(), buffer_.device(), buffer_.bytes());
     return v;
   }
 
  private:
-  static void check(cudaError_t error) {
-    annulus::cuda::throw_on_error(error, "test", "memory of a test");
-  }
-  T* data_ = nullptr;
-  std::size_t count_;
+  Buffer buffer_;
 };
 
 }  // namespace annulus::testing

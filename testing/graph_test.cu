@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "testing/cuda_graph.h"
-#include "testing/each_operator.h"
 
 namespace annulus::testing {
 namespace {

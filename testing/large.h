@@ -5,30 +5,17 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <fstream>
 #include <string>
 #include <vector>
 
 #include "annulus/core/buffer.h"
-#include "annulus/cuda/memory.h"
-#include "testing/case.h"
 #include "testing/dense.h"
 
 namespace annulus::testing {
 
 inline constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
-inline double free_gib(Device device) {
-  if (device.type == DeviceType::kCUDA) {
-    return static_cast<double>(cuda::free_bytes(device.index)) / kGiB;
-  }
-  std::ifstream meminfo("/proc/meminfo");
-  for (std::string word; meminfo >> word;) {
-    double kib = 0;
-    if (word == "MemAvailable:" && meminfo >> kib) return kib / 1024 / 1024;
-  }
-  return 0;
-}
+inline double free_gib(Device device) { return static_cast<double>(free_bytes(device)) / kGiB; }
 
 class LargeTest : public EachDevice {
  protected:

@@ -1,44 +1,41 @@
 // The numeric policy: the one table of limits for all operators. Everything here is constexpr, so
-// neither an environment variable nor a flag can change it (limits_test.cpp asserts both).
+// neither an environment variable nor a flag can change it (limits_test.cpp and scripts/lint hold it to that).
 //
 // Reference: the operator's definition in fp64 on inputs already rounded to their dtype.
 // Baseline:  the naive program in the call's own dtype with fp32 sums.
 // For every output tensor, positions of NaN and infinity agree first (in a gradient that is not
 // finite, a sum over infinite terms, NaN and infinity count as the same: it is the order of
 // summation that decides between them); then, over the finite elements,
-//   1. ratio   max|ours - ref| <= c * max|baseline - ref| + 2 ulp(max|ref|),  c = 2 forward, 3
-//   backward;
+//   1. ratio   max|ours - ref| <= c * max|baseline - ref| + 2 ulp(max|ref|),  c = 2 forward, 3 backward;
 //              not for f64 outputs: there the reference rounds as much as we do, and rule 2 holds.
-//              A baseline may be right by luck, above all where the output is a single number, so
-//              before it condemns us it is measured at eight neighbouring problems too (inputs
-//              moved by about one rounding of theirs, the reference with them), and its largest
-//              error there counts;
+//              A baseline that is right by luck is measured at eight neighbouring problems too;
 //   2. guard   rms(ours - ref) <= g * rms(ref), g by dtype, doubled backward: a bad baseline cannot
 //              excuse us;
-//   3. the operator's own CaseLimits, forward only:
+//   3. the operator's own CaseLimits, forward only, which stand with it, in its test/cases.h:
 //      ulp_f16_bf16   elementwise |ours - ref| <= n * ulp of the output type at the exact value,
 //                     the ulp of the smallest subnormals being the floor,
 //                     + cancelled_f16_bf16 * max|ref|, which only outputs that are differences have;
 //      relative_f32, relative_f64   max|ours - ref| <= r * max|ref|.
-//      These stand with the operator, in its test/cases.h.
 //
-// Precision: a call may be asked to multiply in a narrower form than its tensors have (operands
-// rounded to bf16 or tf32, or split in two bf16). Its outputs are then judged as that form is: the
-// ulp of rule 1 and the guard of rule 2 are the larger ones of the dtype and of the precision, and
+// Precision: a call that multiplies in a narrower form than its tensors have is judged as that form is:
+// the ulp of rule 1 and the guard of rule 2 are the larger ones of the dtype and of the precision, and
 // the baseline rounds the operands of its products in the same way. core/precision.h has their table.
 //
 // Sums may cancel: a single dtheta of 1e-9 that is the difference of two terms of size 1 is right
-// to 1e-7 at best. Gradients are linear in the incoming gradient dy, so the size of the terms can
-// be measured without knowing the operator: it is how far the reference moves, in units of h, when
-// every dy is scaled by 1 +- h with random signs. Where that is larger than the reference itself it
-// takes the reference's place in the ulp of rule 1 and in the rms of rule 2. Only dy is moved,
-// never a parameter or a position, so a wrong phase finds no excuse here. An operator that sums
-// products with its parameters names those too (Call::terms): a product rounded by one part in 1/h
-// is the exact product of a weight moved by as much, so this is the distance that the roundings of
+// to 1e-7 at best. Gradients are linear in the incoming gradient dy, so the size of the terms is how far
+// the reference moves, in units of h, when every dy is scaled by 1 +- h with random signs. Where that is
+// larger than the reference itself it takes its place in the ulp of rule 1 and in the rms of rule 2.
+// Only dy is moved, never a parameter or a position, so a wrong phase finds no excuse here. An operator
+// that sums products with its parameters names those too (Call::terms): a product rounded by one part in
+// 1/h is the exact product of a weight moved by as much, so this is the distance that the roundings of
 // any program move the result, whatever the recurrence makes of them afterwards.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "annulus/core/dtype.h"
 #include "annulus/core/precision.h"
@@ -123,5 +120,37 @@ FloatFormat format_of(DType t);
 double ulp_at(double v, DType t);
 // The larger of that and of the spacing of what an operand of precision p is rounded to.
 double ulp_at(double v, DType t, Precision p);
+
+// --- one output tensor against its reference ---------------------------------------------------------
+
+// Enough digits to tell neighbouring floats apart.
+std::string format_number(double v);
+
+struct Comparison {
+  std::string fault;       // empty when within every limit
+  double worst_ratio = 0;  // largest error / limit over all rules
+};
+
+struct CompareInput {
+  DType dtype = DType::kF32;
+  bool forward = true;
+  std::span<const double> reference;
+  std::span<const double> baseline;
+  std::span<const double> ours;
+  CaseLimits limits;
+  Precision precision = Precision::kAuto;
+  bool circular = false;
+  // The baseline's largest error at neighbouring problems (see limits.h), asked for only when rule 1
+  // fails without it; may be empty.
+  std::function<double()> baseline_error;
+  // Size of the terms of every element (see limits.h), asked for only when a rule fails without it;
+  // empty where there is none.
+  std::function<std::vector<double>()> term_size;
+};
+
+Comparison compare(const CompareInput& in);
+
+// a - b, for angles the shorter way around.
+double difference(double a, double b, bool circular);
 
 }  // namespace annulus::testing

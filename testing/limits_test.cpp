@@ -1,10 +1,8 @@
 // The limits are what reliability promises, and nothing but the source can change them.
 #include <gtest/gtest.h>
 
-#include <filesystem>
-#include <fstream>
-#include <sstream>
-#include <string>
+#include <cmath>
+#include <numbers>
 #include <vector>
 
 #include "testing/limits.h"
@@ -31,46 +29,6 @@ static_assert(guard_of(DType::kF32, Precision::kTf32) == 2e-3);
 static_assert(guard_of(DType::kF32, Precision::kBf16x3) == 1e-5);
 static_assert(guard_of(DType::kF16, Precision::kBf16x3) == 2e-3);
 
-// The only variable the tests read is how many cases to fuzz, and only operators_test.cpp reads it; the
-// library reads whether to say what runs, which changes nothing else.
-TEST(Limits, NoOtherEnvironmentVariableIsRead) {
-  namespace fs = std::filesystem;
-  const fs::path here = fs::path(__FILE__).parent_path();
-  const std::string call = std::string("get") + "env";
-  int files = 0;
-  const fs::path library = here.parent_path() / "annulus";
-  if (!fs::exists(library)) GTEST_SKIP() << "the sources are not where they were compiled";
-  std::vector<fs::path> roots = {here};
-  for (const fs::directory_entry& entry : fs::directory_iterator(library)) {
-    if (entry.is_directory()) roots.push_back(entry.path());
-  }
-  for (const fs::path& root : roots) {
-    for (const fs::directory_entry& entry : fs::directory_iterator(root)) {
-      const std::string extension = entry.path().extension().string();
-      if (extension != ".cpp" && extension != ".h" && extension != ".cu" && extension != ".cuh") {
-        continue;
-      }
-      ++files;
-      std::ifstream in(entry.path());
-      std::stringstream text;
-      text << in.rdbuf();
-      const std::string content = text.str();
-      std::size_t count = 0;
-      for (std::size_t at = content.find(call); at != std::string::npos;
-           at = content.find(call, at + 1)) {
-        ++count;
-        const std::string file = entry.path().filename().string();
-        EXPECT_TRUE(file == "operators_test.cpp" || file == "context.cpp") << entry.path();
-        const std::string variable = file == "context.cpp" ? "ANNULUS_LOG" : "ANNULUS_FUZZ_CASES";
-        const std::string whole = call + "(\"" + variable + "\")";
-        EXPECT_EQ(content.substr(at, whole.size()), whole);
-      }
-      EXPECT_LE(count, 1u) << entry.path();
-    }
-  }
-  EXPECT_GT(files, 10);
-}
-
 TEST(Limits, Ulps) {
   EXPECT_EQ(ulp_at(1.0, DType::kBF16), 0x1p-7);
   EXPECT_EQ(ulp_at(-1.99, DType::kBF16), 0x1p-7);
@@ -89,6 +47,55 @@ TEST(Limits, Ulps) {
   EXPECT_EQ(ulp_at(1.5, DType::kF32, Precision::kBf16x3), 0x1p-15);
   EXPECT_EQ(ulp_at(1.5, DType::kF32, Precision::kTf32), 0x1p-10);
   EXPECT_EQ(ulp_at(0.0, DType::kF32, Precision::kBf16), 0x1p-149);
+}
+
+// --- the comparison itself, at the ends of the range of a double ---------------------------------
+
+using Numbers = std::vector<double>;
+
+Comparison judged(DType dtype, const Numbers& reference, const Numbers& ours,
+                  bool circular = false) {
+  return compare({.dtype = dtype,
+                  .reference = reference,
+                  .baseline = reference,
+                  .ours = ours,
+                  .limits = {},
+                  .circular = circular,
+                  .baseline_error = {},
+                  .term_size = {}});
+}
+
+TEST(Compare, SquaresOfHugeAndTinyValuesNeitherOverflowNorVanish) {
+  for (const double size : {1e307, 1e200, 1.0, 1e-200}) {
+    const Numbers reference = {size, -0.5 * size, 0.25 * size, 0};
+    Numbers ours = reference;
+    ours[1] *= 1 + 1e-14;
+    const Comparison good = judged(DType::kF64, reference, ours);
+    EXPECT_EQ(good.fault, "") << size;
+    EXPECT_GT(good.worst_ratio, 0) << size;
+    EXPECT_LT(good.worst_ratio, 0.1) << size;
+    ours[1] = reference[1] * (1 + 1e-10);
+    const Comparison bad = judged(DType::kF64, reference, ours);
+    EXPECT_NE(bad.fault, "") << size;
+    // rms of one error of 5e-11 beside values of 1, 1/2, 1/4: the same at every size.
+    EXPECT_NEAR(bad.worst_ratio, 0.5e-10 / std::sqrt(1.3125) / 1e-12, 0.01) << size;
+  }
+}
+
+TEST(Compare, AnErrorBeyondTheRangeIsAFault) {
+  const Numbers reference = {1.7e308, 1.0};
+  EXPECT_NE(judged(DType::kF64, reference, {-1.7e308, 1.0}).fault, "");
+}
+
+TEST(Compare, AnglesCountModuloAFullTurn) {
+  const double pi = std::numbers::pi;
+  const Numbers reference = {pi - 1e-8, 1.0};
+  const auto judge = [&](const Numbers& ours) {
+    return judged(DType::kF32, reference, ours, true);
+  };
+  EXPECT_EQ(judge({-pi + 1e-8, 1.0}).fault, "");
+  EXPECT_NE(judge({-pi + 1e-3, 1.0}).fault, "");
+  EXPECT_NE(judge({pi, 1.0 + 2 * pi}).fault, "");  // right, but not in the range that was promised
 }
 
 }  // namespace

@@ -6,16 +6,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <ostream>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
-#include "testing/each_operator.h"
-#include "testing/finite_differences.h"
+#include "testing/dense.h"
+#include "testing/reference.h"
 #include "testing/suite.h"
-#include "testing/trust.h"
 
 namespace annulus::testing {
 namespace {
@@ -145,13 +144,15 @@ TEST_P(Operators, Fuzzed) {
 }
 
 // The definitions themselves: what the fuzzed and named cases are judged by, and what no device changes.
-class References : public ::testing::TestWithParam<const OperatorCases*> {};
+class References : public EachOperator {};
+INSTANTIATE_TEST_SUITE_P(All, References, ::testing::ValuesIn(targets_on({kCPU})),
+                         ::testing::PrintToStringParamName());
 
 // Every named case and a fixed set of fuzzed ones: more would say the same again.
 TEST_P(References, HaveTheGradientsOfFiniteDifferences) {
   constexpr std::uint64_t kSeeds = 1000;
-  std::vector<Case> cases = GetParam()->named();
-  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) cases.push_back(GetParam()->fuzz(seed));
+  std::vector<Case> cases = op().named();
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) cases.push_back(op().fuzz(seed));
   std::size_t compared = 0;
   for (const Case& c : cases) {
     const GradientCheck check = check_reference_gradients(c);
@@ -162,47 +163,25 @@ TEST_P(References, HaveTheGradientsOfFiniteDifferences) {
   RecordProperty("compared", std::to_string(compared) + " of " + std::to_string(cases.size()));
 }
 
-std::vector<const OperatorCases*> operators() {
-  std::vector<const OperatorCases*> all;
-  for (const OperatorCases& op : all_cases()) all.push_back(&op);
-  return all;
-}
-INSTANTIATE_TEST_SUITE_P(All, References, ::testing::ValuesIn(operators()),
-                         [](const auto& info) { return info.param->op; });
-
-struct Shard {
-  Target target;
-  int index;
-};
-
-std::ostream& operator<<(std::ostream& out, const Shard& s) {
-  return out << s.target << "_" << s.index;
-}
-
-std::vector<Shard> shards() {
-  std::vector<Shard> all;
-  for (const Target& t : all_targets()) {
-    for (int i = 0; i < kShards; ++i) all.push_back({t, i});
-  }
-  return all;
-}
-
-class Cases : public ::testing::TestWithParam<Shard> {
- protected:
-  void SetUp() override { skip_without(GetParam().target.device); }
-};
+class Cases : public ::testing::TestWithParam<std::tuple<Target, int>> {};
+INSTANTIATE_TEST_SUITE_P(All, Cases,
+                         ::testing::Combine(::testing::ValuesIn(all_targets()),
+                                            ::testing::Range(0, kShards)),
+                         [](const auto& info) {
+                           return ::testing::PrintToString(std::get<0>(info.param)) + "_" +
+                                  std::to_string(std::get<1>(info.param));
+                         });
 
 TEST_P(Cases, Named) {
   const auto& [target, index] = GetParam();
+  skip_without(target.device);
+  if (IsSkipped()) return;
   // Every eighth: neighbours are alike, and alike slow.
   const auto own = [shard = index, n = 0](const std::string&) mutable {
     return n++ % kShards == shard;
   };
   expect_passed(run_named(*target.op, {.device = target.device, .wants = own}));
 }
-
-INSTANTIATE_TEST_SUITE_P(All, Cases, ::testing::ValuesIn(shards()),
-                         ::testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace annulus::testing

@@ -14,8 +14,8 @@
 
 #include "annulus/core/values.h"
 #include "testing/by_hand.h"
-#include "testing/finite_differences.h"
-#include "testing/runner.h"
+#include "testing/reference.h"
+#include "testing/suite.h"
 
 namespace annulus::testing {
 

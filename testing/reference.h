@@ -1,14 +1,13 @@
-// Runs a call's reference or baseline on dense CPU tensors and returns the outputs as double.
+// Draws a call's inputs, runs its reference or baseline on dense CPU tensors and returns the outputs as
+// double; and whether a reference's gradients are those of its forward.
 #pragma once
 
-#include <cstdint>
+#include <string>
 #include <vector>
 
 #include "testing/case.h"
 
 namespace annulus::testing {
-
-using Values = std::vector<std::vector<double>>;  // one entry a tensor
 
 // Draws the inputs of a call, already rounded to their dtype. A tensor of the same name has the
 // same values in every call of a case. Derived inputs are zeros here.
@@ -20,5 +19,12 @@ std::vector<Values> draw_inputs(const Case& c);
 Values run_reference(const Call& call, const Values& inputs);
 // Every tensor in its own dtype.
 Values run_baseline(const Call& call, const Values& inputs);
+
+// The gradients of a reference against central differences of its own forward, in fp64.
+struct GradientCheck {
+  bool compared = false;  // not: no backward call, too large a case, values that are not finite
+  std::string fault;      // empty when all gradients agree
+};
+GradientCheck check_reference_gradients(const Case& c);
 
 }  // namespace annulus::testing

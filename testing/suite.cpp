@@ -5,10 +5,13 @@
 #include <charconv>
 #include <exception>
 #include <mutex>
+#include <numeric>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "testing/bad_calls.h"
 
@@ -16,33 +19,79 @@ namespace annulus::testing {
 
 namespace {
 
-std::string repro_text(const std::string& op, const char* kind, std::uint64_t number,
-                       Device device) {
-  return op + " " + kind + "=" + std::to_string(number) +
-         " device=" + (device.type == DeviceType::kCPU ? "cpu" : "cuda");
-}
+// The cases of one kind.
+struct CaseList {
+  const OperatorCases& op;
+  const char *kind, *key;  // in a row, and in the line that runs one again
+  Device device;
+  std::function<CaseResult(std::uint64_t number, const std::string& repro)> run;
+  std::vector<std::uint64_t> numbers = {};  // empty: any
+
+  std::string repro(std::uint64_t number) const {
+    return op.op + " " + key + "=" + std::to_string(number) +
+           " device=" + (device.type == DeviceType::kCPU ? "cpu" : "cuda");
+  }
+};
 
 std::string repro_command(const std::string& text) {
   return "annulus check --repro \"" + text + "\"";
 }
 
-// f(i) for i in 0 .. count-1 over `jobs` threads; results are merged into the row in no particular
-// order, failures sorted afterwards. repro(i) is what runs that case again.
-template <class Repro, class F>
-void for_each_case(std::int64_t count, const SuiteOptions& options, SuiteRow& row, Repro&& repro,
-                   F&& f) {
+std::vector<std::uint64_t> all_below(std::size_t count) {
+  std::vector<std::uint64_t> numbers(count);
+  std::iota(numbers.begin(), numbers.end(), 0);
+  return numbers;
+}
+
+CaseList fuzzed(const OperatorCases& op, Device device) {
+  const auto run = [&op, device](std::uint64_t seed, const std::string& repro) {
+    return run_case(op.fuzz(seed), device, fuzz_oracles(seed), seed, repro);
+  };
+  return {op, "fuzz", "seed", device, run};
+}
+
+CaseList named(const OperatorCases& op, Device device,
+               const std::function<bool(const std::string&)>& wants = {}) {
+  std::vector<Case> cases = op.named();
+  std::vector<std::uint64_t> numbers = all_below(cases.size());
+  if (wants) std::erase_if(numbers, [&](std::uint64_t i) { return !wants(cases[i].params); });
+  const auto run = [cases = std::move(cases), device](std::uint64_t i, const std::string& repro) {
+    return run_case(cases[i], device, kAllOracles, i, repro);
+  };
+  return {op, "named", "case", device, run, std::move(numbers)};
+}
+
+CaseList bad(const OperatorCases& op, Device device) {
+  std::vector<BadCall> calls = all_bad_calls(op, device);
+  std::vector<std::uint64_t> numbers = all_below(calls.size());
+  const auto run = [&op, device, calls = std::move(calls), good = op.named().at(0)](
+                       std::uint64_t i, const std::string& repro) {
+    CaseResult r;
+    const std::string fault = run_bad_call(calls[i], device, good);
+    if (!fault.empty()) r.failures.push_back({calls[i].what, fault, repro_command(repro), op.op});
+    return r;
+  };
+  return {op, "bad calls", "bad", device, run, std::move(numbers)};
+}
+
+// `count` of the list's cases from the first on, over several threads. Results are merged in no
+// particular order, failures sorted afterwards.
+SuiteRow run_list(const CaseList& list, std::uint64_t first, std::int64_t count,
+                  const SuiteOptions& options) {
+  SuiteRow row{.op = list.op.op, .kind = list.kind, .failures = {}};
   std::atomic<std::int64_t> next{0};
   std::mutex mutex;
-  std::int64_t done = 0;
   std::exception_ptr error;  // the first that is no case's own: from memory or from the progress
   std::vector<std::pair<std::int64_t, Failure>> failures;
   const auto run_one = [&](std::int64_t i) {
+    const std::uint64_t at = first + static_cast<std::uint64_t>(i);
+    const std::uint64_t number = list.numbers.empty() ? at : list.numbers[at];
+    const std::string repro = list.repro(number);
     CaseResult r;
     try {
-      r = f(i);
+      r = list.run(number, repro);
     } catch (const std::exception& e) {  // a fault of the case or of its reference
-      r.failures.push_back(
-          {"case " + std::to_string(i), e.what(), repro_command(repro(i)), row.op});
+      r.failures.push_back({"case " + std::to_string(i), e.what(), repro_command(repro), row.op});
     }
     const std::lock_guard lock(mutex);
     for (Failure& failure : r.failures) failures.emplace_back(i, std::move(failure));
@@ -50,7 +99,7 @@ void for_each_case(std::int64_t count, const SuiteOptions& options, SuiteRow& ro
     row.mistrusted += any_mistrusted(r.outputs);
     row.outputs.add(r.outputs);
     ++row.cases;
-    if (options.progress) options.progress(++done, count);
+    if (options.progress) options.progress(row.cases, count);
   };
   const auto work = [&]() noexcept {
     for (std::int64_t i = next++; i < count; i = next++) {
@@ -80,72 +129,58 @@ void for_each_case(std::int64_t count, const SuiteOptions& options, SuiteRow& ro
   std::stable_sort(failures.begin(), failures.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });
   for (auto& [i, failure] : failures) row.failures.push_back(std::move(failure));
+  return row;
 }
 
-CaseResult fuzz_one(const OperatorCases& op, std::uint64_t seed, Device device) {
-  return run_case(op.fuzz(seed), device, fuzz_oracles(seed), seed,
-                  repro_text(op.op, "seed", seed, device));
+SuiteRow run_whole(const CaseList& list, const SuiteOptions& options) {
+  return run_list(list, 0, static_cast<std::int64_t>(list.numbers.size()), options);
 }
 
-CaseResult named_one(const OperatorCases& op, const Case& c, std::uint64_t index, Device device) {
-  return run_case(c, device, kAllOracles, index, repro_text(op.op, "case", index, device));
-}
-
-CaseResult bad_one(const OperatorCases& op, const BadCall& bad, const Case& good,
-                   std::uint64_t index, Device device) {
-  CaseResult r;
-  const std::string fault = run_bad_call(bad, device, good);
-  if (!fault.empty()) {
-    r.failures.push_back(
-        {bad.what, fault, repro_command(repro_text(op.op, "bad", index, device)), op.op});
-  }
-  return r;
+// The whole number that `digits` are, and nothing else.
+template <class Number>
+std::optional<Number> whole(std::string_view digits) {
+  Number number = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
+  return number;
 }
 
 }  // namespace
 
+void TrustCounts::add(const std::vector<OutputTrust>& outputs) {
+  for (const OutputTrust& t : outputs) {
+    Count& count = outputs_[t.output];
+    ++count.cases;
+    count.mistrusted += t.mistrusted;
+  }
+}
+
+std::string TrustCounts::excess() const {
+  std::string text;
+  for (const auto& [output, count] : outputs_) {
+    if (count.cases < 100 || static_cast<double>(count.mistrusted) <=
+                                 kPolicy.mistrusted_cases * static_cast<double>(count.cases)) {
+      continue;
+    }
+    text += (text.empty() ? "" : ", ") + output + " in " + std::to_string(count.mistrusted) +
+            " of " + std::to_string(count.cases) + " cases";
+  }
+  return text;
+}
+
 bool SuiteRow::too_many_mistrusted() const { return kind == "fuzz" && !outputs.excess().empty(); }
 
 SuiteRow run_named(const OperatorCases& op, const SuiteOptions& options) {
-  SuiteRow row{.op = op.op, .kind = "named", .failures = {}};
-  const std::vector<Case> cases = op.named();
-  std::vector<std::size_t> chosen;
-  for (std::size_t i = 0; i < cases.size(); ++i) {
-    if (!options.wants || options.wants(cases[i].params)) chosen.push_back(i);
-  }
-  const auto index_of = [&](std::int64_t i) { return chosen[static_cast<std::size_t>(i)]; };
-  for_each_case(
-      static_cast<std::int64_t>(chosen.size()), options, row,
-      [&](std::int64_t i) { return repro_text(op.op, "case", index_of(i), options.device); },
-      [&](std::int64_t i) {
-        return named_one(op, cases[index_of(i)], index_of(i), options.device);
-      });
-  return row;
+  return run_whole(named(op, options.device, options.wants), options);
 }
 
 SuiteRow run_fuzz(const OperatorCases& op, std::uint64_t first_seed, std::int64_t count,
                   const SuiteOptions& options) {
-  SuiteRow row{.op = op.op, .kind = "fuzz", .failures = {}};
-  const auto seed_of = [&](std::int64_t i) { return first_seed + static_cast<std::uint64_t>(i); };
-  for_each_case(
-      count, options, row,
-      [&](std::int64_t i) { return repro_text(op.op, "seed", seed_of(i), options.device); },
-      [&](std::int64_t i) { return fuzz_one(op, seed_of(i), options.device); });
-  return row;
+  return run_list(fuzzed(op, options.device), first_seed, count, options);
 }
 
 SuiteRow run_bad_calls(const OperatorCases& op, const SuiteOptions& options) {
-  SuiteRow row{.op = op.op, .kind = "bad calls", .failures = {}};
-  const std::vector<BadCall> calls = all_bad_calls(op, options.device);
-  const Case good = op.named().at(0);
-  const auto index_of = [](std::int64_t i) { return static_cast<std::size_t>(i); };
-  for_each_case(
-      static_cast<std::int64_t>(calls.size()), options, row,
-      [&](std::int64_t i) { return repro_text(op.op, "bad", index_of(i), options.device); },
-      [&](std::int64_t i) {
-        return bad_one(op, calls[index_of(i)], good, index_of(i), options.device);
-      });
-  return row;
+  return run_whole(bad(op, options.device), options);
 }
 
 std::int64_t cases_asked_for(const std::string& text, const std::string& op) {
@@ -154,15 +189,12 @@ std::int64_t cases_asked_for(const std::string& text, const std::string& op) {
   std::int64_t all = -1, own = -1;
   while (std::getline(items, item, ',')) {
     const std::size_t equals = item.find('=');
-    if (equals != std::string::npos) find_cases(item.substr(0, equals));
-    const std::string digits = equals == std::string::npos ? item : item.substr(equals + 1);
-    std::int64_t count = -1;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), count);
-    if (error != std::errc() || end != digits.data() + digits.size() || count < 0) {
-      throw std::invalid_argument("'" + item + "' is no number of cases");
-    }
-    if (equals == std::string::npos) all = count;
-    if (equals != std::string::npos && item.substr(0, equals) == op) own = count;
+    const bool named = equals != std::string::npos;
+    if (named) find_cases(item.substr(0, equals));
+    const auto count = whole<std::int64_t>(named ? item.substr(equals + 1) : item);
+    if (!count || *count < 0) throw std::invalid_argument("'" + item + "' is no number of cases");
+    if (!named) all = *count;
+    if (named && item.substr(0, equals) == op) own = *count;
   }
   if (all < 0) throw std::invalid_argument("'" + text + "' has no number for all operators");
   return own < 0 ? all : own;
@@ -190,11 +222,9 @@ Repro parse_repro(const std::string& text) {
     } else if (key == "device" && (value == "cpu" || value == "cuda")) {
       r.device = value == "cpu" ? kCPU : cuda_device(0);
     } else if (key == "seed" || key == "case" || key == "bad") {
-      const auto [end, error] =
-          std::from_chars(value.data(), value.data() + value.size(), r.number);
-      if (error != std::errc() || end != value.data() + value.size()) {
-        throw std::invalid_argument("'" + word + "' has no whole number");
-      }
+      const auto number = whole<std::uint64_t>(value);
+      if (!number) throw std::invalid_argument("'" + word + "' has no whole number");
+      r.number = *number;
       r.kind = key;
     } else {
       throw std::invalid_argument("'" + word + "' is not understood");
@@ -207,32 +237,13 @@ Repro parse_repro(const std::string& text) {
 }
 
 SuiteRow run_repro(const Repro& r) {
-  const char* kind = r.kind == "seed" ? "fuzz" : r.kind == "case" ? "named" : "bad calls";
-  SuiteRow row{.op = r.op->op, .kind = kind, .failures = {}};
-  const auto index = static_cast<std::size_t>(r.number);
-  const auto in_range = [&](std::size_t size) {
-    if (index >= size) {
-      throw std::invalid_argument(r.kind + " must be below " + std::to_string(size));
-    }
-  };
-  CaseResult result;
-  if (r.kind == "seed") {
-    result = fuzz_one(*r.op, r.number, r.device);
-  } else if (r.kind == "case") {
-    const std::vector<Case> cases = r.op->named();
-    in_range(cases.size());
-    result = named_one(*r.op, cases[index], r.number, r.device);
-  } else {
-    const std::vector<BadCall> calls = all_bad_calls(*r.op, r.device);
-    in_range(calls.size());
-    result = bad_one(*r.op, calls[index], r.op->named().at(0), r.number, r.device);
+  const CaseList list = r.kind == "seed"   ? fuzzed(*r.op, r.device)
+                        : r.kind == "case" ? named(*r.op, r.device)
+                                           : bad(*r.op, r.device);
+  if (r.kind != "seed" && r.number >= list.numbers.size()) {
+    throw std::invalid_argument(r.kind + " must be below " + std::to_string(list.numbers.size()));
   }
-  row.cases = 1;
-  row.mistrusted = any_mistrusted(result.outputs);
-  row.outputs.add(result.outputs);
-  row.worst_ratio = result.worst_ratio;
-  row.failures = std::move(result.failures);
-  return row;
+  return run_list(list, r.number, 1, {});
 }
 
 }  // namespace annulus::testing

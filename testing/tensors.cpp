@@ -1,99 +1,55 @@
 #include "testing/tensors.h"
 
-#include <bit>
-#include <cmath>
 #include <cstring>
+#include <fstream>
+#include <utility>
+
+#include "annulus/core/values.h"
+#include "annulus/cuda/memory.h"
 
 namespace annulus::testing {
 
 const char* name_of(Layout layout) {
-  switch (layout) {
-    case Layout::kContiguous:
-      return "contiguous";
-    case Layout::kTransposed:
-      return "transposed";
-    case Layout::kPaddedRows:
-      return "padded rows";
-    case Layout::kPacked:
-      return "packed";
-    case Layout::kExpanded:
-      return "expanded or reversed";
-    case Layout::kOddOffset:
-      return "odd offset";
-  }
-  return "unknown";
+  constexpr const char* kNames[] = {"contiguous", "transposed",           "padded rows",
+                                    "packed",     "expanded or reversed", "odd offset"};
+  return kNames[static_cast<std::size_t>(layout)];
 }
 
+// The low bytes come first on every machine we run on.
 std::uint64_t encode(double value, DType t) {
-  switch (t) {
-    case DType::kF64:
-      return std::bit_cast<std::uint64_t>(value);
-    case DType::kF32:
-      return std::bit_cast<std::uint32_t>(static_cast<float>(value));
-    case DType::kF16:
-      return float16(static_cast<float>(value)).bits;
-    case DType::kBF16:
-      return bfloat16(static_cast<float>(value)).bits;
-    case DType::kI32:
-      return static_cast<std::uint32_t>(static_cast<std::int32_t>(value));
-    case DType::kI64:
-      return static_cast<std::uint64_t>(static_cast<std::int64_t>(value));
-    case DType::kBool:
-      return value != 0;
-  }
-  return 0;
+  std::uint64_t bits = 0;
+  visit_stored(t, [&]<class T>() {
+    const auto stored = static_cast<T>(static_cast<wide_t<T>>(value));
+    std::memcpy(&bits, &stored, sizeof stored);
+  });
+  return bits;
 }
 
 double decode(std::uint64_t bits, DType t) {
-  switch (t) {
-    case DType::kF64:
-      return std::bit_cast<double>(bits);
-    case DType::kF32:
-      return static_cast<double>(std::bit_cast<float>(static_cast<std::uint32_t>(bits)));
-    case DType::kF16: {
-      float16 h;
-      h.bits = static_cast<std::uint16_t>(bits);
-      return static_cast<double>(static_cast<float>(h));
-    }
-    case DType::kBF16: {
-      bfloat16 h;
-      h.bits = static_cast<std::uint16_t>(bits);
-      return static_cast<double>(static_cast<float>(h));
-    }
-    case DType::kI32:
-      return static_cast<double>(static_cast<std::int32_t>(bits));
-    case DType::kI64:
-      return static_cast<double>(static_cast<std::int64_t>(bits));
-    case DType::kBool:
-      return bits != 0;
-  }
-  return 0;
+  double value = 0;
+  visit_stored(t, [&]<class T>() {
+    T stored;
+    std::memcpy(&stored, &bits, sizeof stored);
+    value = static_cast<double>(static_cast<wide_t<T>>(stored));
+  });
+  return value;
 }
 
 std::uint64_t poison_bits(DType t) {
-  switch (t) {
-    case DType::kF64:
-      return 0x7ff5a5a5a5a5a5a5ull;
-    case DType::kF32:
-      return 0x7fa5a5a5u;
-    case DType::kF16:
-      return 0x7d5au;
-    case DType::kBF16:
-      return 0x7fa5u;
-    case DType::kI32:
-      return 0x5a5a5a5au;
-    case DType::kI64:
-      return 0x5a5a5a5a5a5a5a5aull;
-    case DType::kBool:
-      return 0x5au;
-  }
-  return 0;
+  // f64, f32, f16, bf16, i32, i64, bool
+  constexpr std::uint64_t kPoison[] = {0x7ff5a5a5a5a5a5a5, 0x7fa5a5a5,         0x7d5a, 0x7fa5,
+                                       0x5a5a5a5a,         0x5a5a5a5a5a5a5a5a, 0x5a};
+  return kPoison[static_cast<std::size_t>(t)];
 }
 
-std::int64_t numel_of(const TensorSpec& spec) {
-  std::int64_t n = 1;
-  for (std::int64_t s : spec.shape) n *= s;
-  return n;
+std::size_t free_bytes(Device device) {
+  if (device.type == DeviceType::kCUDA) return cuda::free_bytes(device.index);
+  std::ifstream file("/proc/meminfo");
+  for (std::string word; file >> word;) {
+    std::size_t kib = 0;
+    if (word == "MemAvailable:" && file >> kib) return kib * 1024;
+  }
+  return 0;
 }
 
 void fill_pattern(std::byte* p, std::size_t bytes, const void* pattern, std::size_t size) {
@@ -113,17 +69,12 @@ void round_to(DType t, std::span<double> values) {
 
 namespace {
 
-// Row-major slices along the first dimension all hold the same values.
-bool equal_slices(const TensorSpec& spec, std::span<const double> values) {
+// Row-major slices along the first dimension all hold the same bits.
+bool equal_slices(const TensorSpec& spec, const std::vector<double>& values) {
   if (spec.shape.empty() || spec.shape[0] < 2 || values.empty()) return false;
   const std::size_t slice = values.size() / static_cast<std::size_t>(spec.shape[0]);
-  for (std::size_t i = slice; i < values.size(); ++i) {
-    if (std::bit_cast<std::uint64_t>(values[i]) !=
-        std::bit_cast<std::uint64_t>(values[i % slice])) {
-      return false;
-    }
-  }
-  return true;
+  return std::memcmp(values.data(), values.data() + slice,
+                     (values.size() - slice) * sizeof(double)) == 0;
 }
 
 // f with the unsigned type of an element's size.
@@ -144,22 +95,32 @@ void visit_word(DType t, F&& f) {
 }  // namespace
 
 TestTensor::TestTensor(const TensorSpec& spec, Layout layout, Device device,
-                       std::span<const double> values)
-    : spec_(spec), device_(device), input_(true) {
+                       const std::vector<double>* values)
+    : spec_(spec),
+      view_(contiguous(nullptr, spec.dtype, spec.shape, device)),
+      input_(values != nullptr) {
   lay_out(layout, values);
-  fill_and_upload(values);
+  const auto size = static_cast<std::size_t>(size_of(spec_.dtype));
+  const std::uint64_t poison = poison_bits(spec_.dtype);
+  before_.resize(static_cast<std::size_t>(elements_) * size);
+  fill_pattern(before_.data(), before_.size(), &poison, size);
+  if (input_) {
+    visit_word(spec_.dtype, [&]<class Word>() {
+      auto* elements = reinterpret_cast<Word*>(before_.data());
+      for (std::size_t i = 0; i < values->size(); ++i) {
+        elements[offset_[i]] = static_cast<Word>(encode((*values)[i], spec_.dtype));
+      }
+    });
+  }
+  buffer_ = Buffer(device, before_.size());
+  copy_bytes(buffer_.data(), device, before_.data(), kCPU, before_.size());
+  if (view_.numel() > 0 || layout != Layout::kContiguous) {
+    view_.data = static_cast<std::byte*>(buffer_.data()) + first_ * size_of(spec_.dtype);
+  }
 }
 
-TestTensor::TestTensor(const TensorSpec& spec, Layout layout, Device device)
-    : spec_(spec), device_(device) {
-  lay_out(layout, {});
-  fill_and_upload({});
-}
-
-void TestTensor::lay_out(Layout layout, std::span<const double> values) {
+void TestTensor::lay_out(Layout layout, const std::vector<double>* values) {
   const std::size_t rank = spec_.shape.size();
-  const std::int64_t count = numel_of(spec_);
-  null_ = count == 0 && layout == Layout::kContiguous;
 
   // The order of the dimensions in memory, outermost first.
   std::array<std::size_t, kMaxRank> order{};
@@ -167,81 +128,35 @@ void TestTensor::lay_out(Layout layout, std::span<const double> values) {
   if (layout == Layout::kTransposed && rank >= 3) std::swap(order[rank - 3], order[rank - 2]);
   if (layout == Layout::kTransposed && rank == 2) std::swap(order[0], order[1]);
 
+  auto& stride = view_.stride;
   std::int64_t lead = 0;  // elements before element (0, ..., 0)
-  std::int64_t step = 1;
-  const bool reversed = layout == Layout::kExpanded && !equal_slices(spec_, values);
-  if (reversed) step = 2;
+  const bool expanded = layout == Layout::kExpanded;
+  const bool reversed = expanded && !(values != nullptr && equal_slices(spec_, *values));
+  std::int64_t step = reversed ? 2 : 1;
   for (std::size_t i = rank; i-- > 0;) {
     const std::size_t dim = order[i];
-    stride_[dim] = step;
+    stride[dim] = step;
     step *= std::max<std::int64_t>(spec_.shape[dim], 1);
     if (i + 1 == rank) {  // the innermost: what follows it is a whole row
       if (layout == Layout::kPaddedRows) step += 3;
-      if (layout == Layout::kPacked && rank == 1) stride_[dim] = 3, lead = 1, step *= 3;
+      if (layout == Layout::kPacked && rank == 1) stride[dim] = 3, lead = 1, step *= 3;
       if (layout == Layout::kPacked && rank > 1) lead = step, step *= 3;
     }
   }
-  if (rank > 0 && layout == Layout::kExpanded && spec_.shape[0] > 0) {
-    if (reversed) {
-      lead = (spec_.shape[0] - 1) * stride_[0];
-      stride_[0] = -stride_[0];
-    } else {
-      stride_[0] = 0;
-    }
+  if (rank > 0 && expanded && spec_.shape[0] > 0) {
+    if (reversed) lead = (spec_.shape[0] - 1) * stride[0];
+    stride[0] = reversed ? -stride[0] : 0;
   }
   if (layout == Layout::kOddOffset) lead = 1;
   first_ = kCanaryElements + lead;
   elements_ = 2 * kCanaryElements + lead + std::max<std::int64_t>(step, 1);
-
-  offset_.resize(static_cast<std::size_t>(count));
-  std::array<std::int64_t, kMaxRank> index{};
-  std::int64_t at = first_;
-  for (std::int64_t& o : offset_) {
-    o = at;
-    for (std::size_t d = rank; d-- > 0;) {
-      at += stride_[d];
-      if (++index[d] < spec_.shape[d]) break;
-      at -= stride_[d] * spec_.shape[d];
-      index[d] = 0;
-    }
-  }
-}
-
-void TestTensor::fill_and_upload(std::span<const double> values) {
-  const auto size = static_cast<std::size_t>(size_of(spec_.dtype));
-  const std::uint64_t poison =
-      poison_bits(spec_.dtype);  // little-endian on every machine we run on
-  before_.resize(static_cast<std::size_t>(elements_) * size);
-  fill_pattern(before_.data(), before_.size(), &poison, size);
-  visit_word(spec_.dtype, [&]<class Word>() {
-    auto* elements = reinterpret_cast<Word*>(before_.data());
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      elements[offset_[i]] = static_cast<Word>(encode(values[i], spec_.dtype));
-    }
-  });
-  buffer_ = Buffer(device_, before_.size());
-  copy_bytes(buffer_.data(), device_, before_.data(), kCPU, before_.size());
-}
-
-TensorView TestTensor::view() const {
-  TensorView v;
-  v.dtype = spec_.dtype;
-  v.device = device_;
-  v.rank = static_cast<int>(spec_.shape.size());
-  for (std::size_t i = 0; i < spec_.shape.size(); ++i) {
-    v.shape[i] = spec_.shape[i];
-    v.stride[i] = stride_[i];
-  }
-  if (!null_) {
-    v.data = static_cast<std::byte*>(buffer_.data()) + first_ * size_of(spec_.dtype);
-  }
-  return v;
+  for_each_offset(view_, [&](std::size_t, std::int64_t at) { offset_.push_back(first_ + at); });
 }
 
 std::string TestTensor::collect(std::vector<std::uint64_t>* bits) {
   const auto size = static_cast<std::size_t>(size_of(spec_.dtype));
   std::vector<std::byte> after(before_.size());
-  copy_bytes(after.data(), kCPU, buffer_.data(), device_, after.size());
+  copy_bytes(after.data(), kCPU, buffer_.data(), buffer_.device(), after.size());
   visit_word(spec_.dtype, [&]<class Word>() {
     auto* elements = reinterpret_cast<Word*>(after.data());
     if (bits != nullptr) {
@@ -266,10 +181,86 @@ std::string TestTensor::collect(std::vector<std::uint64_t>* bits) {
 }
 
 std::string TestTensor::settle() {
-  const std::string fault = collect(nullptr);
-  copy_bytes(before_.data(), kCPU, buffer_.data(), device_, before_.size());
+  const std::string fault = collect();
+  copy_bytes(before_.data(), kCPU, buffer_.data(), buffer_.device(), before_.size());
   input_ = true;
   return fault;
+}
+
+TestTensors::TestTensors(const std::vector<TensorSpec>& specs, Device device, const Values* values,
+                         const LayoutOf& layout_of)
+    : device_(device) {
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    const bool given = values != nullptr && !specs[i].derived;
+    tensors_.emplace_back(specs[i], layout_of(i), device, given ? &(*values)[i] : nullptr);
+    views_.push_back(tensors_.back().view());
+  }
+}
+
+std::string TestTensors::prepare(const Call& call, int threads) {
+  if (!call.prepare) return {};
+  Context context;
+  context.threads = threads;
+  call.prepare(views_, context);
+  synchronize(device_);
+  std::string fault;
+  for (TestTensor& t : tensors_) {
+    const std::string beside = t.is_input() ? "" : t.settle();
+    if (fault.empty()) fault = beside;
+  }
+  return fault;
+}
+
+std::string TestTensors::collect(Bits* bits) {
+  std::string fault;
+  for (TestTensor& t : tensors_) {
+    const std::string own = t.collect(bits != nullptr ? &bits->emplace_back() : nullptr);
+    if (fault.empty()) fault = own;
+  }
+  return fault;
+}
+
+Dense::Dense(Device device, DType dtype, std::vector<std::int64_t> shape)
+    : dtype_(dtype), shape_(std::move(shape)) {
+  const std::int64_t count = contiguous(nullptr, dtype, shape_).numel();
+  buffer_ = Buffer(device, static_cast<std::size_t>(count * size_of(dtype)));
+}
+
+Dense& Dense::normal(std::uint64_t seed) {
+  Rng rng(seed);
+  std::vector<double> values(static_cast<std::size_t>(view().numel()));
+  for (double& v : values) v = rng.normal();
+  return write(values);
+}
+
+Dense& Dense::write(const std::vector<double>& values) {
+  if (buffer_.device() == kCPU) {
+    store_values(view(), values);
+  } else {
+    Dense host(kCPU, dtype_, shape_);
+    host.write(values);
+    copy_bytes(buffer_.data(), buffer_.device(), host.buffer_.data(), kCPU, buffer_.bytes());
+  }
+  return *this;
+}
+
+std::vector<std::byte> Dense::bytes() const {
+  synchronize(buffer_.device());
+  std::vector<std::byte> host(buffer_.bytes());
+  copy_bytes(host.data(), kCPU, buffer_.data(), buffer_.device(), host.size());
+  return host;
+}
+
+std::vector<double> Dense::values() const {
+  std::vector<std::byte> host = bytes();
+  return load_values<double>(contiguous(host.data(), dtype_, shape_));
+}
+
+TensorView Dense::part(std::size_t dim, std::int64_t first, std::int64_t count) const {
+  TensorView v = view();
+  v.data = static_cast<std::byte*>(v.data) + first * v.stride[dim] * size_of(dtype_);
+  v.shape[dim] = count;
+  return v;
 }
 
 }  // namespace annulus::testing

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -39,7 +40,8 @@ double decode(std::uint64_t bits, DType t);
 // get a pattern of their own.
 std::uint64_t poison_bits(DType t);
 
-std::int64_t numel_of(const TensorSpec& spec);
+// Memory that this process may still take on the device; 0 where the system does not say.
+std::size_t free_bytes(Device device);
 
 // Fills memory with one pattern of `size` bytes, again and again. By copies of what is there already: a
 // case has more canaries and scratch than numbers, and a store an element was a quarter of its time.
@@ -50,37 +52,78 @@ void round_to(DType t, std::span<double> values);
 
 class TestTensor {
  public:
-  // An input with these values, in row-major order.
-  TestTensor(const TensorSpec& spec, Layout layout, Device device, std::span<const double> values);
-  // An output full of poison.
-  TestTensor(const TensorSpec& spec, Layout layout, Device device);
+  // An input with these values, in row-major order; without them an output full of poison.
+  TestTensor(const TensorSpec& spec, Layout layout, Device device,
+             const std::vector<double>* values = nullptr);
 
-  TensorView view() const;
+  const TensorView& view() const { return view_; }
   const TensorSpec& spec() const { return spec_; }
   bool is_input() const { return input_; }
 
   // Brings the memory back from the device; says what was written that must not be, or nothing. For
   // an output `bits` receives its elements in row-major order.
-  std::string collect(std::vector<std::uint64_t>* bits);
+  std::string collect(std::vector<std::uint64_t>* bits = nullptr);
 
   // Turns an output that has been written into an input: what it holds now must not change any
   // more. Says what was written beside it, or nothing.
   std::string settle();
 
  private:
-  void lay_out(Layout layout, std::span<const double> values);
-  void fill_and_upload(std::span<const double> values);
+  void lay_out(Layout layout, const std::vector<double>* values);
 
   TensorSpec spec_;
-  Device device_;
-  std::array<std::int64_t, kMaxRank> stride_{};
+  TensorView view_;
   std::int64_t first_ = 0;            // element index of element (0, ..., 0)
   std::vector<std::int64_t> offset_;  // element index of every element, row-major
   std::int64_t elements_ = 0;         // of the whole buffer, canaries included
   std::vector<std::byte> before_;
   Buffer buffer_;
-  bool null_ = false;
   bool input_ = false;
+};
+
+using Bits = std::vector<std::vector<std::uint64_t>>;  // one entry an output
+
+// Inputs or outputs of a call.
+class TestTensors {
+ public:
+  using LayoutOf = std::function<Layout(std::size_t index)>;
+  static Layout contiguous(std::size_t) { return Layout::kContiguous; }
+
+  // Inputs have values, but for derived ones; outputs have none.
+  TestTensors(const std::vector<TensorSpec>& specs, Device device, const Values* values = nullptr,
+              const LayoutOf& layout_of = contiguous);
+
+  Views views() const { return views_; }
+  // Calls `prepare`, which fills the derived ones, and settles them. The first fault, or nothing.
+  std::string prepare(const Call& call, int threads = 0);
+  // Of all of them: the first fault, or nothing.
+  std::string collect(Bits* bits = nullptr);
+
+ private:
+  Device device_;
+  std::vector<TestTensor> tensors_;
+  std::vector<TensorView> views_;
+};
+
+// A dense tensor on either device, for what calls the library or a definition by hand.
+class Dense {
+ public:
+  Dense(Device device, DType dtype, std::vector<std::int64_t> shape);
+  Dense& normal(std::uint64_t seed);
+  Dense& write(const std::vector<double>& values);
+  std::vector<std::byte> bytes() const;
+  std::vector<double> values() const;
+  TensorView view() const { return contiguous(buffer_.data(), dtype_, shape_, buffer_.device()); }
+  // Tokens first .. first + count - 1 of a (B, H, L, D) tensor.
+  TensorView tokens(std::int64_t first, std::int64_t count) const { return part(2, first, count); }
+  TensorView batch(std::int64_t b) const { return part(0, b, 1); }
+
+ private:
+  TensorView part(std::size_t dim, std::int64_t first, std::int64_t count) const;
+
+  DType dtype_;
+  std::vector<std::int64_t> shape_;
+  Buffer buffer_;
 };
 
 }  // namespace annulus::testing

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <string>
 
+#include "annulus/core/buffer.h"
 #include "annulus/core/errors.h"
 #include "annulus/core/scratch.h"
 #include "annulus/cuda/memory.h"
@@ -15,20 +17,25 @@ namespace annulus {
 
 namespace {
 
+void* allocate_on_cpu(std::size_t bytes) {
+  return std::aligned_alloc(ScratchLayout::kAlignment, ScratchLayout::padded(bytes));
+}
+
 class DefaultAllocator final : public Allocator {
  public:
   void* allocate(std::size_t bytes, Device device, void* stream) override {
-    if (device.type == DeviceType::kCUDA) return cuda::allocate_async(bytes, device.index, stream);
-    return std::aligned_alloc(ScratchLayout::kAlignment, ScratchLayout::padded(bytes));
+    return device.type == DeviceType::kCUDA ? cuda::allocate_async(bytes, device.index, stream)
+                                            : allocate_on_cpu(bytes);
   }
   void deallocate(void* p, std::size_t, Device device, void* stream) noexcept override {
-    if (device.type == DeviceType::kCUDA) {
-      cuda::free_async(p, device.index, stream);
-    } else {
-      std::free(p);
-    }
+    if (device.type == DeviceType::kCPU) return std::free(p);
+    cuda::free_async(p, device.index, stream);
   }
 };
+
+Allocator& allocator_of(const Context& context) {
+  return context.allocator ? *context.allocator : default_allocator();
+}
 
 }  // namespace
 
@@ -80,19 +87,14 @@ void Context::ran_on(const char* op, DeviceType device, const char* how) {
   const Backend now{op, device, how};
   const auto same_op = [&](const Backend& b) { return std::string_view(b.op) == op; };
   const auto found = std::find_if(backends.begin(), backends.end(), same_op);
-  if (found == backends.end()) {
-    backends.push_back(now);
-  } else {
-    *found = now;
-  }
+  (found == backends.end() ? backends.emplace_back() : *found) = now;
   log_change(now);
 }
 
 Workspace::Workspace(Context& context, const char* op, Device device, std::size_t bytes)
     : context_(context), device_(device), bytes_(bytes) {
   if (bytes == 0) return;
-  Allocator& allocator = context.allocator ? *context.allocator : default_allocator();
-  data_ = allocator.allocate(bytes, device, context.stream);
+  data_ = allocator_of(context).allocate(bytes, device, context.stream);
   if (data_ == nullptr) {
     throw DeviceError("[" + std::string(op) + "] could not allocate " + std::to_string(bytes) +
                       " bytes of workspace on " + to_string(device));
@@ -108,9 +110,41 @@ std::byte* Workspace::data() const {
 
 Workspace::~Workspace() {
   if (data_ == nullptr) return;
-  Allocator& allocator = context_.allocator ? *context_.allocator : default_allocator();
-  allocator.deallocate(data_, bytes_, device_, context_.stream);
+  allocator_of(context_).deallocate(data_, bytes_, device_, context_.stream);
   context_.workspace_bytes -= bytes_;
+}
+
+Buffer::Buffer(Device device, std::size_t bytes) : device_(device), bytes_(bytes) {
+  if (bytes == 0) return;
+  data_ = device.type == DeviceType::kCUDA ? cuda::allocate(bytes, device.index)
+                                           : allocate_on_cpu(bytes);
+  if (data_ == nullptr) {
+    throw DeviceError("[buffer] could not allocate " + std::to_string(bytes) + " bytes on " +
+                      to_string(device));
+  }
+}
+
+Buffer::~Buffer() {
+  if (data_ == nullptr) return;
+  if (device_.type == DeviceType::kCUDA) {
+    cuda::free(data_, device_.index);
+  } else {
+    std::free(data_);
+  }
+}
+
+void copy_bytes(void* dst, Device dst_device, const void* src, Device src_device,
+                std::size_t bytes) {
+  if (bytes == 0) return;
+  if (dst_device.type == DeviceType::kCPU && src_device.type == DeviceType::kCPU) {
+    std::memcpy(dst, src, bytes);
+  } else {
+    cuda::copy(dst, src, bytes);
+  }
+}
+
+void synchronize(Device device) {
+  if (device.type == DeviceType::kCUDA) cuda::synchronize(device.index);
 }
 
 }  // namespace annulus

@@ -4,7 +4,9 @@
 //   TensorView x = annulus::from_dlpack(managed->dl_tensor);
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <string>
 
 #include "annulus/core/checked.h"
@@ -16,7 +18,13 @@ namespace annulus {
 namespace dlpack_detail {
 // Codes fixed by the DLPack specification.
 inline constexpr int kCPUDevice = 1, kCUDADevice = 2, kCUDAHost = 3, kCUDAManaged = 13;
-inline constexpr int kInt = 0, kFloat = 2, kBfloat = 4, kBool = 6;
+struct Code {
+  DType dtype;
+  int code, bits;  // the code: 0 integer, 2 float, 4 bfloat, 6 boolean
+};
+inline constexpr Code kCodes[] = {{DType::kF64, 2, 64},  {DType::kF32, 2, 32}, {DType::kF16, 2, 16},
+                                  {DType::kBF16, 4, 16}, {DType::kI32, 0, 32}, {DType::kI64, 0, 64},
+                                  {DType::kBool, 6, 8}};
 }  // namespace dlpack_detail
 
 // A view of the DLPack tensor's memory, which the DLPack owner keeps alive. strides == nullptr
@@ -35,25 +43,14 @@ TensorView from_dlpack(const DLTensorType& t) {
     throw InvalidArgument("[from_dlpack] dtype must have one lane but has " +
                           std::to_string(t.dtype.lanes));
   }
-  if (code == d::kFloat && bits == 64) {
-    v.dtype = DType::kF64;
-  } else if (code == d::kFloat && bits == 32) {
-    v.dtype = DType::kF32;
-  } else if (code == d::kFloat && bits == 16) {
-    v.dtype = DType::kF16;
-  } else if (code == d::kBfloat && bits == 16) {
-    v.dtype = DType::kBF16;
-  } else if (code == d::kInt && bits == 32) {
-    v.dtype = DType::kI32;
-  } else if (code == d::kInt && bits == 64) {
-    v.dtype = DType::kI64;
-  } else if (code == d::kBool && bits == 8) {
-    v.dtype = DType::kBool;
-  } else {
+  const auto found = std::find_if(std::begin(d::kCodes), std::end(d::kCodes),
+                                  [&](d::Code c) { return c.code == code && c.bits == bits; });
+  if (found == std::end(d::kCodes)) {
     throw InvalidArgument(
         "[from_dlpack] dtype must be one of f64, f32, f16, bf16, i32, i64, bool but has code " +
         std::to_string(code) + " and " + std::to_string(bits) + " bits");
   }
+  v.dtype = found->dtype;
   const int device = static_cast<int>(t.device.device_type);
   if (device == d::kCPUDevice || device == d::kCUDAHost) {
     v.device = kCPU;
@@ -90,12 +87,11 @@ void to_dlpack(TensorView& v, DLTensorType& t) {
   t.shape = v.shape.data();
   t.strides = v.stride.data();
   t.dtype.lanes = 1;
-  t.dtype.bits = static_cast<std::uint8_t>(8 * size_of(v.dtype));
-  const int code = v.dtype == DType::kBF16   ? d::kBfloat
-                   : v.dtype == DType::kBool ? d::kBool
-                   : is_floating(v.dtype)    ? d::kFloat
-                                             : d::kInt;
-  t.dtype.code = static_cast<std::uint8_t>(code);
+  for (const d::Code c : d::kCodes) {
+    if (c.dtype != v.dtype) continue;
+    t.dtype.code = static_cast<std::uint8_t>(c.code);
+    t.dtype.bits = static_cast<std::uint8_t>(c.bits);
+  }
   const int device = v.device.type == DeviceType::kCUDA ? d::kCUDADevice : d::kCPUDevice;
   t.device.device_type = static_cast<decltype(t.device.device_type)>(device);
   t.device.device_id = v.device.index;

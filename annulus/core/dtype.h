@@ -18,46 +18,20 @@ namespace annulus {
 
 enum class DType : std::uint8_t { kF64, kF32, kF16, kBF16, kI32, kI64, kBool };
 
-constexpr std::int64_t size_of(DType t) {
-  switch (t) {
-    case DType::kF64:
-    case DType::kI64:
-      return 8;
-    case DType::kF32:
-    case DType::kI32:
-      return 4;
-    case DType::kF16:
-    case DType::kBF16:
-      return 2;
-    case DType::kBool:
-      return 1;
-  }
-  return 0;
+struct DTypeFacts {
+  const char* name;
+  std::int64_t size;
+};
+inline constexpr DTypeFacts kDTypes[] = {{"f64", 8}, {"f32", 4}, {"f16", 2}, {"bf16", 2},
+                                         {"i32", 4}, {"i64", 8}, {"bool", 1}};
+// "unknown" and 0 for a value that is none of them.
+constexpr DTypeFacts facts_of(DType t) {
+  return t <= DType::kBool ? kDTypes[static_cast<std::size_t>(t)] : DTypeFacts{"unknown", 0};
 }
+constexpr std::int64_t size_of(DType t) { return facts_of(t).size; }
+constexpr const char* name_of(DType t) { return facts_of(t).name; }
 
-constexpr const char* name_of(DType t) {
-  switch (t) {
-    case DType::kF64:
-      return "f64";
-    case DType::kF32:
-      return "f32";
-    case DType::kF16:
-      return "f16";
-    case DType::kBF16:
-      return "bf16";
-    case DType::kI32:
-      return "i32";
-    case DType::kI64:
-      return "i64";
-    case DType::kBool:
-      return "bool";
-  }
-  return "unknown";
-}
-
-constexpr bool is_floating(DType t) {
-  return t == DType::kF64 || t == DType::kF32 || t == DType::kF16 || t == DType::kBF16;
-}
+constexpr bool is_floating(DType t) { return t <= DType::kBF16; }
 
 struct bfloat16 {
   std::uint16_t bits;

@@ -44,9 +44,6 @@ inline constexpr std::array<PrecisionFacts, 8> kPrecisions{{
     {"f64", 1, 1, DType::kF64, 52, Precision::kF64, "f64 operands"},
 }};
 
-constexpr bool is_precision(Precision p) {
-  return static_cast<std::size_t>(p) < kPrecisions.size();
-}
 constexpr const PrecisionFacts& facts_of(Precision p) {
   return kPrecisions[static_cast<std::size_t>(p)];
 }

@@ -45,14 +45,17 @@ void visit_stored(DType t, F&& f) {
   }
 }
 
+// What a T is computed in: itself, or float for the 16-bit types.
+template <class T>
+using wide_t = std::conditional_t<std::is_arithmetic_v<T>, T, float>;
+
 // Empty for a tensor that is not there.
 template <class C>
 std::vector<C> load_values(const TensorView& v) {
   std::vector<C> values(static_cast<std::size_t>(v.numel()));
   visit_stored(v.dtype, [&]<class T>() {
-    using Wide = std::conditional_t<std::is_arithmetic_v<T>, T, float>;
     for_each_offset(v, [&](std::size_t i, std::int64_t offset) {
-      values[i] = static_cast<C>(static_cast<Wide>(static_cast<const T*>(v.data)[offset]));
+      values[i] = static_cast<C>(static_cast<wide_t<T>>(static_cast<const T*>(v.data)[offset]));
     });
   });
   return values;
@@ -62,9 +65,8 @@ std::vector<C> load_values(const TensorView& v) {
 template <class C>
 void store_values(const TensorView& v, const std::vector<C>& values) {
   visit_stored(v.dtype, [&]<class T>() {
-    using Wide = std::conditional_t<std::is_arithmetic_v<T>, T, float>;
     for_each_offset(v, [&](std::size_t i, std::int64_t offset) {
-      static_cast<T*>(v.data)[offset] = static_cast<T>(static_cast<Wide>(values[i]));
+      static_cast<T*>(v.data)[offset] = static_cast<T>(static_cast<wide_t<T>>(values[i]));
     });
   });
 }

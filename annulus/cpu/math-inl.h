@@ -14,6 +14,14 @@
 HWY_BEFORE_NAMESPACE();
 namespace annulus::cpu::HWY_NAMESPACE {
 
+// By Horner's rule, the highest power first.
+template <class... Coefficients>
+HWY_INLINE VF polynomial(VF x, float highest, Coefficients... others) {
+  VF p = hn::Set(F32(), highest);
+  ((p = hn::MulAdd(p, x, hn::Set(F32(), others))), ...);
+  return p;
+}
+
 // exp(x) for x <= 0 (and no NaN), of which the others are made: x = n ln 2 + r, |r| <= ln 2 / 2, and
 // exp(r) = 1 + r + r^2 P(r), P of least maximum relative error (3e-9). n is rounded by adding 1.5 2^23,
 // so that it stands in the lowest bits, from where a shift puts it into the exponent: 64 too high,
@@ -28,11 +36,7 @@ HWY_INLINE VF exp_negative(VF x) {
   // The upper part of ln 2 has 15 bits: its product with n is exact.
   VF r = hn::NegMulAdd(n, hn::Set(d, 0.693145752f), bounded);
   r = hn::NegMulAdd(n, hn::Set(d, 1.42860682e-6f), r);
-  VF p = hn::Set(d, 0.00138145401f);
-  p = hn::MulAdd(p, r, hn::Set(d, 0.00836874511f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.0416683908f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.166665204f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.499999934f));
+  VF p = polynomial(r, 0.00138145401f, 0.00836874511f, 0.0416683908f, 0.166665204f, 0.499999934f);
   p = hn::MulAdd(p, hn::Mul(r, r), r);
   p = hn::Add(p, hn::Set(d, 1.0f));
   const auto exponent = hn::ShiftLeft<23>(hn::BitCast(du, shifted));
@@ -61,11 +65,8 @@ HWY_INLINE VF tanh(VF x) {
   // Below 5/8 (and for a NaN) x + x^3 P(x^2), P of least maximum error there (4e-9); above it with
   // e = exp(-2 |x|) nothing cancels in (1 - e) / (1 + e).
   const VF square = hn::Mul(x, x);
-  VF p = hn::Set(d, -0.00571704338f);
-  p = hn::MulAdd(p, square, hn::Set(d, 0.0206505857f));
-  p = hn::MulAdd(p, square, hn::Set(d, -0.0537434976f));
-  p = hn::MulAdd(p, square, hn::Set(d, 0.133314913f));
-  p = hn::MulAdd(p, square, hn::Set(d, -0.333332839f));
+  VF p = polynomial(square, -0.00571704338f, 0.0206505857f, -0.0537434976f, 0.133314913f,
+                    -0.333332839f);
   const VF small = hn::MulAdd(hn::Mul(p, square), x, x);
   const VF e = exp_negative(hn::Mul(magnitude, hn::Set(d, -2.0f)));
   const VF large = hn::Div(hn::Sub(one, e), hn::Add(one, e));
@@ -89,16 +90,9 @@ HWY_INLINE Normal normal(VF x) {
   VF e = exp_negative(hn::Mul(square, hn::Set(d, -0.5f)));
   e = hn::NegMulAdd(hn::Mul(rest, half), e, e);
   const VF t = hn::Div(one, hn::MulAdd(a, hn::Set(d, 0.3f), one));
-  VF p = hn::Set(d, -0.0206234516868f);
-  p = hn::MulAdd(p, t, hn::Set(d, 0.112435522004f));
-  p = hn::MulAdd(p, t, hn::Set(d, -0.228213393824f));
-  p = hn::MulAdd(p, t, hn::Set(d, 0.191784271999f));
-  p = hn::MulAdd(p, t, hn::Set(d, -0.079423283697f));
-  p = hn::MulAdd(p, t, hn::Set(d, 0.0961567275553f));
-  p = hn::MulAdd(p, t, hn::Set(d, 0.0783896835145f));
-  p = hn::MulAdd(p, t, hn::Set(d, 0.110235417996f));
-  p = hn::MulAdd(p, t, hn::Set(d, 0.11957181463f));
-  p = hn::MulAdd(p, t, hn::Set(d, 0.119686689779f));
+  VF p = polynomial(t, -0.0206234516868f, 0.112435522004f, -0.228213393824f, 0.191784271999f,
+                    -0.079423283697f, 0.0961567275553f, 0.0783896835145f, 0.110235417996f,
+                    0.11957181463f, 0.119686689779f);
   const VF below = hn::Mul(hn::Mul(e, t), p);
   const VF cdf = hn::IfThenElse(hn::Lt(x, hn::Zero(d)), below, hn::Sub(one, below));
   return {cdf, hn::Mul(e, hn::Set(d, 0.398942280401f))};

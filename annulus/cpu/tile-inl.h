@@ -259,12 +259,7 @@ void pack_columns(Side side, const T* x, std::int64_t ld, const std::int32_t* in
 
 template <class T, bool Round, int Terms>
 const Tiles<T>* make_tiles(const char* name) {
-  static const Tiles<T> tiles = {kTileRows,
-                                 kTileCols<T>,
-                                 1,
-                                 Terms,
-                                 sizeof(T),
-                                 name,
+  static const Tiles<T> tiles = {{kTileRows, kTileCols<T>, 1, Terms, sizeof(T), name},
                                  pack_rows<T, Round, Terms>,
                                  pack_columns<T, Round, Terms>,
                                  multiply<T, Terms>};

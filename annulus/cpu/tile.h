@@ -41,13 +41,15 @@ struct Dots {
   Real* to;
 };
 
-template <class Real>
-struct Tiles {
+struct TileShape {
   int rows, cols;       // of a tile of the result, R of its left and right panels
   int unit, terms;      // of a panel
   std::size_t element;  // bytes
   const char* name;     // "bfmmla"
+};
 
+template <class Real>
+struct Tiles : TileShape {
   // R of a panel.
   int panel_rows(Side side) const { return side == Side::kLeft ? rows : cols; }
   // Bytes of a panel; a depth is padded with zeros to a whole number of units.

@@ -208,12 +208,7 @@ void pack_columns(Side, const float* x, std::int64_t ld, const std::int32_t* ind
 
 template <int Terms>
 const Tiles<float>* make_tiles(const char* name) {
-  static const Tiles<float> tiles = {kRows,
-                                     kCols,
-                                     kUnit,
-                                     Terms,
-                                     sizeof(bfloat16_t),
-                                     name,
+  static const Tiles<float> tiles = {{kRows, kCols, kUnit, Terms, sizeof(bfloat16_t), name},
                                      pack_rows<Terms>,
                                      pack_columns<Terms>,
                                      multiply<Terms>};

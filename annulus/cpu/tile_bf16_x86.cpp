@@ -132,12 +132,7 @@ void pack_columns(Side side, const float* x, std::int64_t ld, const std::int32_t
 
 template <int Terms>
 const Tiles<float>* make_tiles(const char* name) {
-  static const Tiles<float> tiles = {kRows,
-                                     kCols,
-                                     kUnit,
-                                     Terms,
-                                     sizeof(Pair) / kUnit,
-                                     name,
+  static const Tiles<float> tiles = {{kRows, kCols, kUnit, Terms, sizeof(Pair) / kUnit, name},
                                      pack_rows<Terms>,
                                      pack_columns<Terms>,
                                      multiply<Terms>};

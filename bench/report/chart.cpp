@@ -1,4 +1,4 @@
-#include "bench/report/chart.h"
+#include "bench/report/parts.h"
 
 #include <fmt/format.h>
 

@@ -64,4 +64,7 @@ struct FloorSpread {
 };
 FloorSpread floor_spread(const Place& place, const std::string& impl);
 
+// One self-contained HTML page of at most draw::kMaxPageBytes.
+std::string render(const Model& model);
+
 }  // namespace annulus::bench::report

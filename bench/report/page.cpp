@@ -1,13 +1,10 @@
-#include "bench/report/page.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "bench/report/chart.h"
 #include "bench/report/model.h"
-#include "bench/report/tables.h"
+#include "bench/report/parts.h"
 #include "draw/html.h"
 #include "draw/scale.h"
 #include "files/words.h"

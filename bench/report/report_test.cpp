@@ -4,7 +4,6 @@
 #include <string>
 
 #include "bench/report/model.h"
-#include "bench/report/page.h"
 #include "draw/html.h"
 
 namespace annulus::bench::report {

@@ -1,11 +1,10 @@
-#include "bench/report/tables.h"
+#include "bench/report/parts.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "bench/report/chart.h"
 #include "draw/html.h"
 #include "draw/scale.h"
 

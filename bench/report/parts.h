@@ -1,9 +1,13 @@
-// Time against floor on two log axes, as inline SVG: the diagonal is the floor, so the height above
-// it is what an implementation wastes. Native <title> tooltips, no script.
+// What a page is made of: the chart, time against floor on two log axes as inline SVG (the diagonal is the
+// floor, so the height above it is what an implementation wastes; native <title> tooltips, no script), and the
+// tables.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
+
+#include "bench/report/model.h"
 
 namespace annulus::bench::report {
 
@@ -35,5 +39,16 @@ std::string chart(const std::vector<Panel>& panels, std::size_t max_points, std:
 
 // The mark of a style, for the legend: a small inline SVG.
 std::string legend_mark(int style, bool hollow);
+
+// --- the tables of a place -----------------------------------------------------------------------------
+
+// Colour and shape of an implementation within its place.
+int style_of(const Place& place, const std::string& impl);
+
+// Each takes from `budget` the rows it prints, and says what it left out.
+std::string time_table(const Place& place, std::size_t* budget);
+std::string memory_table(const Place& place, std::size_t* budget);
+// Ours beside every column of the seed's table; empty when the records carry none.
+std::string seed_table(const Place& place, std::size_t* budget);
 
 }  // namespace annulus::bench::report
