@@ -22,6 +22,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ._library import ops
+from ._vmap import register_vmap
 from .errors import InvalidArgument, NotSupported, typed
 
 # Skips the op's own autograd kernel where autograd is already dealt with. Without it results are the same, later.
@@ -74,9 +75,10 @@ def fake(name, **ranks):
     return register
 
 
-def plain_op(name):
+def plain_op(name, samples):
     """The quickest way to call an op that autograd passes by: for use where no gradient is wanted of it."""
     op = op_of(name)
+    register_vmap(op, samples)
     _below.impl(op._schema.name, torch.library.fallthrough_kernel, "Autograd")
     return getattr(op, "_op", op)  # the function that OpOverload.__call__ calls
 
@@ -118,18 +120,6 @@ def _register_formulas(op, setup_context, backward):
         output = below_autograd(op, *inputs)
         return tuple(output) if isinstance(output, list) else output  # a list's tensors would have no gradient
 
-    def vmap(info, dims, *inputs):
-        """One call after the other: a list's tensors, too, which torch's own way does not know."""
-        calls = [
-            op(*[x.select(d, i) if isinstance(d, int) else x for x, d in zip(inputs, dims)])
-            for i in range(info.batch_size)
-        ]
-        if isinstance(calls[0], torch.Tensor):
-            return torch.stack(calls), 0
-        stacked = [torch.stack(outputs) for outputs in zip(*calls)]
-        return (stacked, [0] * len(stacked)) if isinstance(calls[0], list) else (tuple(stacked), (0,) * len(stacked))
-
-    torch.library.register_vmap(op, vmap)
     _transformed[op] = _function(
         op, forward=forward, setup_context=setup_context, backward=backward, generate_vmap_rule=True
     )
@@ -152,10 +142,11 @@ class Operator:
     empty(arguments of the backward, name of a tensor): its gradient's fake; by default dense, of the tensor's shape.
     quick(ctx, *gradients): a backward for eager mode's plainest case, or None where it is another.
     spoken: the op's name of an argument -> the user's.
+    samples: name of an argument or an output -> its dimension that counts samples, for vmap: a batch is more of them.
     """
 
     def __init__(self, name, *, keep=None, kept=(), visible=None, complete=None, also=(), empty=None, quick=None,
-                 spoken=None):
+                 spoken=None, samples=None):
         self.name, self.op, self.arguments = name, op_of(name), arguments_of(name)
         self._backward_name, self._backward_arguments = name + "_backward", arguments_of(name + "_backward")
         self._keep, self._visible, self._complete, self._quick = keep, visible, complete, quick
@@ -186,6 +177,10 @@ class Operator:
         empty = empty or (lambda b, name: getattr(b, name).new_empty(getattr(b, name).shape))
         names = self.arguments._fields[: self.tensors]
         fake(self._backward_name)(lambda b: [empty(b, name) for i, name in enumerate(names) if b.needed >> i & 1])
+        samples = samples or {}
+        samples = samples | {"d" + name: samples[name] for name in self._outputs if name in samples}
+        register_vmap(self.op, samples)
+        register_vmap(op_of(self._backward_name), samples, names)
         _register_formulas(self.op, self._setup, self._gradients)
         _refuse_double_backward(name)
         self._eager = _function(self.op, forward=self._eager_forward, backward=self._eager_backward)

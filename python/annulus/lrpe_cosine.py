@@ -254,7 +254,7 @@ def _empty_gradient(b, name):
 # Autograd
 
 _COSINE, _ROTATE, _INTERLEAVED = range(3)  # forms of _lrpe_dx
-_lrpe_dx = plain_op("_lrpe_dx")
+_lrpe_dx = plain_op("_lrpe_dx", dict(dy=0, dx=0))
 
 
 def _keep(ctx, a, outputs):
@@ -322,7 +322,8 @@ class _RotateInPlace(torch.autograd.Function):
         return dx, dtheta, None
 
 
-_shared = dict(empty=_empty_gradient, spoken={"offsets": "offset"})
+_samples = dict.fromkeys(("x", "q", "k", "offsets", "position_ids", "y", "yq", "yk"), 0)
+_shared = dict(empty=_empty_gradient, spoken={"offsets": "offset"}, samples=_samples)
 _lrpe_cosine = Operator("lrpe_cosine", keep=_keep, kept=("x", "token_major"), quick=_quick, **_shared)
 _lrpe_rotate = Operator("lrpe_rotate", keep=_keep, kept=("x", "token_major"), quick=_quick, **_shared)
 _lrpe_cosine_qk = Operator(

@@ -206,5 +206,7 @@ _ring_rnn = Operator(
     complete=_complete,
     also=("packed", "save"),
     spoken={name + "_tensor": name for name in ("J0", "J1", "alpha")},
+    samples=dict.fromkeys(("A", "r0", "drive", "reset_state", "reset", "mask", "out", "h_n", "angle", "amplitude"), 0)
+    | {"saved": 1},
 )
-_ring_readout = Operator("ring_readout")
+_ring_readout = Operator("ring_readout", samples=dict(states=0, angle=0, amplitude=0))

@@ -2,25 +2,11 @@
 
 import pytest
 import torch
-from contract import OPERATORS, SAMPLES, every_operator, every_sample, leaves, outputs, relative_error
-from torch.utils._python_dispatch import TorchDispatchMode
+from contract import OPERATORS, SAMPLES, Recorder, every_operator, every_sample, leaves, outputs, relative_error
 
 import annulus
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
-
-
-class Recorder(TorchDispatchMode):
-    """The calls of annulus's ops that reach the kernels, with arguments as they were."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = []
-
-    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        if op.namespace == "annulus":
-            self.calls.append((op, [a.detach().clone() if isinstance(a, torch.Tensor) else a for a in args]))
-        return op(*args, **(kwargs or {}))
 
 
 def op_calls(sample, device, dtype=torch.float32):
