@@ -131,6 +131,9 @@ def _function(op, **members):
     return type(name, (torch.autograd.Function,), members)
 
 
+OPERATORS = []  # as they are made
+
+
 class Operator:
     """An op with its gradient, to be called with the op's arguments; raises typed errors.
 
@@ -143,14 +146,16 @@ class Operator:
     quick(ctx, *gradients): a backward for eager mode's plainest case, or None where it is another.
     spoken: the op's name of an argument -> the user's.
     samples: name of an argument or an output -> its dimension that counts samples, for vmap: a batch is more of them.
+    autocast: name of a tensor -> what autocast makes of it: "lower", its own dtype, as of the operands of a product; "fp32";
+        "promote", the widest of all that say so. float64 stays, and so does what has no name here.
     """
 
-    def __init__(self, name, *, keep=None, kept=(), visible=None, complete=None, also=(), empty=None, quick=None,
+    def __init__(self, name, *, autocast, keep=None, kept=(), visible=None, complete=None, also=(), empty=None, quick=None,
                  spoken=None, samples=None):
         self.name, self.op, self.arguments = name, op_of(name), arguments_of(name)
         self._backward_name, self._backward_arguments = name + "_backward", arguments_of(name + "_backward")
         self._keep, self._visible, self._complete, self._quick = keep, visible, complete, quick
-        self._spoken = spoken or {}
+        self._spoken, self.casts = spoken or {}, autocast
         schema, backward_schema = self.op._schema, op_of(self._backward_name)._schema
         is_tensor = lambda argument: "Tensor" in str(argument.type)  # noqa: E731
         self.tensors = next((i for i, a in enumerate(schema.arguments) if not is_tensor(a)), len(schema.arguments))
@@ -184,8 +189,23 @@ class Operator:
         _register_formulas(self.op, self._setup, self._gradients)
         _refuse_double_backward(name)
         self._eager = _function(self.op, forward=self._eager_forward, backward=self._eager_backward)
+        OPERATORS.append(self)
+
+    def cast(self, arguments):
+        """As autocast has them, where it is on: in Python, so that eager, transformed and compiled calls have one rule."""
+        device = arguments[0].device.type if isinstance(arguments[0], torch.Tensor) else None
+        if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+            return arguments
+        policies = [self.casts.get(name) for name in self.arguments._fields[: len(arguments)]]
+        eligible = [p is not None and isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype != torch.float64
+                    for x, p in zip(arguments, policies)]
+        widths = [x.dtype for x, p, e in zip(arguments, policies, eligible) if e and p == "promote"]
+        dtypes = {"lower": torch.get_autocast_dtype(device), "fp32": torch.float32,
+                  "promote": functools.reduce(torch.promote_types, widths) if widths else None}
+        return tuple([x.to(dtypes[p]) if e else x for x, p, e in zip(arguments, policies, eligible)])
 
     def __call__(self, *arguments):
+        arguments = self.cast(arguments)
         tensors = arguments[: self.tensors]
         try:
             if torch.compiler.is_compiling():

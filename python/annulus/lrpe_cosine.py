@@ -29,6 +29,7 @@ def lrpe_cosine(x, theta, shape=None, *, prefix=0, activation="none", softmax_di
     position_ids, in place of shape, prefix and offset: integer tensor (L,), (B or 1, L), or (B or 1, L, m) for m axes that
     all own columns. One row where sequences are alike is faster than B equal ones. See `packed_positions` for
     sequences packed one after the other; softmax over tokens does not know their ends.
+    Under autocast x is taken as it comes and theta in float32.
     Gradients: x, theta.  x is saved for backward only where an activation or theta's gradient needs it.
     """
     offset, offsets = _split_offset(offset)
@@ -42,6 +43,7 @@ def lrpe_cosine_qk(
     """lrpe_cosine of queries (B, Hq, L, D) and keys (B, Hk, L, D) in one launch: returns (q2, k2).
 
     theta has a row per head of the smaller count, which divides the larger; heads of one GQA group share a row.
+    Under autocast q and k are taken in the wider dtype of the two.
     """
     offset, offsets = _split_offset(offset)
     shape, position_ids = _grid("lrpe_cosine_qk", shape, position_ids), _ids("lrpe_cosine_qk", position_ids)
@@ -62,7 +64,8 @@ def lrpe_rotate_(x, theta, shape=None, *, prefix=0, interleaved=False, offset=0,
     """lrpe_rotate over x's own memory; returns x. Differentiable, as any in-place function of torch."""
     offset, offsets = _split_offset(offset)
     shape, position_ids = _grid("lrpe_rotate", shape, position_ids), _ids("lrpe_rotate", position_ids)
-    arguments = (x, theta, shape, prefix, interleaved, offset, offsets, position_ids)
+    arguments = _lrpe_rotate.cast((x, theta, shape, prefix, interleaved, offset, offsets, position_ids))
+    theta = arguments[1]
     try:
         if torch.compiler.is_compiling():
             if not needs_autograd(x, theta):
@@ -324,8 +327,9 @@ class _RotateInPlace(torch.autograd.Function):
 
 _samples = dict.fromkeys(("x", "q", "k", "offsets", "position_ids", "y", "yq", "yk"), 0)
 _shared = dict(empty=_empty_gradient, spoken={"offsets": "offset"}, samples=_samples)
-_lrpe_cosine = Operator("lrpe_cosine", keep=_keep, kept=("x", "token_major"), quick=_quick, **_shared)
-_lrpe_rotate = Operator("lrpe_rotate", keep=_keep, kept=("x", "token_major"), quick=_quick, **_shared)
+_one = dict(keep=_keep, kept=("x", "token_major"), quick=_quick, autocast={"theta": "fp32"}, **_shared)
+_lrpe_cosine, _lrpe_rotate = Operator("lrpe_cosine", **_one), Operator("lrpe_rotate", **_one)
 _lrpe_cosine_qk = Operator(
-    "lrpe_cosine_qk", keep=_keep_qk, kept=("q", "k", "q_token_major", "k_token_major"), **_shared
+    "lrpe_cosine_qk", keep=_keep_qk, kept=("q", "k", "q_token_major", "k_token_major"),
+    autocast={"q": "promote", "k": "promote", "theta": "fp32"}, **_shared
 )

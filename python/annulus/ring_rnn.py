@@ -51,6 +51,8 @@ def ring_rnn(
         long call.  r0 and reset_state may be float32 beside 16-bit tensors.
     return_readout: also angle and amplitude (B, T) of ring_readout, of the state before it is rounded to out's dtype.
 
+    Under autocast A, Wa, Wo and drive are cast to its dtype, as a product's operands are; the state, J0, J1 and alpha to float32.
+
     Returns out, or the tuple (out[, h_n][, angle, amplitude]). Gradients: A, Wa, Wo, r0, J0, J1, alpha, drive,
     reset_state, through every output; only those that are asked for are computed.
     """
@@ -79,7 +81,7 @@ def ring_rnn_pack(Wa, Wo, precision="auto"):
     """
     try:
         with torch.no_grad():
-            return ops.ring_rnn_pack.default(Wa, Wo, precision)
+            return ops.ring_rnn_pack.default(*_ring_rnn.cast((Wa, Wa, Wo))[1:], precision)
     except RuntimeError as e:
         raise typed(e) from None
 
@@ -87,7 +89,7 @@ def ring_rnn_pack(Wa, Wo, precision="auto"):
 def ring_readout(states):
     """states (B, T, N) -> angle (B, T) in [-pi, pi] and amplitude (B, T) of the population vector, in float32 (float64).
 
-    Preferred angles are 2 pi i / N. Differentiable; where the amplitude is 0 the angle is 0 and so are both gradients.
+    Preferred angles are 2 pi i / N. autocast leaves states as they are. Differentiable; where the amplitude is 0 the angle is 0 and so are both gradients.
     """
     return _ring_readout(states)
 
@@ -103,7 +105,7 @@ class RingRNN(torch.nn.Module):
     J0, J1 and alpha are numbers (alpha also n_neurons of them), parameters when learn_scalars.
     """
 
-    def __init__(self, n_neurons, n_actions, activation="gelu", *, J0=-0.1, J1=0.1, alpha=0.15, learn_scalars=False,
+    def __init__(self, n_neurons, n_actions, activation="relu", *, J0=-0.1, J1=0.1, alpha=0.15, learn_scalars=False,
                  precision="auto", checkpoint=0, device=None, dtype=None):
         super().__init__()
         for name, value in (("n_neurons", n_neurons), ("n_actions", n_actions)):
@@ -143,12 +145,14 @@ class RingRNN(torch.nn.Module):
         return bump.to(self.Wo.device, torch.float64 if self.Wo.dtype == torch.float64 else torch.float32)
 
     def forward(self, A, r0=None, *, drive=None, reset=None, reset_state=None, mask=None):
-        """A (B, T, n_actions), r0 (B, n_neurons; zeros by default) -> out (B, T, n_neurons), h_n (B, n_neurons).
+        """A (B, T, n_actions), r0 (B, n_neurons) -> out (B, T, n_neurons), h_n (B, n_neurons).
+
+        Without r0 every sample starts from bump(0): zeros would stay zeros, and so would their gradients.
 
         h_n is the state to go on from. Arguments as annulus.ring_rnn.
         """
         if r0 is None:
-            r0 = A.new_zeros(A.shape[0], self.n_neurons)
+            r0 = self.bump(A.new_zeros(A.shape[0]))
         return ring_rnn(
             A, self.Wa, self.Wo, r0, self.J0, self.J1, self.alpha, activation=self.activation, drive=drive, reset=reset,
             reset_state=reset_state, mask=mask, precision=self.precision, checkpoint=self.checkpoint, return_state=True
@@ -208,5 +212,7 @@ _ring_rnn = Operator(
     spoken={name + "_tensor": name for name in ("J0", "J1", "alpha")},
     samples=dict.fromkeys(("A", "r0", "drive", "reset_state", "reset", "mask", "out", "h_n", "angle", "amplitude"), 0)
     | {"saved": 1},
+    autocast=dict.fromkeys(("A", "Wa", "Wo", "drive"), "lower")
+    | dict.fromkeys(("r0", "J0_tensor", "J1_tensor", "alpha_tensor", "reset_state"), "fp32"),
 )
-_ring_readout = Operator("ring_readout", samples=dict(states=0, angle=0, amplitude=0))
+_ring_readout = Operator("ring_readout", autocast={}, samples=dict(states=0, angle=0, amplitude=0))
