@@ -63,6 +63,15 @@ LrpeActivation activation_of(const char* op, const std::string& name, std::int64
                                                                     : a;
 }
 
+// A frequency that no column has would be a mistake about E that nothing else shows.
+void check_used(const char* op, const TensorView& theta, std::int64_t columns) {
+  if (columns > 0 && theta.shape[1] > columns) {
+    throw InvalidArgument(argument(op, "theta") + " must have at most " + std::to_string(columns) +
+                          " columns, so that every frequency is used, but has shape " +
+                          shape_string(theta.sizes()));
+  }
+}
+
 template <class Options>
 Options positions_of(std::span<const std::int64_t> shape, std::int64_t prefix,
                      std::int64_t offset) {
@@ -130,6 +139,7 @@ struct Cosine {
     const auto options = options_of<LrpeCosineOptions>(a);
     const TensorView x = a.view<"x">(), theta = a.view<"theta">();
     Call call(op, x.device, lrpe_cosine_forward_workspace(x, theta, options));
+    check_used(op, theta, x.shape[3]);
     TensorView y = doubled(op, x);
     Tensor result = allocate(op, "y", y);
     lrpe_cosine_forward(x, theta, y, options, call.context);
@@ -160,6 +170,7 @@ struct CosineQk {
     const auto options = options_of<LrpeCosineOptions>(a);
     const TensorView q = a.view<"q">(), k = a.view<"k">(), theta = a.view<"theta">();
     Call call(op, q.device, lrpe_cosine_qk_forward_workspace(q, k, theta, options));
+    check_used(op, theta, q.shape[3]);
     TensorView yq = doubled(op, q), yk = doubled(op, k);
     std::tuple result{allocate(op, "yq", yq), allocate(op, "yk", yk)};
     lrpe_cosine_qk_forward(q, k, theta, yq, yk, options, call.context);
@@ -199,6 +210,7 @@ Tensor rotate(const Arguments<Op>& a, bool in_place) {
   const auto options = options_of<LrpeRotateOptions>(a);
   const TensorView x = a.template view<"x">(), theta = a.template view<"theta">();
   Call call(Op::op, x.device, lrpe_rotate_forward_workspace(x, theta, options));
+  check_used(Op::op, theta, x.shape[3] / 2);
   TensorView y = in_place ? x : encoded(Op::op, x, x.shape[3], is_token_major(x));
   Tensor result = in_place ? a.template get<"x">() : allocate(Op::op, "y", y);
   lrpe_rotate_forward(x, theta, y, options, call.context);

@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 
 from ._library import ops
 from ._vmap import register_vmap
-from .errors import InvalidArgument, NotSupported, typed
+from .errors import InvalidArgument, NotSupported
 
 # Skips the op's own autograd kernel where autograd is already dealt with. Without it results are the same, later.
 _BelowAutograd = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
@@ -80,7 +80,7 @@ def plain_op(name, samples):
     op = op_of(name)
     register_vmap(op, samples)
     _below.impl(op._schema.name, torch.library.fallthrough_kernel, "Autograd")
-    return getattr(op, "_op", op)  # the function that OpOverload.__call__ calls
+    return op._op  # the function that OpOverload.__call__ calls
 
 
 def needs_autograd(*tensors):
@@ -99,14 +99,11 @@ def below_autograd(op, *arguments):
 def call_backward(name, *arguments):
     """Calls a backward op; with create_graph=True through autograd, where _refuse_double_backward waits."""
     op = op_of(name)
-    try:
-        if not torch.is_grad_enabled():
-            return below_autograd(op, *arguments)
-        if are_transforms_active() and not torch.compiler.is_compiling():
-            return _transformed[op].apply(*arguments)
-        return op(*arguments)
-    except RuntimeError as e:
-        raise typed(e) from None
+    if not torch.is_grad_enabled():
+        return below_autograd(op, *arguments)
+    if are_transforms_active() and not torch.compiler.is_compiling():
+        return _transformed[op].apply(*arguments)
+    return op(*arguments)
 
 
 _transformed = {}  # op -> its formulas in the form that torch.func asks for
@@ -135,7 +132,7 @@ OPERATORS = []  # as they are made
 
 
 class Operator:
-    """An op with its gradient, to be called with the op's arguments; raises typed errors.
+    """An op with its gradient, to be called with the op's arguments.
 
     keep(ctx, arguments, outputs): values for the backward that are neither arguments nor outputs, or take their place, in the
         order of `kept`, their names.
@@ -216,14 +213,13 @@ class Operator:
             if needs_autograd(*tensors):
                 return self._eager.apply(*tensors, arguments[self.tensors :])
             return self._seen(arguments, below_autograd(self.op, *arguments))
-        except (RuntimeError, InvalidArgument) as e:
-            raise self.typed(e) from None
+        except InvalidArgument as e:
+            raise self.spoken(e) from None
 
-    def typed(self, e):
-        """The typed exception, in the user's words."""
-        e = typed(e)
+    def spoken(self, e):
+        """The exception in the user's words."""
         for name, spoken in self._spoken.items():
-            e.args = tuple(a.replace(f"] {name} must", f"] {spoken} must") if isinstance(a, str) else a for a in e.args)
+            e.args = tuple(a.replace(f"] {name} must", f"] {spoken} must") for a in e.args)
         return e
 
     def _seen(self, arguments, output):

@@ -16,25 +16,24 @@ from ._library import ops
 from ._operator import (
     Operator, are_transforms_active, below_autograd, call_backward, fake, needs_autograd, plain_op, refuse_tangents,
 )
-from .errors import InvalidArgument, typed
+from .errors import InvalidArgument, require, require_placement, require_size, unusual
 
 
 def lrpe_cosine(x, theta, shape=None, *, prefix=0, activation="none", softmax_dim=-1, offset=0, position_ids=None):
     """Encodes x (B, H, L, D) into y (B, H, L, 2D), L = prefix + n1 * ... * nm.
 
-    theta (H, E): radians per unit of position, float32 or x's dtype; m * E >= D, every axis longer than 1 owns columns.
-    shape: (n1..nm), 1 <= m <= 4.  prefix: leading tokens without a position (phase 0).
+    theta (H, E): radians per unit of position, float32 or x's dtype; m * E >= D >= E, every axis longer than 1 owns columns.
+    shape: (n1..nm), 1 <= m <= 4, or n, or by default (L - prefix,).  prefix: leading tokens without a position (phase 0).
     activation f: none | relu | sigmoid | silu | softmax (softmax_dim -1: features of a token, -2: tokens of a column).
-    offset: int or (B,) integer tensor, 1-D shapes only: token t >= prefix has position offset + t - prefix.
+    offset: int or integer tensor, () or (B,), 1-D shapes only: token t >= prefix has position offset + t - prefix.
     position_ids, in place of shape, prefix and offset: integer tensor (L,), (B or 1, L), or (B or 1, L, m) for m axes that
     all own columns. One row where sequences are alike is faster than B equal ones. See `packed_positions` for
     sequences packed one after the other; softmax over tokens does not know their ends.
     Under autocast x is taken as it comes and theta in float32.
     Gradients: x, theta.  x is saved for backward only where an activation or theta's gradient needs it.
     """
-    offset, offsets = _split_offset(offset)
-    shape, position_ids = _grid("lrpe_cosine", shape, position_ids), _ids("lrpe_cosine", position_ids)
-    return _lrpe_cosine(x, theta, shape, prefix, activation, softmax_dim, offset, offsets, position_ids)
+    shape, *positions = _positions("lrpe_cosine", x, shape, prefix, offset, position_ids)
+    return _lrpe_cosine(x, theta, shape, prefix, activation, softmax_dim, *positions)
 
 
 def lrpe_cosine_qk(
@@ -45,26 +44,23 @@ def lrpe_cosine_qk(
     theta has a row per head of the smaller count, which divides the larger; heads of one GQA group share a row.
     Under autocast q and k are taken in the wider dtype of the two.
     """
-    offset, offsets = _split_offset(offset)
-    shape, position_ids = _grid("lrpe_cosine_qk", shape, position_ids), _ids("lrpe_cosine_qk", position_ids)
-    return _lrpe_cosine_qk(q, k, theta, shape, prefix, activation, softmax_dim, offset, offsets, position_ids)
+    shape, *positions = _positions("lrpe_cosine_qk", q, shape, prefix, offset, position_ids)
+    return _lrpe_cosine_qk(q, k, theta, shape, prefix, activation, softmax_dim, *positions)
 
 
 def lrpe_rotate(x, theta, shape=None, *, prefix=0, interleaved=False, offset=0, position_ids=None):
-    """The rotating form (RoPE): y (B, H, L, D), D even, m * E >= D / 2.
+    """The rotating form (RoPE): y (B, H, L, D), D even, m * E >= D / 2 >= E.
 
     Columns (c, c + D/2) form a pair, or (2c, 2c + 1) when interleaved. Gradients: x, theta.
     """
-    offset, offsets = _split_offset(offset)
-    shape, position_ids = _grid("lrpe_rotate", shape, position_ids), _ids("lrpe_rotate", position_ids)
-    return _lrpe_rotate(x, theta, shape, prefix, interleaved, offset, offsets, position_ids)
+    shape, *positions = _positions("lrpe_rotate", x, shape, prefix, offset, position_ids)
+    return _lrpe_rotate(x, theta, shape, prefix, interleaved, *positions)
 
 
 def lrpe_rotate_(x, theta, shape=None, *, prefix=0, interleaved=False, offset=0, position_ids=None):
     """lrpe_rotate over x's own memory; returns x. Differentiable, as any in-place function of torch."""
-    offset, offsets = _split_offset(offset)
-    shape, position_ids = _grid("lrpe_rotate", shape, position_ids), _ids("lrpe_rotate", position_ids)
-    arguments = _lrpe_rotate.cast((x, theta, shape, prefix, interleaved, offset, offsets, position_ids))
+    shape, *positions = _positions("lrpe_rotate", x, shape, prefix, offset, position_ids)
+    arguments = _lrpe_rotate.cast((x, theta, shape, prefix, interleaved, *positions))
     theta = arguments[1]
     try:
         if torch.compiler.is_compiling():
@@ -87,36 +83,31 @@ def lrpe_rotate_(x, theta, shape=None, *, prefix=0, interleaved=False, offset=0,
         below_autograd(ops.lrpe_rotate_.default, *arguments)
         torch.autograd.graph.increment_version(x)  # so that a graph that saved the old values notices
         return x
-    except (RuntimeError, InvalidArgument) as e:
-        raise _lrpe_rotate.typed(e) from None
+    except InvalidArgument as e:
+        raise _lrpe_rotate.spoken(e) from None
 
 
-def _split_offset(offset):
-    """(int part, tensor part) of an offset argument."""
-    return (0, offset) if isinstance(offset, torch.Tensor) else (offset, None)
-
-
-def _grid(op, shape, position_ids):
-    if isinstance(shape, (tuple, list)):
-        return shape
-    if shape is None and position_ids is not None:
-        return ()
-    raise InvalidArgument(
-        f"[{op}] shape must be a tuple of 1 to 4 integers, unless position_ids is given, but is {shape!r}"
-    )
-
-
-def _ids(op, position_ids):
-    """(B or 1, L, m) of what a user may give for one axis."""
+def _positions(op, x, shape, prefix, offset, position_ids):
+    """What the ops take of what a user may say: shape, offset, offsets, position_ids (B or 1, L, m)."""
+    offset, offsets = (0, offset) if isinstance(offset, torch.Tensor) else (offset, None)
+    tokens = isinstance(x, torch.Tensor) and not x.is_nested and x.dim() == 4  # else the op refuses x
+    if isinstance(shape, _INTEGER):
+        shape = (shape,)
+    elif shape is None:
+        shape = (x.shape[2] - prefix,) if position_ids is None and tokens and isinstance(prefix, _INTEGER) else ()
+    if tokens and offsets is not None and offsets.dim() == 0:
+        offsets = offsets.expand(x.shape[0])
     if position_ids is None:
-        return None
+        return shape, offset, offsets, None
     if not isinstance(position_ids, torch.Tensor):
         raise InvalidArgument(f"[{op}] position_ids must be a tensor but is {type(position_ids).__name__}")
     if position_ids.dim() not in (1, 2, 3):
         raise InvalidArgument(f"[{op}] position_ids must have 1 to 3 dimensions but has {position_ids.dim()}")
-    if position_ids.dim() == 2:
-        return position_ids[..., None]
-    return position_ids[None, :, None] if position_ids.dim() == 1 else position_ids
+    position_ids = position_ids[None] if position_ids.dim() == 1 else position_ids
+    return shape, offset, offsets, position_ids[..., None] if position_ids.dim() == 2 else position_ids
+
+
+_INTEGER = (int, torch.SymInt)
 
 
 def packed_positions(cu_seqlens, total):
@@ -125,13 +116,14 @@ def packed_positions(cu_seqlens, total):
     cu_seqlens (sequences + 1,), from 0 on: where each begins and the last ends, as flash-attn has it: 0, n1, n1 + n2, ...
     Its values are not looked at (that would wait for the device): fit for CUDA graphs and torch.compile. Tokens from cu_seqlens[-1] on are one more sequence.
     """
-    if not isinstance(cu_seqlens, torch.Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
-        what = cu_seqlens.dtype if isinstance(cu_seqlens, torch.Tensor) else type(cu_seqlens).__name__
+    what = unusual(cu_seqlens) or cu_seqlens.dtype
+    if what not in (torch.int32, torch.int64):
         raise InvalidArgument(f"[packed_positions] cu_seqlens must be a tensor of int32 or int64 but is {what}")
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] == 0:
         raise InvalidArgument(
             f"[packed_positions] cu_seqlens must have shape (sequences + 1,) but has {tuple(cu_seqlens.shape)}"
         )
+    require_size("packed_positions", "total", total)
     token = torch.arange(total, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
     sequence = torch.searchsorted(cu_seqlens, token, right=True) - 1
     return token - cu_seqlens[sequence]
@@ -147,13 +139,12 @@ class LrpeCosine(torch.nn.Module):
 
     def __init__(self, head_dim, n_heads, n_axes=1, base=10000.0, learnable=True, device=None):
         super().__init__()
-        if not 1 <= n_axes <= 4:
-            raise InvalidArgument(f"[LrpeCosine] n_axes must be 1 to 4 but is {n_axes}")
-        for name, value, least in (("head_dim", head_dim, 1), ("n_heads", n_heads, 0)):
-            if not isinstance(value, int) or value < least:
-                raise InvalidArgument(f"[LrpeCosine] {name} must be an integer of at least {least} but is {value!r}")
-        if not (0 < base < math.inf):
-            raise InvalidArgument(f"[LrpeCosine] base must be positive and finite but is {base}")
+        require_size("LrpeCosine", "head_dim", head_dim, 1)
+        require_size("LrpeCosine", "n_heads", n_heads)
+        require(n_axes in (1, 2, 3, 4), "LrpeCosine", "n_axes", "be 1 to 4", n_axes)
+        good = isinstance(base, (int, float)) and 0 < base < math.inf
+        require(good, "LrpeCosine", "base", "be positive and finite", base)
+        require_placement("LrpeCosine", device)
         columns = -(-head_dim // n_axes)
         if (n_axes - 1) * columns >= head_dim:
             raise InvalidArgument(
@@ -280,10 +271,7 @@ def _keep(ctx, a, outputs):
 def _quick(ctx, dy):
     if ctx.plain is None or dy is None or torch.is_grad_enabled():
         return None
-    try:
-        return _lrpe_dx(dy, ctx.saved_tensors[1], ctx.plain), None, None
-    except RuntimeError as e:
-        raise typed(e) from None
+    return _lrpe_dx(dy, ctx.saved_tensors[1], ctx.plain), None, None
 
 
 def _keep_qk(ctx, a, outputs):

@@ -12,7 +12,7 @@ import torch
 
 from ._library import ops
 from ._operator import Operator, call_backward, fake, needs_autograd
-from .errors import InvalidArgument, typed
+from .errors import InvalidArgument, NotSupported, require, require_placement, require_size
 
 
 def ring_rnn(
@@ -62,7 +62,7 @@ def ring_rnn(
     tensors = (A, Wa, Wo, r0, J0_tensor, J1_tensor, alpha_tensor, drive, reset_state)
     # An exported program keeps nothing for a backward, which, should one come, runs the forward again.
     save = needs_autograd(*tensors) and not torch.compiler.is_exporting()
-    if packed is not None and save and (Wa.requires_grad or Wo.requires_grad):
+    if packed is not None and needs_autograd(Wa, Wo):
         raise InvalidArgument(
             "[ring_rnn] packed must be left out where Wa or Wo requires grad, since their values will change; but is given"
         )
@@ -79,11 +79,8 @@ def ring_rnn_pack(Wa, Wo, precision="auto"):
     Good for every B and T with the same dtype, device and precision, as long as Wa and Wo keep their values. Opaque, and
     aligned: pass it on as it is (a clone may be refused). To be called outside torch.compile; its result may go in.
     """
-    try:
-        with torch.no_grad():
-            return ops.ring_rnn_pack.default(*_ring_rnn.cast((Wa, Wa, Wo))[1:], precision)
-    except RuntimeError as e:
-        raise typed(e) from None
+    with torch.no_grad():
+        return ops.ring_rnn_pack.default(*_ring_rnn.cast((Wa, Wa, Wo))[1:], precision)
 
 
 def ring_readout(states):
@@ -108,41 +105,61 @@ class RingRNN(torch.nn.Module):
     def __init__(self, n_neurons, n_actions, activation="relu", *, J0=-0.1, J1=0.1, alpha=0.15, learn_scalars=False,
                  precision="auto", checkpoint=0, device=None, dtype=None):
         super().__init__()
-        for name, value in (("n_neurons", n_neurons), ("n_actions", n_actions)):
-            if value < 0:
-                raise InvalidArgument(f"[RingRNN] {name} must be at least 0 but is {value}")
+        require_size("RingRNN", "n_neurons", n_neurons)
+        require_size("RingRNN", "n_actions", n_actions)
+        require_placement("RingRNN", device, dtype)
         self.n_neurons, self.n_actions, self.activation = n_neurons, n_actions, activation
         self.precision, self.checkpoint = precision, checkpoint
         self.Wa = torch.nn.Parameter(torch.empty(n_actions, n_neurons, n_neurons, device=device, dtype=dtype))
         self.Wo = torch.nn.Parameter(torch.empty(n_neurons, n_neurons, device=device, dtype=dtype))
-        scalar = torch.float64 if self.Wo.dtype == torch.float64 else torch.float32
         for name, value in (("J0", J0), ("J1", J1), ("alpha", alpha)):
-            several = not isinstance(value, (int, float))
-            if several and (name != "alpha" or len(value) != n_neurons):
-                rule = f"a number or {n_neurons} of them" if name == "alpha" else "a number"
-                raise InvalidArgument(f"[RingRNN] {name} must be {rule} but is {value!r}")
+            several = name == "alpha" and not isinstance(value, (int, float))
             if several or learn_scalars:
-                value = torch.as_tensor(value, device=device, dtype=scalar).clone()
+                value = self._numbers(name, value, (n_neurons,) if several else ()).to(self.Wo.device)
             if learn_scalars:
                 value = torch.nn.Parameter(value)
             if several and not learn_scalars:
                 self.register_buffer(name, value)
             else:
                 setattr(self, name, value)
+        self._try(J0, J1, 0.0 if isinstance(self.alpha, torch.Tensor) else alpha)
         self.reset_parameters()
 
     def reset_parameters(self):
         for W in (self.Wa, self.Wo):
             torch.nn.init.normal_(W, std=max(self.n_neurons, 1) ** -0.5)
 
+    def _numbers(self, name, value, shape):
+        try:
+            numbers = torch.as_tensor(value, dtype=_state_dtype(self.Wo), device="cpu").clone()
+        except (TypeError, ValueError, RuntimeError):
+            numbers = None
+        rule = "be a number" if name != "alpha" else f"be a number or {self.n_neurons} of them"
+        good = numbers is not None and numbers.shape == shape and bool(numbers.isfinite().all())
+        require(good, "RingRNN", name, rule, value)
+        return numbers
+
+    def _try(self, J0, J1, alpha):
+        """A call of nothing, so that what is wrong is said here."""
+        dtype = torch.float64 if self.Wo.dtype == torch.float64 else torch.float16 if self.precision == "f16" else torch.float32
+        nothing = [torch.zeros((0,) * rank, dtype=dtype, device="cpu") for rank in (3, 3, 2, 2)]
+        try:
+            ring_rnn(*nothing, J0, J1, alpha, activation=self.activation, precision=self.precision, checkpoint=self.checkpoint)
+        except NotSupported:
+            pass  # on this device
+        except InvalidArgument as e:
+            raise InvalidArgument(str(e).replace("[ring_rnn]", "[RingRNN]")) from None
+
     def bump(self, angle):
         """angle (B,) in radians -> state (B, n_neurons): a Gaussian bump, a tenth of the ring wide, of length 1."""
+        require(isinstance(angle, torch.Tensor) and angle.dim() == 1 and not angle.is_complex(),
+                "RingRNN", "angle", "be a real tensor of shape (B,)", angle)
         N = self.n_neurons
         away = torch.arange(N, device=angle.device, dtype=torch.float64) - angle.double()[:, None] * N / (2 * math.pi)
         away = away - N * torch.round(away / N)
         bump = torch.exp(-0.5 * (10 * away / N).square())
         bump = bump / bump.norm(dim=1, keepdim=True)
-        return bump.to(self.Wo.device, torch.float64 if self.Wo.dtype == torch.float64 else torch.float32)
+        return bump.to(self.Wo.device, _state_dtype(self.Wo))
 
     def forward(self, A, r0=None, *, drive=None, reset=None, reset_state=None, mask=None):
         """A (B, T, n_actions), r0 (B, n_neurons) -> out (B, T, n_neurons), h_n (B, n_neurons).
@@ -151,8 +168,8 @@ class RingRNN(torch.nn.Module):
 
         h_n is the state to go on from. Arguments as annulus.ring_rnn.
         """
-        if r0 is None:
-            r0 = self.bump(A.new_zeros(A.shape[0]))
+        if r0 is None and isinstance(A, torch.Tensor):
+            r0 = self.bump(torch.zeros(A.size(0) if A.dim() else 0, device=A.device))
         return ring_rnn(
             A, self.Wa, self.Wo, r0, self.J0, self.J1, self.alpha, activation=self.activation, drive=drive, reset=reset,
             reset_state=reset_state, mask=mask, precision=self.precision, checkpoint=self.checkpoint, return_state=True

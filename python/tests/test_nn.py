@@ -2,6 +2,7 @@
 
 import inspect
 
+import pytest
 import torch
 
 import annulus
@@ -23,3 +24,22 @@ def test_ring_has_the_defaults_of_its_function():
     shared = [name for name in module if name in function]
     assert {"activation", "J0", "J1", "alpha", "precision", "checkpoint"} <= set(shared)
     assert [module[name].default for name in shared] == [function[name].default for name in shared]
+
+
+def test_lrpe_sizes_a_user_may_leave_out(device):
+    x, theta = torch.randn(2, 3, 10, 8, device=device), torch.randn(3, 4, device=device)
+    functions = [lambda t, *a, **k: annulus.lrpe_cosine(x, torch.cat([t, t], 1), *a, **k),
+                 lambda t, *a, **k: torch.cat(annulus.lrpe_cosine_qk(x, x, torch.cat([t, t], 1), *a, **k)),
+                 lambda t, *a, **k: annulus.lrpe_rotate(x, t, *a, **k),
+                 lambda t, *a, **k: annulus.lrpe_rotate_(x.clone(), t, *a, **k)]
+    for function in [f for g in functions for f in (g, torch.compile(g, fullgraph=True, dynamic=True, backend="aot_eager"))]:
+        assert torch.equal(function(theta), function(theta, (10,)))
+        assert torch.equal(function(theta, prefix=3), function(theta, (7,), prefix=3))
+        assert torch.equal(function(theta, 7, prefix=3), function(theta, (7,), prefix=3))
+        assert torch.equal(function(theta, offset=torch.tensor(5, device=device)), function(theta, (10,), offset=5))
+        with pytest.raises(annulus.InvalidArgument, match=r"shape must have prefix \+ product = 10"):
+            function(theta, 9)
+        with pytest.raises(annulus.InvalidArgument, match="shape must have no negative size"):
+            function(theta, prefix=11)
+        with pytest.raises(annulus.InvalidArgument, match=r"theta must have at most [48] columns"):
+            function(torch.cat([theta, theta], 1))
