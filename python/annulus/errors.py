@@ -22,7 +22,7 @@ class DeviceError(RuntimeError):
 class RankLost(RuntimeError):
     """A peer of a distributed call did not answer in time. Later calls on that communicator raise it again."""
 
-    def __init__(self, message, rank, hop, direction, waited_s):
+    def __init__(self, message: str, rank: int, hop: int, direction: str, waited_s: float) -> None:
         super().__init__(message)
         self.rank = rank
         self.hop = hop

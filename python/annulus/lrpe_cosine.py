@@ -1,16 +1,14 @@
 """LRPE-cosine and its rotating sibling (RoPE): multi-axis relative positional encoding with exact phases.
 
-    phi[h,t,c] = s_{1 + c div E} * theta[h, c mod E]     s = grid position of token t >= prefix, row-major over `shape`,
-                                                         or position_ids[b, t]
-    cosine:  y = [f(x) cos(phi), f(x) sin(phi)]          rotate:  pairs of columns turned by phi
-
 The C++ library checks every argument; Python only routes. Outputs keep x's order of heads and tokens in memory, so a
 transposed (B, L, H, D) view goes through without a copy in either direction.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from ._library import ops
 from ._operator import (
@@ -18,9 +16,18 @@ from ._operator import (
 )
 from .errors import InvalidArgument, require, require_placement, require_size, unusual
 
+Shape = Sequence[int] | int | None
 
-def lrpe_cosine(x, theta, shape=None, *, prefix=0, activation="none", softmax_dim=-1, offset=0, position_ids=None):
-    """Encodes x (B, H, L, D) into y (B, H, L, 2D), L = prefix + n1 * ... * nm.
+
+def lrpe_cosine(
+    x: Tensor, theta: Tensor, shape: Shape = None, *, prefix: int = 0, activation: str = "none", softmax_dim: int = -1,
+    offset: int | Tensor = 0, position_ids: Tensor | None = None,
+) -> Tensor:
+    """Relative positions as phases, y = [f(x) cos(phi), f(x) sin(phi)], of which dot products see only differences:
+
+        phi[h,t,c] = s_{1 + c div E} * theta[h, c mod E]     s = grid position of token t >= prefix, row-major over `shape`
+
+    x (B, H, L, D) -> y (B, H, L, 2D), L = prefix + n1 * ... * nm.
 
     theta (H, E): radians per unit of position, float32 or x's dtype; m * E >= D >= E, every axis longer than 1 owns columns.
     shape: (n1..nm), 1 <= m <= 4, or n, or by default (L - prefix,).  prefix: leading tokens without a position (phase 0).
@@ -31,34 +38,61 @@ def lrpe_cosine(x, theta, shape=None, *, prefix=0, activation="none", softmax_di
     sequences packed one after the other; softmax over tokens does not know their ends.
     Under autocast x is taken as it comes and theta in float32.
     Gradients: x, theta.  x is saved for backward only where an activation or theta's gradient needs it.
+
+    >>> y = lrpe_cosine(torch.ones(1, 1, 4, 2), torch.tensor([[0.0, math.pi]]))  # column 1 turns half around a token
+    >>> y[0, 0, :, 1].round()
+    tensor([ 1., -1.,  1., -1.])
     """
     shape, *positions = _positions("lrpe_cosine", x, shape, prefix, offset, position_ids)
     return _lrpe_cosine(x, theta, shape, prefix, activation, softmax_dim, *positions)
 
 
 def lrpe_cosine_qk(
-    q, k, theta, shape=None, *, prefix=0, activation="none", softmax_dim=-1, offset=0, position_ids=None
-):
-    """lrpe_cosine of queries (B, Hq, L, D) and keys (B, Hk, L, D) in one launch: returns (q2, k2).
+    q: Tensor, k: Tensor, theta: Tensor, shape: Shape = None, *, prefix: int = 0, activation: str = "none",
+    softmax_dim: int = -1, offset: int | Tensor = 0, position_ids: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """lrpe_cosine of queries (B, Hq, L, D) and keys (B, Hk, L, D) in one launch: returns (q2, k2), 2D columns wide.
 
     theta has a row per head of the smaller count, which divides the larger; heads of one GQA group share a row.
-    Under autocast q and k are taken in the wider dtype of the two.
+    Under autocast q and k are taken in the wider dtype of the two. Gradients: q, k, theta.
+
+    >>> q2, k2 = lrpe_cosine_qk(torch.rand(1, 8, 6, 4), torch.rand(1, 2, 6, 4), torch.rand(2, 2), (2, 3))  # a grid
+    >>> q2.shape, k2.shape
+    (torch.Size([1, 8, 6, 8]), torch.Size([1, 2, 6, 8]))
     """
     shape, *positions = _positions("lrpe_cosine_qk", q, shape, prefix, offset, position_ids)
     return _lrpe_cosine_qk(q, k, theta, shape, prefix, activation, softmax_dim, *positions)
 
 
-def lrpe_rotate(x, theta, shape=None, *, prefix=0, interleaved=False, offset=0, position_ids=None):
-    """The rotating form (RoPE): y (B, H, L, D), D even, m * E >= D / 2 >= E.
+def lrpe_rotate(
+    x: Tensor, theta: Tensor, shape: Shape = None, *, prefix: int = 0, interleaved: bool = False, offset: int | Tensor = 0,
+    position_ids: Tensor | None = None,
+) -> Tensor:
+    """The rotating form (RoPE): pairs of columns turned by lrpe_cosine's phases,
 
-    Columns (c, c + D/2) form a pair, or (2c, 2c + 1) when interleaved. Gradients: x, theta.
+        y1 = x1 cos(phi) - x2 sin(phi)    y2 = x1 sin(phi) + x2 cos(phi)
+
+    x (B, H, L, D) -> y (B, H, L, D), D even, m * E >= D / 2 >= E; arguments as lrpe_cosine. Columns (c, c + D/2) form a pair, or
+    (2c, 2c + 1) when interleaved. Gradients: x, theta.
+
+    >>> theta = 10000.0 ** (-torch.arange(32) / 32)
+    >>> lrpe_rotate(torch.rand(2, 12, 1, 64), theta.expand(12, 32), offset=1000).shape  # decoding token 1000
+    torch.Size([2, 12, 1, 64])
     """
     shape, *positions = _positions("lrpe_rotate", x, shape, prefix, offset, position_ids)
     return _lrpe_rotate(x, theta, shape, prefix, interleaved, *positions)
 
 
-def lrpe_rotate_(x, theta, shape=None, *, prefix=0, interleaved=False, offset=0, position_ids=None):
-    """lrpe_rotate over x's own memory; returns x. Differentiable, as any in-place function of torch."""
+def lrpe_rotate_(
+    x: Tensor, theta: Tensor, shape: Shape = None, *, prefix: int = 0, interleaved: bool = False, offset: int | Tensor = 0,
+    position_ids: Tensor | None = None,
+) -> Tensor:
+    """lrpe_rotate over x's own memory; returns x. Gradients: x, theta, as of any in-place function of torch.
+
+    >>> x, theta = torch.rand(1, 1, 5, 4), torch.rand(1, 2)
+    >>> lrpe_rotate_(x, theta) is x
+    True
+    """
     shape, *positions = _positions("lrpe_rotate", x, shape, prefix, offset, position_ids)
     arguments = _lrpe_rotate.cast((x, theta, shape, prefix, interleaved, *positions))
     theta = arguments[1]
@@ -110,11 +144,15 @@ def _positions(op, x, shape, prefix, offset, position_ids):
 _INTEGER = (int, torch.SymInt)
 
 
-def packed_positions(cu_seqlens, total):
+def packed_positions(cu_seqlens: Tensor, total: int) -> Tensor:
     """position_ids (total,) of sequences packed one after the other along the tokens of a batch of one.
 
     cu_seqlens (sequences + 1,), from 0 on: where each begins and the last ends, as flash-attn has it: 0, n1, n1 + n2, ...
-    Its values are not looked at (that would wait for the device): fit for CUDA graphs and torch.compile. Tokens from cu_seqlens[-1] on are one more sequence.
+    Its values are not looked at (that would wait for the device): fit for CUDA graphs and torch.compile. Tokens
+    from cu_seqlens[-1] on are one more sequence. Gradients: none.
+
+    >>> packed_positions(torch.tensor([0, 3, 5]), 6)
+    tensor([0, 1, 2, 0, 1, 0])
     """
     what = unusual(cu_seqlens) or cu_seqlens.dtype
     if what not in (torch.int32, torch.int64):
@@ -134,10 +172,17 @@ class LrpeCosine(torch.nn.Module):
 
     theta (n_heads, E), E = ceil(head_dim / n_axes), starts as base ** (-k / E) in every head, in float32. It is a
     parameter when learnable, else a buffer. It stays float32 when the module is cast to 16 bits (.half(), .to(bfloat16)):
-    frequencies of 16 bits are wrong by radians at long range.
+    frequencies of 16 bits are wrong by radians at long range. Gradients: x, and theta where it is learnable.
+
+    >>> encode = LrpeCosine(head_dim=64, n_heads=12, n_axes=2)
+    >>> encode(torch.rand(2, 12, 16, 64), (4, 4)).shape
+    torch.Size([2, 12, 16, 128])
     """
 
-    def __init__(self, head_dim, n_heads, n_axes=1, base=10000.0, learnable=True, device=None):
+    theta: Tensor
+
+    def __init__(self, head_dim: int, n_heads: int, n_axes: int = 1, base: float = 10000.0, learnable: bool = True,
+                 device: torch.device | str | None = None) -> None:
         super().__init__()
         require_size("LrpeCosine", "head_dim", head_dim, 1)
         require_size("LrpeCosine", "n_heads", n_heads)
@@ -158,7 +203,7 @@ class LrpeCosine(torch.nn.Module):
             self.register_buffer("theta", theta)
         self.reset_parameters()
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         columns = self.theta.shape[1]
         with torch.no_grad():
             k = torch.arange(columns, dtype=torch.float64, device=self.theta.device)
@@ -172,21 +217,23 @@ class LrpeCosine(torch.nn.Module):
 
         return super()._apply(without_rounding, recurse)
 
-    def forward(self, x, shape=None, prefix=0, activation="none", softmax_dim=-1, offset=0, position_ids=None):
+    def forward(self, x: Tensor, shape: Shape = None, prefix: int = 0, activation: str = "none", softmax_dim: int = -1,
+                offset: int | Tensor = 0, position_ids: Tensor | None = None) -> Tensor:
         """x (B, n_heads, L, head_dim) -> (B, n_heads, L, 2 * head_dim); arguments as annulus.lrpe_cosine."""
         return lrpe_cosine(
             x, self.theta, shape, prefix=prefix, activation=activation, softmax_dim=softmax_dim, offset=offset,
             position_ids=position_ids,
         )
 
-    def qk(self, q, k, shape=None, prefix=0, activation="none", softmax_dim=-1, offset=0, position_ids=None):
+    def qk(self, q: Tensor, k: Tensor, shape: Shape = None, prefix: int = 0, activation: str = "none", softmax_dim: int = -1,
+           offset: int | Tensor = 0, position_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Queries and keys in one launch; n_heads is the smaller of their head counts."""
         return lrpe_cosine_qk(
             q, k, self.theta, shape, prefix=prefix, activation=activation, softmax_dim=softmax_dim, offset=offset,
             position_ids=position_ids,
         )
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         return (
             f"head_dim={self.head_dim}, n_heads={self.n_heads}, n_axes={self.n_axes}, base={self.base}, "
             f"learnable={self.learnable}"

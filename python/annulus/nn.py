@@ -1,8 +1,13 @@
 """Modules over the functions of annulus: every torch.nn.Module in the file of an operator, under this name."""
 
 import sys as _sys
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 import torch as _torch
+
+if _TYPE_CHECKING:  # type checkers want each by name
+    from .lrpe_cosine import LrpeCosine as LrpeCosine
+    from .ring_rnn import RingRNN as RingRNN
 
 for _file in [m for name, m in _sys.modules.items() if name.startswith(__package__ + ".")]:
     for _name, _class in vars(_file).items():
@@ -12,5 +17,5 @@ for _file in [m for name, m in _sys.modules.items() if name.startswith(__package
 __all__ = sorted(name for name in globals() if not name.startswith("_"))
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return __all__

@@ -1,41 +1,77 @@
 """Ring RNN: a leaky recurrent network whose recurrent matrix is mixed, per sample and step, from K action matrices.
 
-    y = J0 sum(r) + J1 Wo r + sum_k A[b,t,k] Wa[k] r + drive[b,t]        r <- (1 - alpha) r + alpha F(y)
-
 One call runs all T steps; nothing of size B * N * N ever exists. The C++ library checks every argument and takes any
 strides; Python only routes.
 """
 
 import math
+from collections.abc import Sequence
+from typing import Literal, TypedDict, overload
 
 import torch
+from torch import Tensor
+from typing_extensions import Unpack
 
 from ._library import ops
 from ._operator import Operator, call_backward, fake, needs_autograd
 from .errors import InvalidArgument, NotSupported, require, require_placement, require_size
 
 
+class _Options(TypedDict, total=False):
+    J0: float | Tensor
+    J1: float | Tensor
+    alpha: float | Tensor
+    activation: str
+    drive: Tensor | None
+    reset: Tensor | None
+    reset_state: Tensor | None
+    mask: Tensor | None
+    precision: str
+    checkpoint: int
+    packed: Tensor | None
+
+
+_No = Literal[False]
+_Yes = Literal[True]
+
+
+@overload
+def ring_rnn(A: Tensor, Wa: Tensor, Wo: Tensor, r0: Tensor, *numbers: float | Tensor, return_state: _No = False,
+             return_readout: _No = False, **options: Unpack[_Options]) -> Tensor: ...
+@overload
+def ring_rnn(A: Tensor, Wa: Tensor, Wo: Tensor, r0: Tensor, *numbers: float | Tensor, return_state: _Yes,
+             return_readout: _No = False, **options: Unpack[_Options]) -> tuple[Tensor, Tensor]: ...
+@overload
+def ring_rnn(A: Tensor, Wa: Tensor, Wo: Tensor, r0: Tensor, *numbers: float | Tensor, return_state: _No = False,
+             return_readout: _Yes, **options: Unpack[_Options]) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def ring_rnn(A: Tensor, Wa: Tensor, Wo: Tensor, r0: Tensor, *numbers: float | Tensor, return_state: _Yes,
+             return_readout: _Yes, **options: Unpack[_Options]) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
 def ring_rnn(
-    A,
-    Wa,
-    Wo,
-    r0,
-    J0=-0.1,
-    J1=0.1,
-    alpha=0.15,
+    A: Tensor,
+    Wa: Tensor,
+    Wo: Tensor,
+    r0: Tensor,
+    J0: float | Tensor = -0.1,
+    J1: float | Tensor = 0.1,
+    alpha: float | Tensor = 0.15,
     *,
-    activation="relu",
-    drive=None,
-    reset=None,
-    reset_state=None,
-    mask=None,
-    precision="auto",
-    checkpoint=0,
-    packed=None,
-    return_state=False,
-    return_readout=False,
-):
-    """A (B, T, K), Wa (K, N, N), Wo (N, N), r0 (B, N) -> out (B, T, N): the state after every step, r0 not included.
+    activation: str = "relu",
+    drive: Tensor | None = None,
+    reset: Tensor | None = None,
+    reset_state: Tensor | None = None,
+    mask: Tensor | None = None,
+    precision: str = "auto",
+    checkpoint: int = 0,
+    packed: Tensor | None = None,
+    return_state: bool = False,
+    return_readout: bool = False,
+) -> Tensor | tuple[Tensor, ...]:
+    """A leaky network whose recurrent matrix is mixed, per sample and step, from K action matrices:
+
+        y = J0 sum(r) + J1 Wo r + sum_k A[b,t,k] Wa[k] r + drive[b,t]        r <- (1 - alpha) r + alpha F(y)
+
+    A (B, T, K), Wa (K, N, N), Wo (N, N), r0 (B, N) -> out (B, T, N): the state after every step, r0 not included.
 
     J0, J1, alpha: numbers, or 0-dim tensors (then differentiable); alpha also (N,).
     activation F: relu | gelu (erf) | tanh | silu.
@@ -55,6 +91,10 @@ def ring_rnn(
 
     Returns out, or the tuple (out[, h_n][, angle, amplitude]). Gradients: A, Wa, Wo, r0, J0, J1, alpha, drive,
     reset_state, through every output; only those that are asked for are computed.
+
+    >>> A, Wa, Wo, r0 = torch.ones(1, 3, 2), torch.zeros(2, 8, 8), torch.eye(8), torch.ones(1, 8)
+    >>> ring_rnn(A, Wa, Wo, r0, J0=0.0, J1=1.0, alpha=0.5).shape  # r <- r / 2 + relu(r) / 2: nothing moves
+    torch.Size([1, 3, 8])
     """
     J0, J0_tensor = _split(J0)
     J1, J1_tensor = _split(J1)
@@ -73,20 +113,32 @@ def ring_rnn(
     return (*states, *read) if return_state or return_readout else out
 
 
-def ring_rnn_pack(Wa, Wo, precision="auto"):
+def ring_rnn_pack(Wa: Tensor, Wo: Tensor, precision: str = "auto") -> Tensor:
     """The weights in the form the kernels read, for `ring_rnn(..., packed=...)`: many calls, packed once.
 
     Good for every B and T with the same dtype, device and precision, as long as Wa and Wo keep their values. Opaque, and
     aligned: pass it on as it is (a clone may be refused). To be called outside torch.compile; its result may go in.
+    Gradients: none.
+
+    >>> A, Wa, Wo, r0 = torch.rand(1, 3, 2), torch.rand(2, 8, 8), torch.rand(8, 8), torch.rand(1, 8)
+    >>> torch.equal(ring_rnn(A, Wa, Wo, r0, packed=ring_rnn_pack(Wa, Wo)), ring_rnn(A, Wa, Wo, r0))
+    True
     """
     with torch.no_grad():
         return ops.ring_rnn_pack.default(*_ring_rnn.cast((Wa, Wa, Wo))[1:], precision)
 
 
-def ring_readout(states):
-    """states (B, T, N) -> angle (B, T) in [-pi, pi] and amplitude (B, T) of the population vector, in float32 (float64).
+def ring_readout(states: Tensor) -> tuple[Tensor, Tensor]:
+    """The population vector, of preferred angles 2 pi i / N:
 
-    Preferred angles are 2 pi i / N. autocast leaves states as they are. Differentiable; where the amplitude is 0 the angle is 0 and so are both gradients.
+        X = sum_i r_i cos(2 pi i / N)    Y = sum_i r_i sin(2 pi i / N)    angle = atan2(Y, X)    amplitude = hypot(X, Y)
+
+    states (B, T, N) -> angle (B, T) in [-pi, pi] and amplitude (B, T), in float32 (float64). autocast leaves states as they are.
+    Gradients: states; where the amplitude is 0 the angle is 0 and so are both gradients.
+
+    >>> angle, amplitude = ring_readout(torch.eye(4)[None])  # a neuron after the other
+    >>> angle / math.pi
+    tensor([[ 0.0000,  0.5000,  1.0000, -0.5000]])
     """
     return _ring_readout(states)
 
@@ -97,13 +149,24 @@ def _split(parameter):
 
 
 class RingRNN(torch.nn.Module):
-    """A ring attractor: Wa (n_actions, n_neurons, n_neurons) and Wo (n_neurons, n_neurons), normal / sqrt(n_neurons).
+    """A ring attractor, ring_rnn with its weights: Wa (n_actions, n_neurons, n_neurons) and Wo (n_neurons, n_neurons), which
+    start as normal / sqrt(n_neurons).
 
-    J0, J1 and alpha are numbers (alpha also n_neurons of them), parameters when learn_scalars.
+    J0, J1 and alpha are numbers (alpha also n_neurons of them), parameters when learn_scalars. Gradients: as ring_rnn.
+
+    >>> ring = RingRNN(n_neurons=64, n_actions=2)
+    >>> states, last = ring(torch.rand(8, 100, 2))  # (batch, steps, actions), from a bump at angle 0
+    >>> states.shape, last.shape
+    (torch.Size([8, 100, 64]), torch.Size([8, 64]))
     """
 
-    def __init__(self, n_neurons, n_actions, activation="relu", *, J0=-0.1, J1=0.1, alpha=0.15, learn_scalars=False,
-                 precision="auto", checkpoint=0, device=None, dtype=None):
+    J0: float | Tensor
+    J1: float | Tensor
+    alpha: float | Tensor
+
+    def __init__(self, n_neurons: int, n_actions: int, activation: str = "relu", *, J0: float = -0.1, J1: float = 0.1,
+                 alpha: float | Sequence[float] | Tensor = 0.15, learn_scalars: bool = False, precision: str = "auto",
+                 checkpoint: int = 0, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         require_size("RingRNN", "n_neurons", n_neurons)
         require_size("RingRNN", "n_actions", n_actions)
@@ -125,7 +188,7 @@ class RingRNN(torch.nn.Module):
         self._try(J0, J1, 0.0 if isinstance(self.alpha, torch.Tensor) else alpha)
         self.reset_parameters()
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         for W in (self.Wa, self.Wo):
             torch.nn.init.normal_(W, std=max(self.n_neurons, 1) ** -0.5)
 
@@ -150,7 +213,7 @@ class RingRNN(torch.nn.Module):
         except InvalidArgument as e:
             raise InvalidArgument(str(e).replace("[ring_rnn]", "[RingRNN]")) from None
 
-    def bump(self, angle):
+    def bump(self, angle: Tensor) -> Tensor:
         """angle (B,) in radians -> state (B, n_neurons): a Gaussian bump, a tenth of the ring wide, of length 1."""
         require(isinstance(angle, torch.Tensor) and angle.dim() == 1 and not angle.is_complex(),
                 "RingRNN", "angle", "be a real tensor of shape (B,)", angle)
@@ -161,7 +224,8 @@ class RingRNN(torch.nn.Module):
         bump = bump / bump.norm(dim=1, keepdim=True)
         return bump.to(self.Wo.device, _state_dtype(self.Wo))
 
-    def forward(self, A, r0=None, *, drive=None, reset=None, reset_state=None, mask=None):
+    def forward(self, A: Tensor, r0: Tensor | None = None, *, drive: Tensor | None = None, reset: Tensor | None = None,
+                reset_state: Tensor | None = None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """A (B, T, n_actions), r0 (B, n_neurons) -> out (B, T, n_neurons), h_n (B, n_neurons).
 
         Without r0 every sample starts from bump(0): zeros would stay zeros, and so would their gradients.
@@ -175,7 +239,7 @@ class RingRNN(torch.nn.Module):
             reset_state=reset_state, mask=mask, precision=self.precision, checkpoint=self.checkpoint, return_state=True
         )
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         return (
             f"n_neurons={self.n_neurons}, n_actions={self.n_actions}, activation={self.activation!r}, "
             f"precision={self.precision!r}, checkpoint={self.checkpoint}"

@@ -73,47 +73,6 @@ def test_wrong_tensor_in_compiled_code(sample, wrong, fullgraph, device):
         compiled({**tensors, first: WRONG[wrong](value)})
 
 
-RING, LRPE = annulus.nn.RingRNN, annulus.nn.LrpeCosine
-CALLS = [
-    *((RING, dict(n_neurons=4, n_actions=2) | bad) for bad in (
-        dict(n_neurons="a"), dict(n_neurons=2.5), dict(n_neurons=True), dict(n_actions=None), dict(n_actions=-1),
-        dict(activation="sigmoid"), dict(activation=None), dict(precision="fp8"), dict(precision=3), dict(checkpoint=-1),
-        dict(checkpoint=1.5), dict(J0="x"), dict(J0=None), dict(J0=[1.0, 2.0]), dict(J1=float("nan")), dict(J0=1e300),
-        dict(J1=float("inf"), learn_scalars=True), dict(J0=1e300, learn_scalars=True), dict(alpha=None), dict(alpha="abcd"),
-        dict(alpha=[1, 2, "x", 3]), dict(alpha=[1.0] * 3), dict(alpha=[1.0, 1.0, 1.0, float("inf")]), dict(dtype=torch.int32),
-        dict(dtype="f32"), dict(device="nowhere"))),
-    *((LRPE, dict(head_dim=8, n_heads=2) | bad) for bad in (
-        dict(head_dim="a"), dict(head_dim=True), dict(n_heads=None), dict(n_axes="x"), dict(n_axes=1.5), dict(base="b"),
-        dict(base=None), dict(base=float("nan")), dict(device="nowhere"))),
-    *((annulus.packed_positions, dict(cu_seqlens=torch.tensor([0, 3]), total=3) | bad) for bad in (
-        dict(total=-1), dict(total="x"), dict(total=None), dict(total=2.5), dict(total=2**70),
-        dict(cu_seqlens=torch.tensor([0, 3]).to_sparse()), dict(cu_seqlens=None))),
-    *((RING(4, 2).bump, dict(angle=bad)) for bad in (None, 0.0, torch.zeros(2, 2), torch.zeros(2, dtype=torch.complex64))),
-]
-
-
-@pytest.mark.parametrize("call,arguments", CALLS)
-def test_bad_module_or_helper(call, arguments):
-    op = getattr(call, "__name__").replace("bump", "RingRNN")
-    with pytest.raises(annulus.InvalidArgument, match=rf"\[{op}\] \w+ must "):
-        call(**arguments)
-
-
-@pytest.mark.parametrize("A", [None, [1.0], torch.ones(2), torch.ones(()), torch.ones(2, 3, 2).to_sparse()], ids=repr)
-def test_bad_actions_without_a_start(A):
-    with pytest.raises(annulus.InvalidArgument, match=r"\[ring_rnn\] A must"):
-        RING(4, 2)(A)
-
-
-@pytest.mark.parametrize("name", ["J0", "J1", "alpha"])
-def test_numbers_beyond_float32(name):
-    """They became infinite, and the states NaN."""
-    shapes = ((2, 4, 3), (3, 5, 5), (5, 5), (2, 5))
-    with pytest.raises(annulus.InvalidArgument, match=rf"\[ring_rnn\] {name} must be a finite number in f32"):
-        annulus.ring_rnn(*(torch.ones(s) for s in shapes), **{name: 1e300})
-    annulus.ring_rnn(*(torch.ones(s, dtype=torch.float64) for s in shapes), **{name: 1e300})
-
-
 def test_types_and_their_families():
     assert issubclass(annulus.InvalidArgument, ValueError)
     assert issubclass(annulus.NotSupported, NotImplementedError)

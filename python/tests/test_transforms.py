@@ -80,16 +80,6 @@ def test_vmap(sample, device):
             assert counts.pop(sample.op) == 2 and set(counts.values()) == {1}, counts
 
 
-def test_vmap_of_positions_that_samples_share(device):
-    x, theta = torch.randn(3, 2, 2, 5, 4, device=device), torch.randn(2, 4, device=device)
-    ids = torch.randint(0, 99, (3, 1, 5), device=device)
-    encode = lambda x, ids: annulus.lrpe_cosine(x, theta, position_ids=ids)  # noqa: E731
-    for dims in ((0, 0), (0, None), (None, 0)):
-        given = [t if d == 0 else t[0] for t, d in zip((x, ids), dims)]
-        each = [[t[i] if d == 0 else t for t, d in zip(given, dims)] for i in range(3)]
-        assert torch.equal(vmap(encode, dims)(*given), torch.stack([encode(*e) for e in each]))
-
-
 @every_sample
 @pytest.mark.parametrize("by", [jvp, jacfwd, forward_ad], ids=["jvp", "jacfwd", "forward_ad"])
 def test_forward_mode_is_refused(sample, device, by):
