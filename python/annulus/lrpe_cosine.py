@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ._library import ops
+from ._module import _WideModule
 from ._operator import (
     Operator, are_transforms_active, below_autograd, call_backward, fake, needs_autograd, plain_op, refuse_tangents,
 )
@@ -167,7 +168,7 @@ def packed_positions(cu_seqlens: Tensor, total: int) -> Tensor:
     return token - cu_seqlens[sequence]
 
 
-class LrpeCosine(torch.nn.Module):
+class LrpeCosine(_WideModule):
     """Multi-axis LRPE-cosine with a frequency table per head.
 
     theta (n_heads, E), E = ceil(head_dim / n_axes), starts as base ** (-k / E) in every head, in float32. It is a
@@ -179,6 +180,7 @@ class LrpeCosine(torch.nn.Module):
     torch.Size([2, 12, 16, 128])
     """
 
+    _wide = ("theta",)
     theta: Tensor
 
     def __init__(self, head_dim: int, n_heads: int, n_axes: int = 1, base: float = 10000.0, learnable: bool = True,
@@ -208,14 +210,6 @@ class LrpeCosine(torch.nn.Module):
         with torch.no_grad():
             k = torch.arange(columns, dtype=torch.float64, device=self.theta.device)
             self.theta.copy_((float(self.base) ** (-k / columns)).expand(self.n_heads, columns))
-
-    def _apply(self, fn, recurse=True):
-        # .to(), .half(), .cuda() and their like go through here. A cast to 16 bits moves theta and leaves its values.
-        def without_rounding(t):
-            moved = fn(t)
-            return t.to(moved.device) if moved.dtype.itemsize == 2 else moved
-
-        return super()._apply(without_rounding, recurse)
 
     def forward(self, x: Tensor, shape: Shape = None, prefix: int = 0, activation: str = "none", softmax_dim: int = -1,
                 offset: int | Tensor = 0, position_ids: Tensor | None = None) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from ._library import ops
+from ._module import _WideModule
 from ._operator import Operator, call_backward, fake, needs_autograd
 from .errors import InvalidArgument, NotSupported, require, require_placement, require_size
 
@@ -148,11 +149,12 @@ def _split(parameter):
     return (0.0, parameter) if isinstance(parameter, torch.Tensor) else (parameter, None)
 
 
-class RingRNN(torch.nn.Module):
+class RingRNN(_WideModule):
     """A ring attractor, ring_rnn with its weights: Wa (n_actions, n_neurons, n_neurons) and Wo (n_neurons, n_neurons), which
     start as normal / sqrt(n_neurons).
 
-    J0, J1 and alpha are numbers (alpha also n_neurons of them), parameters when learn_scalars. Gradients: as ring_rnn.
+    J0, J1 and alpha are numbers (alpha also n_neurons of them), parameters when learn_scalars. Those that are tensors are float32
+    (float64) beside weights of 16 bits, and stay so when the module is cast. Gradients: as ring_rnn.
 
     >>> ring = RingRNN(n_neurons=64, n_actions=2)
     >>> states, last = ring(torch.rand(8, 100, 2))  # (batch, steps, actions), from a bump at angle 0
@@ -160,6 +162,7 @@ class RingRNN(torch.nn.Module):
     (torch.Size([8, 100, 64]), torch.Size([8, 64]))
     """
 
+    _wide = ("J0", "J1", "alpha")
     J0: float | Tensor
     J1: float | Tensor
     alpha: float | Tensor

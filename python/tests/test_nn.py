@@ -1,5 +1,6 @@
 """Modules, helpers and single operators, beyond what is asked of every one."""
 
+import copy
 import inspect
 
 import pytest
@@ -24,6 +25,24 @@ def test_ring_has_the_defaults_of_its_function():
     shared = [name for name in module if name in function]
     assert {"activation", "J0", "J1", "alpha", "precision", "checkpoint"} <= set(shared)
     assert [module[name].default for name in shared] == [function[name].default for name in shared]
+
+
+@pytest.mark.parametrize("learn_scalars", [False, True])
+def test_ring_scalars_stay_wide(learn_scalars, device):
+    """However the module gets its 16 bits."""
+    options = dict(alpha=[0.1, 0.2, 0.3, 0.7], learn_scalars=learn_scalars)
+    want = annulus.nn.RingRNN(4, 2, **options).to(device)
+    want(torch.ones(1, 2, 2, device=device))[0].sum().backward()
+    for model in (annulus.nn.RingRNN(4, 2, **options, device=device, dtype=torch.bfloat16), copy.deepcopy(want).bfloat16(),
+                  copy.deepcopy(want).to(device, torch.float16)):
+        assert model.Wa.dtype == model.Wo.dtype != torch.float32
+        for name in ("J0", "J1", "alpha"):
+            got, exact = getattr(model, name), getattr(want, name)
+            assert type(got) is type(exact) and got.dtype == torch.float32 if isinstance(got, torch.Tensor) else got == exact
+            assert not isinstance(got, torch.Tensor) or torch.equal(got, exact)
+        out, h_n = model(torch.ones(1, 2, 2, device=device, dtype=model.Wo.dtype))
+        assert out.dtype == model.Wo.dtype and h_n.dtype == torch.float32
+    assert annulus.nn.RingRNN(4, 2, **options).double().alpha.dtype == torch.float64
 
 
 def test_lrpe_sizes_a_user_may_leave_out(device):
