@@ -130,21 +130,32 @@ std::vector<Tensor> gradients_of(const char* op, const TensorView& dy, const Ten
   return result;
 }
 
+// Into a fresh tensor, or into one that an op with `y` among its arguments is given.
+template <class Op>
+Tensor cosine(const Arguments<Op>& a) {
+  const auto options = options_of<LrpeCosineOptions>(a);
+  const TensorView x = a.template view<"x">(), theta = a.template view<"theta">();
+  Call call(Op::op, x.device, lrpe_cosine_forward_workspace(x, theta, options));
+  check_used(Op::op, theta, x.shape[3]);
+  TensorView y = doubled(Op::op, x);
+  Tensor result = output<"y">(a, y);
+  lrpe_cosine_forward(x, theta, y, options, call.context);
+  return result;
+}
+
 struct Cosine {
   static constexpr const char* op = "lrpe_cosine";
   static constexpr std::string_view schema =
       "lrpe_cosine(Tensor x, Tensor theta, " ANNULUS_LRPE_COSINE_POSITIONS ") -> Tensor y";
+  static Tensor run(const Arguments<Cosine>& a) { return cosine(a); }
+};
 
-  static Tensor run(const Arguments<Cosine>& a) {
-    const auto options = options_of<LrpeCosineOptions>(a);
-    const TensorView x = a.view<"x">(), theta = a.view<"theta">();
-    Call call(op, x.device, lrpe_cosine_forward_workspace(x, theta, options));
-    check_used(op, theta, x.shape[3]);
-    TensorView y = doubled(op, x);
-    Tensor result = allocate(op, "y", y);
-    lrpe_cosine_forward(x, theta, y, options, call.context);
-    return result;
-  }
+struct CosineOut {
+  static constexpr const char* op = Cosine::op;
+  static constexpr std::string_view schema =
+      "lrpe_cosine_out(Tensor x, Tensor theta, " ANNULUS_LRPE_COSINE_POSITIONS
+      ", Tensor(a!) y) -> ()";
+  static void run(const Arguments<CosineOut>& a) { cosine(a); }
 };
 
 struct CosineBackward {
@@ -160,22 +171,33 @@ struct CosineBackward {
   }
 };
 
+template <class Op>
+auto cosine_qk(const Arguments<Op>& a) {
+  const auto options = options_of<LrpeCosineOptions>(a);
+  const TensorView q = a.template view<"q">(), k = a.template view<"k">(),
+                   theta = a.template view<"theta">();
+  Call call(Op::op, q.device, lrpe_cosine_qk_forward_workspace(q, k, theta, options));
+  check_used(Op::op, theta, q.shape[3]);
+  TensorView yq = doubled(Op::op, q), yk = doubled(Op::op, k);
+  std::tuple result{output<"yq">(a, yq), output<"yk">(a, yk)};
+  lrpe_cosine_qk_forward(q, k, theta, yq, yk, options, call.context);
+  return result;
+}
+
 struct CosineQk {
   static constexpr const char* op = "lrpe_cosine_qk";
   static constexpr std::string_view schema =
       "lrpe_cosine_qk(Tensor q, Tensor k, Tensor theta, " ANNULUS_LRPE_COSINE_POSITIONS
       ") -> (Tensor yq, Tensor yk)";
+  static auto run(const Arguments<CosineQk>& a) { return cosine_qk(a); }
+};
 
-  static auto run(const Arguments<CosineQk>& a) {
-    const auto options = options_of<LrpeCosineOptions>(a);
-    const TensorView q = a.view<"q">(), k = a.view<"k">(), theta = a.view<"theta">();
-    Call call(op, q.device, lrpe_cosine_qk_forward_workspace(q, k, theta, options));
-    check_used(op, theta, q.shape[3]);
-    TensorView yq = doubled(op, q), yk = doubled(op, k);
-    std::tuple result{allocate(op, "yq", yq), allocate(op, "yk", yk)};
-    lrpe_cosine_qk_forward(q, k, theta, yq, yk, options, call.context);
-    return result;
-  }
+struct CosineQkOut {
+  static constexpr const char* op = CosineQk::op;
+  static constexpr std::string_view schema =
+      "lrpe_cosine_qk_out(Tensor q, Tensor k, Tensor theta, " ANNULUS_LRPE_COSINE_POSITIONS
+      ", Tensor(a!) yq, Tensor(b!) yk) -> ()";
+  static void run(const Arguments<CosineQkOut>& a) { cosine_qk(a); }
 };
 
 struct CosineQkBackward {
@@ -212,7 +234,7 @@ Tensor rotate(const Arguments<Op>& a, bool in_place) {
   Call call(Op::op, x.device, lrpe_rotate_forward_workspace(x, theta, options));
   check_used(Op::op, theta, x.shape[3] / 2);
   TensorView y = in_place ? x : encoded(Op::op, x, x.shape[3], is_token_major(x));
-  Tensor result = in_place ? a.template get<"x">() : allocate(Op::op, "y", y);
+  Tensor result = in_place ? a.template get<"x">() : output<"y">(a, y);
   lrpe_rotate_forward(x, theta, y, options, call.context);
   return result;
 }
@@ -222,6 +244,14 @@ struct Rotate {
   static constexpr std::string_view schema =
       "lrpe_rotate(Tensor x, Tensor theta, " ANNULUS_LRPE_ROTATE_POSITIONS ") -> Tensor y";
   static Tensor run(const Arguments<Rotate>& a) { return rotate(a, /*in_place=*/false); }
+};
+
+struct RotateOut {
+  static constexpr const char* op = Rotate::op;
+  static constexpr std::string_view schema =
+      "lrpe_rotate_out(Tensor x, Tensor theta, " ANNULUS_LRPE_ROTATE_POSITIONS
+      ", Tensor(a!) y) -> ()";
+  static void run(const Arguments<RotateOut>& a) { rotate(a, /*in_place=*/false); }
 };
 
 struct RotateInPlace {
@@ -276,8 +306,8 @@ struct PlainGradient {
   }
 };
 
-ANNULUS_TORCH_OPS(Cosine, CosineBackward, CosineQk, CosineQkBackward, Rotate, RotateInPlace,
-                  RotateBackward, PlainGradient)
+ANNULUS_TORCH_OPS(Cosine, CosineOut, CosineBackward, CosineQk, CosineQkOut, CosineQkBackward,
+                  Rotate, RotateOut, RotateInPlace, RotateBackward, PlainGradient)
 
 }  // namespace
 }  // namespace annulus::torch_glue

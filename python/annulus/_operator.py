@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 
 from ._library import ops
 from ._vmap import register_vmap
-from .errors import InvalidArgument, NotSupported
+from .errors import InvalidArgument, NotSupported, require
 
 # Skips the op's own autograd kernel where autograd is already dealt with. Without it results are the same, later.
 _BelowAutograd = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
@@ -53,7 +53,7 @@ def fake(name, **ranks):
 
     def register(function):
         named = arguments_of(name)
-        spoken = name.removesuffix("_backward").removesuffix("_")
+        spoken = name.removesuffix("_backward").removesuffix("_out").removesuffix("_")
 
         def run(*values, **others):
             a = named(*values, **others)
@@ -150,6 +150,7 @@ class Operator:
     def __init__(self, name, *, autocast, keep=None, kept=(), visible=None, complete=None, also=(), empty=None, quick=None,
                  spoken=None, samples=None):
         self.name, self.op, self.arguments = name, op_of(name), arguments_of(name)
+        self._out_op = op_of(name + "_out") if hasattr(ops, name + "_out") else None
         self._backward_name, self._backward_arguments = name + "_backward", arguments_of(name + "_backward")
         self._keep, self._visible, self._complete, self._quick = keep, visible, complete, quick
         self._spoken, self.casts = spoken or {}, autocast
@@ -215,6 +216,23 @@ class Operator:
             return self._seen(arguments, below_autograd(self.op, *arguments))
         except InvalidArgument as e:
             raise self.spoken(e) from None
+
+    def into(self, out, *arguments):
+        """As a call, into tensors of the caller's, by the op of this name with _out: without gradients."""
+        outs = (out,) if isinstance(out, torch.Tensor) else tuple(out)
+        if are_transforms_active() or needs_autograd(*arguments[: self.tensors], *outs):
+            raise InvalidArgument(f"[{self.name}] out must be left out where there are gradients or transforms, but is given")
+        require(len(outs) == len(self._outputs), self.name, "out", f"be {len(self._outputs)} tensors", f"{len(outs)} of them")
+        arguments = (*self.cast(arguments), *outs)
+        try:
+            if torch.compiler.is_compiling():
+                self._out_op(*arguments)
+            else:
+                below_autograd(self._out_op, *arguments)
+                torch.autograd.graph.increment_version(outs)  # so that a graph that saved the old values notices
+        except InvalidArgument as e:
+            raise self.spoken(e) from None
+        return out
 
     def spoken(self, e):
         """The exception in the user's words."""

@@ -93,7 +93,7 @@ def require_placement(op, device, dtype=None):
 def call_typed(op):
     """The function that calls the op, with typed errors: in eager, compiled and exported code alike."""
     call, schema = op._op, op._schema.arguments
-    spoken = op._schema.name.split("::")[1].removesuffix("_backward").rstrip("_")
+    spoken = op._schema.name.split("::")[1].removesuffix("_backward").removesuffix("_out").rstrip("_")
 
     def run(*arguments, **others):
         try:

@@ -4,6 +4,7 @@ The C++ library checks every argument; Python only routes. Outputs keep x's orde
 transposed (B, L, H, D) view goes through without a copy in either direction.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -22,7 +23,7 @@ Shape = Sequence[int] | int | None
 
 def lrpe_cosine(
     x: Tensor, theta: Tensor, shape: Shape = None, *, prefix: int = 0, activation: str = "none", softmax_dim: int = -1,
-    offset: int | Tensor = 0, position_ids: Tensor | None = None,
+    offset: int | Tensor = 0, position_ids: Tensor | None = None, out: Tensor | None = None,
 ) -> Tensor:
     """Relative positions as phases, y = [f(x) cos(phi), f(x) sin(phi)], of which dot products see only differences:
 
@@ -37,6 +38,7 @@ def lrpe_cosine(
     position_ids, in place of shape, prefix and offset: integer tensor (L,), (B or 1, L), or (B or 1, L, m) for m axes that
     all own columns. One row where sequences are alike is faster than B equal ones. See `packed_positions` for
     sequences packed one after the other; softmax over tokens does not know their ends.
+    out: y's memory, of any strides, for inference: the pages of a large fresh y may cost a CPU more than its values.
     Under autocast x is taken as it comes and theta in float32.
     Gradients: x, theta.  x is saved for backward only where an activation or theta's gradient needs it.
 
@@ -45,29 +47,31 @@ def lrpe_cosine(
     tensor([ 1., -1.,  1., -1.])
     """
     shape, *positions = _positions("lrpe_cosine", x, shape, prefix, offset, position_ids)
-    return _lrpe_cosine(x, theta, shape, prefix, activation, softmax_dim, *positions)
+    call = _lrpe_cosine if out is None else functools.partial(_lrpe_cosine.into, out)
+    return call(x, theta, shape, prefix, activation, softmax_dim, *positions)
 
 
 def lrpe_cosine_qk(
     q: Tensor, k: Tensor, theta: Tensor, shape: Shape = None, *, prefix: int = 0, activation: str = "none",
-    softmax_dim: int = -1, offset: int | Tensor = 0, position_ids: Tensor | None = None,
+    softmax_dim: int = -1, offset: int | Tensor = 0, position_ids: Tensor | None = None, out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """lrpe_cosine of queries (B, Hq, L, D) and keys (B, Hk, L, D) in one launch: returns (q2, k2), 2D columns wide.
 
     theta has a row per head of the smaller count, which divides the larger; heads of one GQA group share a row.
-    Under autocast q and k are taken in the wider dtype of the two. Gradients: q, k, theta.
+    out: (q2, k2), for inference. Under autocast q and k are taken in the wider dtype of the two. Gradients: q, k, theta.
 
     >>> q2, k2 = lrpe_cosine_qk(torch.rand(1, 8, 6, 4), torch.rand(1, 2, 6, 4), torch.rand(2, 2), (2, 3))  # a grid
     >>> q2.shape, k2.shape
     (torch.Size([1, 8, 6, 8]), torch.Size([1, 2, 6, 8]))
     """
     shape, *positions = _positions("lrpe_cosine_qk", q, shape, prefix, offset, position_ids)
-    return _lrpe_cosine_qk(q, k, theta, shape, prefix, activation, softmax_dim, *positions)
+    call = _lrpe_cosine_qk if out is None else functools.partial(_lrpe_cosine_qk.into, out)
+    return call(q, k, theta, shape, prefix, activation, softmax_dim, *positions)
 
 
 def lrpe_rotate(
     x: Tensor, theta: Tensor, shape: Shape = None, *, prefix: int = 0, interleaved: bool = False, offset: int | Tensor = 0,
-    position_ids: Tensor | None = None,
+    position_ids: Tensor | None = None, out: Tensor | None = None,
 ) -> Tensor:
     """The rotating form (RoPE): pairs of columns turned by lrpe_cosine's phases,
 
@@ -81,7 +85,8 @@ def lrpe_rotate(
     torch.Size([2, 12, 1, 64])
     """
     shape, *positions = _positions("lrpe_rotate", x, shape, prefix, offset, position_ids)
-    return _lrpe_rotate(x, theta, shape, prefix, interleaved, *positions)
+    call = _lrpe_rotate if out is None else functools.partial(_lrpe_rotate.into, out)
+    return call(x, theta, shape, prefix, interleaved, *positions)
 
 
 def lrpe_rotate_(
@@ -265,9 +270,8 @@ def _(a):
     return _encoded(a.x, 1)
 
 
-@fake("lrpe_rotate_", x=4)
-def _(a):
-    pass
+for _name, _ranks in (("cosine_out", dict(x=4)), ("cosine_qk_out", dict(q=4, k=4)), ("rotate_out", dict(x=4)), ("rotate_", dict(x=4))):
+    fake("lrpe_" + _name, **_ranks)(lambda a: None)
 
 
 @fake("_lrpe_dx")

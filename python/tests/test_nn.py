@@ -5,6 +5,7 @@ import inspect
 
 import pytest
 import torch
+from contract import outputs
 
 import annulus
 
@@ -62,6 +63,27 @@ def test_lrpe_sizes_a_user_may_leave_out(device):
             function(theta, prefix=11)
         with pytest.raises(annulus.InvalidArgument, match=r"theta must have at most [48] columns"):
             function(torch.cat([theta, theta], 1))
+
+
+def test_lrpe_into_memory_of_the_caller(device):
+    x, theta = torch.randn(2, 3, 10, 8, device=device), torch.randn(3, 4, device=device)
+    wide = torch.cat([theta, theta], 1)
+    functions = [lambda **k: annulus.lrpe_cosine(x, wide, activation="silu", **k), lambda **k: annulus.lrpe_rotate(x, theta, **k),
+                 lambda **k: annulus.lrpe_cosine_qk(x, x, wide, **k)]
+    for function in [f for g in functions for f in (g, torch.compile(g, fullgraph=True, backend="aot_eager"))]:
+        want = outputs(function())
+        out = tuple(torch.empty(2, 10, 3, y.shape[3], device=device).transpose(1, 2) for y in want)  # in another order
+        versions = [y._version for y in out]
+        got = function(out=out if len(out) > 1 else out[0])
+        assert all(g is y and torch.equal(y, w) for g, y, w in zip(outputs(got), out, want))
+        assert all(y._version > v for y, v in zip(out, versions))
+    for bad, message in ((want[0][:1], "y must have shape"), (want[0].double(), "y must be f32"), ((x, x), "be 1 tensors"),
+                         (want[0].clone().requires_grad_(), "out must be left out where there are gradients")):
+        with pytest.raises(annulus.InvalidArgument, match=rf"\[lrpe_cosine\] .*{message}"):
+            annulus.lrpe_cosine(x, wide, out=bad)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        annulus.lrpe_cosine(x, wide, out=want[0])
+    assert sum(max(e.self_cpu_memory_usage, 0) for e in profile.events()) < want[0].nbytes
 
 
 def test_vmap_of_positions_that_samples_share(device):
