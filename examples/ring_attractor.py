@@ -89,7 +89,7 @@ class Ring(torch.nn.Module):
 
     def __init__(self, neurons, gain, seed):
         super().__init__()
-        self.ring = annulus.nn.RingRNN(neurons, 2, "gelu")
+        self.ring = annulus.nn.RingRNN(neurons, 2)
         # As annulus.nn.RingRNN starts, but with the numbers of the C++ training.
         u = Rng.uniform(Rng(seed, WEIGHTS, 0).next(3, neurons, neurons, 2))
         weights = torch.sqrt(-2 * torch.log(1 - u[..., 0])) * torch.cos(2 * math.pi * u[..., 1]) / math.sqrt(neurons)

@@ -219,7 +219,7 @@ class Operator:
 
     def into(self, out, *arguments):
         """As a call, into tensors of the caller's, by the op of this name with _out: without gradients."""
-        outs = (out,) if isinstance(out, torch.Tensor) else tuple(out)
+        outs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
         if are_transforms_active() or needs_autograd(*arguments[: self.tensors], *outs):
             raise InvalidArgument(f"[{self.name}] out must be left out where there are gradients or transforms, but is given")
         require(len(outs) == len(self._outputs), self.name, "out", f"be {len(self._outputs)} tensors", f"{len(outs)} of them")

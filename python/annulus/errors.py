@@ -53,7 +53,7 @@ def typed(error):
         if misfit is None:
             return error
         op, wanted, name, found, value = misfit.groups()
-        return InvalidArgument(f"[{op.rstrip('_')}] {name} must be {wanted} but is {found}" + (f" {value}" if value else ""))
+        return InvalidArgument(f"[{op.removesuffix('_out').rstrip('_')}] {name} must be {wanted} but is {found}" + (f" {value}" if value else ""))
     message = text[mark.end():].split("\nException raised from", 1)[0]  # torch may append a C++ trace
     if mark[1] != "RankLost":
         return _PLAIN[mark[1]](message)
@@ -83,7 +83,8 @@ def require_size(op, name, value, least=0):
 
 def require_placement(op, device, dtype=None):
     """Of a module."""
-    require(dtype is None or isinstance(dtype, torch.dtype) and dtype.is_floating_point, op, "dtype", "be a floating dtype", dtype)
+    good = dtype is None or isinstance(dtype, torch.dtype) and dtype.is_floating_point
+    require(good, op, "dtype", "be a floating dtype", dtype)
     try:
         torch.empty(0, device=device)
     except (RuntimeError, TypeError, AssertionError) as e:
@@ -116,4 +117,5 @@ def _traced():
     """An InvalidArgument that torch.compile, tracing, does not wrap: it runs the call as it is, or with fullgraph raises this."""
     from torch._dynamo.exc import Unsupported
 
-    return type("InvalidArgument", (Unsupported, InvalidArgument), {"__module__": __name__})
+    members = {"__module__": __name__, "__reduce__": lambda self: (InvalidArgument, (str(self),))}
+    return type("InvalidArgument", (Unsupported, InvalidArgument), members)

@@ -270,8 +270,10 @@ def _(a):
     return _encoded(a.x, 1)
 
 
-for _name, _ranks in (("cosine_out", dict(x=4)), ("cosine_qk_out", dict(q=4, k=4)), ("rotate_out", dict(x=4)), ("rotate_", dict(x=4))):
-    fake("lrpe_" + _name, **_ranks)(lambda a: None)
+fake("lrpe_cosine_out", x=4)(lambda a: None)
+fake("lrpe_cosine_qk_out", q=4, k=4)(lambda a: None)
+fake("lrpe_rotate_out", x=4)(lambda a: None)
+fake("lrpe_rotate_", x=4)(lambda a: None)
 
 
 @fake("_lrpe_dx")

@@ -57,7 +57,7 @@ def ring_rnn(
     J1: float | Tensor = 0.1,
     alpha: float | Tensor = 0.15,
     *,
-    activation: str = "relu",
+    activation: str = "gelu",
     drive: Tensor | None = None,
     reset: Tensor | None = None,
     reset_state: Tensor | None = None,
@@ -75,7 +75,7 @@ def ring_rnn(
     A (B, T, K), Wa (K, N, N), Wo (N, N), r0 (B, N) -> out (B, T, N): the state after every step, r0 not included.
 
     J0, J1, alpha: numbers, or 0-dim tensors (then differentiable); alpha also (N,).
-    activation F: relu | gelu (erf) | tanh | silu.
+    activation F: relu | gelu (erf) | tanh | silu. A relu network whose y are all negative has no gradient, and stays so.
     drive (B, T, N): added to y.  mask (B, T) bool: a step whose mask is false leaves the state as it is.
     reset (B, T) bool: before step t the state becomes reset_state (B, N), or r0 where that is None.
     precision: auto | fp32 | bf16x6 | bf16x3 | tf32 | bf16 | f16.  auto: float32 tensors fp32 on the CPU and bf16x3 on CUDA;
@@ -94,7 +94,7 @@ def ring_rnn(
     reset_state, through every output; only those that are asked for are computed.
 
     >>> A, Wa, Wo, r0 = torch.ones(1, 3, 2), torch.zeros(2, 8, 8), torch.eye(8), torch.ones(1, 8)
-    >>> ring_rnn(A, Wa, Wo, r0, J0=0.0, J1=1.0, alpha=0.5).shape  # r <- r / 2 + relu(r) / 2: nothing moves
+    >>> ring_rnn(A, Wa, Wo, r0, J0=0.0, J1=1.0, alpha=0.5, activation="relu").shape  # r <- r: nothing moves
     torch.Size([1, 3, 8])
     """
     J0, J0_tensor = _split(J0)
@@ -167,7 +167,7 @@ class RingRNN(_WideModule):
     J1: float | Tensor
     alpha: float | Tensor
 
-    def __init__(self, n_neurons: int, n_actions: int, activation: str = "relu", *, J0: float = -0.1, J1: float = 0.1,
+    def __init__(self, n_neurons: int, n_actions: int, activation: str = "gelu", *, J0: float = -0.1, J1: float = 0.1,
                  alpha: float | Sequence[float] | Tensor = 0.15, learn_scalars: bool = False, precision: str = "auto",
                  checkpoint: int = 0, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()

@@ -69,8 +69,9 @@ def test_wrong_tensor_in_compiled_code(sample, wrong, fullgraph, device):
     tensors = sample.make(device)
     first, value = next(iter(tensors.items()))
     compiled = torch.compile(sample.run, fullgraph=fullgraph, backend="aot_eager")
-    with pytest.raises(annulus.InvalidArgument, match=rf"\[{sample.op}\] \w+ must "):
+    with pytest.raises(annulus.InvalidArgument, match=rf"\[{sample.op}\] \w+ must ") as raised:
         compiled({**tensors, first: WRONG[wrong](value)})
+    assert type(pickle.loads(pickle.dumps(raised.value))) is annulus.InvalidArgument
 
 
 def test_types_and_their_families():

@@ -11,13 +11,13 @@ import annulus
 
 
 def test_ring_without_a_start_begins_at_its_bump(device):
-    """From zeros the states and every gradient are exactly 0, for ever."""
-    model = annulus.nn.RingRNN(16, 2, learn_scalars=True).to(device)
-    A = torch.randn(3, 5, 2, device=device)
+    """From zeros the states and every gradient are exactly 0, for ever; with relu they were so after 100 steps."""
+    model = annulus.nn.RingRNN(64, 2, learn_scalars=True).to(device)
+    A = 0.3 * torch.randn(3, 100, 2, device=device).relu()
     out, h_n = model(A)
     for got, want in zip((out, h_n), model(A, model.bump(torch.zeros(3, device=device)))):
         assert torch.equal(got, want) and got.any()
-    out.square().sum().backward()
+    annulus.ring_readout(out)[0].cos().mean().backward()
     assert all(p.grad.any() for p in model.parameters())
 
 
@@ -78,7 +78,7 @@ def test_lrpe_into_memory_of_the_caller(device):
         assert all(g is y and torch.equal(y, w) for g, y, w in zip(outputs(got), out, want))
         assert all(y._version > v for y, v in zip(out, versions))
     for bad, message in ((want[0][:1], "y must have shape"), (want[0].double(), "y must be f32"), ((x, x), "be 1 tensors"),
-                         (want[0].clone().requires_grad_(), "out must be left out where there are gradients")):
+                         (5, "y must be Tensor"), (want[0].clone().requires_grad_(), "out must be left out where there are gradients")):
         with pytest.raises(annulus.InvalidArgument, match=rf"\[lrpe_cosine\] .*{message}"):
             annulus.lrpe_cosine(x, wide, out=bad)
     with torch.profiler.profile(profile_memory=True) as profile:

@@ -21,7 +21,8 @@ def op_calls(sample, device, dtype=torch.float32):
     for op, arguments in recorder.calls:
         name = op._schema.name.removeprefix("annulus::") + "_out"
         if f"annulus::{name}" in EVERY:
-            written.append((getattr(torch.ops.annulus, name).default, [*arguments, *map(torch.empty_like, outputs(op(*arguments)))]))
+            given = [torch.empty_like(y) for y in outputs(op(*arguments))]
+            written.append((getattr(torch.ops.annulus, name).default, [*arguments, *given]))
     return recorder.calls + written
 
 

@@ -88,7 +88,8 @@ except (annulus.InvalidArgument, annulus.NotSupported, annulus.DeviceError) as e
 except annulus.RankLost as lost:
     assert_type(lost.rank, int)
 """
-WRONG = ["annulus.ring_rnn('A', Wa, Wo, r0)", "annulus.ring_readout(A).sum()", "annulus.no_such_name", "annulus.nn.RingRNN('5', 3)"]
+WRONG = ["annulus.ring_rnn('A', Wa, Wo, r0)", "annulus.ring_readout(A).sum()", "annulus.no_such_name",
+         "annulus.nn.RingRNN('5', 3)"]
 
 
 @pytest.mark.parametrize("checker", ["mypy", "basedpyright"])

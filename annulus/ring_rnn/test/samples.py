@@ -20,7 +20,7 @@ GRADIENT = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 1e-2, torc
 KINKED = {**GRADIENT, torch.float16: 0.1, torch.bfloat16: 0.2}
 
 
-def ring_rnn(A, Wa, Wo, r0, J0=-0.1, J1=0.1, alpha=0.15, *, activation="relu", drive=None, reset=None, reset_state=None,
+def ring_rnn(A, Wa, Wo, r0, J0=-0.1, J1=0.1, alpha=0.15, *, activation="gelu", drive=None, reset=None, reset_state=None,
              mask=None):
     """(out, h_n) in double. J0, J1 and alpha may also be (T, B, N): one for each place they act in."""
     A, Wa, Wo, r = A.double(), Wa.double(), Wo.double(), r0.double()
@@ -107,7 +107,7 @@ def check(p, options=None, **extra):
     if dtype == torch.float32 and device.type == "cuda" and "precision" not in {**options, **extra}:
         extra["precision"] = "bf16x6"
     exact_products = extra.get("precision") == "bf16x6"
-    limits = KINKED if options.get("activation", "relu") == "relu" else GRADIENT
+    limits = KINKED if options.get("activation") == "relu" else GRADIENT
     most_of = lambda limits, dtype: limits[dtype] if exact_products else limit(limits, dtype, device)  # noqa: E731
     out, h_n = annulus.ring_rnn(**p, **options, **extra, return_state=True)
     B, T, N = out.shape
