@@ -202,10 +202,12 @@ class Operator:
                   "promote": functools.reduce(torch.promote_types, widths) if widths else None}
         return tuple([x.to(dtypes[p]) if e else x for x, p, e in zip(arguments, policies, eligible)])
 
-    def __call__(self, *arguments):
+    def __call__(self, *arguments, out=None):
         arguments = self.cast(arguments)
         tensors = arguments[: self.tensors]
         try:
+            if out is not None:
+                return self._into(out, arguments)
             if torch.compiler.is_compiling():
                 return self._seen(arguments, self.op(*arguments))
             refuse_tangents(self.name, *tensors)
@@ -217,21 +219,18 @@ class Operator:
         except InvalidArgument as e:
             raise self.spoken(e) from None
 
-    def into(self, out, *arguments):
-        """As a call, into tensors of the caller's, by the op of this name with _out: without gradients."""
+    def _into(self, out, arguments):
+        """Into tensors of the caller's, by the op of this name with _out: without gradients."""
         outs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
         if are_transforms_active() or needs_autograd(*arguments[: self.tensors], *outs):
             raise InvalidArgument(f"[{self.name}] out must be left out where there are gradients or transforms, but is given")
         require(len(outs) == len(self._outputs), self.name, "out", f"be {len(self._outputs)} tensors", f"{len(outs)} of them")
-        arguments = (*self.cast(arguments), *outs)
-        try:
-            if torch.compiler.is_compiling():
-                self._out_op(*arguments)
-            else:
-                below_autograd(self._out_op, *arguments)
-                torch.autograd.graph.increment_version(outs)  # so that a graph that saved the old values notices
-        except InvalidArgument as e:
-            raise self.spoken(e) from None
+        if torch.compiler.is_compiling():
+            self._out_op(*arguments, *outs)
+        else:
+            refuse_tangents(self.name, *arguments[: self.tensors])
+            below_autograd(self._out_op, *arguments, *outs)
+            torch.autograd.graph.increment_version(outs)  # so that a graph that saved the old values notices
         return out
 
     def spoken(self, e):

@@ -4,7 +4,6 @@ The C++ library checks every argument; Python only routes. Outputs keep x's orde
 transposed (B, L, H, D) view goes through without a copy in either direction.
 """
 
-import functools
 import math
 from collections.abc import Sequence
 
@@ -47,8 +46,7 @@ def lrpe_cosine(
     tensor([ 1., -1.,  1., -1.])
     """
     shape, *positions = _positions("lrpe_cosine", x, shape, prefix, offset, position_ids)
-    call = _lrpe_cosine if out is None else functools.partial(_lrpe_cosine.into, out)
-    return call(x, theta, shape, prefix, activation, softmax_dim, *positions)
+    return _lrpe_cosine(x, theta, shape, prefix, activation, softmax_dim, *positions, out=out)
 
 
 def lrpe_cosine_qk(
@@ -65,8 +63,7 @@ def lrpe_cosine_qk(
     (torch.Size([1, 8, 6, 8]), torch.Size([1, 2, 6, 8]))
     """
     shape, *positions = _positions("lrpe_cosine_qk", q, shape, prefix, offset, position_ids)
-    call = _lrpe_cosine_qk if out is None else functools.partial(_lrpe_cosine_qk.into, out)
-    return call(q, k, theta, shape, prefix, activation, softmax_dim, *positions)
+    return _lrpe_cosine_qk(q, k, theta, shape, prefix, activation, softmax_dim, *positions, out=out)
 
 
 def lrpe_rotate(
@@ -85,8 +82,7 @@ def lrpe_rotate(
     torch.Size([2, 12, 1, 64])
     """
     shape, *positions = _positions("lrpe_rotate", x, shape, prefix, offset, position_ids)
-    call = _lrpe_rotate if out is None else functools.partial(_lrpe_rotate.into, out)
-    return call(x, theta, shape, prefix, interleaved, *positions)
+    return _lrpe_rotate(x, theta, shape, prefix, interleaved, *positions, out=out)
 
 
 def lrpe_rotate_(
