@@ -83,6 +83,15 @@ LrpeActivation activation_of(const char* op, const std::string& name, std::int64
                                                                     : a;
 }
 
+// A frequency that no column has would be a mistake about E that nothing else shows.
+void check_used(const char* op, const TensorView& theta, std::int64_t columns) {
+  if (columns > 0 && theta.shape[1] > columns) {
+    throw InvalidArgument(argument(op, "theta") + " must have at most " + std::to_string(columns) +
+                          " columns, so that every frequency is used, but has shape " +
+                          shape_string(theta.sizes()));
+  }
+}
+
 LrpePositions positions_of(std::span<const std::int64_t> shape, std::int64_t prefix,
                            std::int64_t offset) {
   return {.shape = LrpeGrid(shape), .prefix = prefix, .offset = offset};
@@ -112,14 +121,15 @@ TensorView shaped_like_x(const TensorView& x, const TensorView& dy) {
   return like;
 }
 
-// Into a fresh tensor, or over x itself.
+// Into a fresh tensor, into one that an op with `y` among its arguments is given, or over x itself.
 template <class Form, class Op>
 Tensor encode(const Arguments<Op>& a, bool in_place = false) {
   const auto options = options_of<typename Form::Options>(a);
   const TensorView x = a.template view<"x">(), theta = a.template view<"theta">();
   Call call(Op::op, x.device, Form::forward_workspace(x, theta, options));
+  check_used(Op::op, theta, x.shape[3] * Form::kWidth / 2);
   TensorView y = in_place ? x : y_of<Form>(Op::op, x);
-  Tensor result = in_place ? a.template get<"x">() : allocate(Op::op, "y", y);
+  Tensor result = in_place ? a.template get<"x">() : output<"y">(a, y);
   Form::forward(x, theta, y, options, call.context);
   return result;
 }
@@ -153,6 +163,14 @@ struct Cosine {
   static Tensor run(const Arguments<Cosine>& a) { return encode<CosineForm>(a); }
 };
 
+struct CosineOut {
+  static constexpr const char* op = Cosine::op;
+  static constexpr std::string_view schema =
+      "lrpe_cosine_out(Tensor x, Tensor theta, " ANNULUS_LRPE_COSINE_POSITIONS
+      ", Tensor(a!) y) -> ()";
+  static void run(const Arguments<CosineOut>& a) { encode<CosineForm>(a); }
+};
+
 struct CosineBackward {
   static constexpr const char* op = Cosine::op;
   static constexpr std::string_view schema =
@@ -161,21 +179,33 @@ struct CosineBackward {
   static auto run(const Arguments<CosineBackward>& a) { return gradients_of<CosineForm>(a); }
 };
 
+template <class Op>
+auto cosine_qk(const Arguments<Op>& a) {
+  const auto options = options_of<LrpeCosineOptions>(a);
+  const TensorView q = a.template view<"q">(), k = a.template view<"k">(),
+                   theta = a.template view<"theta">();
+  Call call(Op::op, q.device, lrpe_cosine_qk_forward_workspace(q, k, theta, options));
+  check_used(Op::op, theta, q.shape[3]);
+  TensorView yq = y_of<CosineForm>(Op::op, q), yk = y_of<CosineForm>(Op::op, k);
+  std::tuple result{output<"yq">(a, yq), output<"yk">(a, yk)};
+  lrpe_cosine_qk_forward(q, k, theta, yq, yk, options, call.context);
+  return result;
+}
+
 struct CosineQk {
   static constexpr const char* op = "lrpe_cosine_qk";
   static constexpr std::string_view schema =
       "lrpe_cosine_qk(Tensor q, Tensor k, Tensor theta, " ANNULUS_LRPE_COSINE_POSITIONS
       ") -> (Tensor yq, Tensor yk)";
+  static auto run(const Arguments<CosineQk>& a) { return cosine_qk(a); }
+};
 
-  static auto run(const Arguments<CosineQk>& a) {
-    const auto options = options_of<LrpeCosineOptions>(a);
-    const TensorView q = a.view<"q">(), k = a.view<"k">(), theta = a.view<"theta">();
-    Call call(op, q.device, lrpe_cosine_qk_forward_workspace(q, k, theta, options));
-    TensorView yq = y_of<CosineForm>(op, q), yk = y_of<CosineForm>(op, k);
-    std::tuple result{allocate(op, "yq", yq), allocate(op, "yk", yk)};
-    lrpe_cosine_qk_forward(q, k, theta, yq, yk, options, call.context);
-    return result;
-  }
+struct CosineQkOut {
+  static constexpr const char* op = CosineQk::op;
+  static constexpr std::string_view schema =
+      "lrpe_cosine_qk_out(Tensor q, Tensor k, Tensor theta, " ANNULUS_LRPE_COSINE_POSITIONS
+      ", Tensor(a!) yq, Tensor(b!) yk) -> ()";
+  static void run(const Arguments<CosineQkOut>& a) { cosine_qk(a); }
 };
 
 struct CosineQkBackward {
@@ -209,6 +239,14 @@ struct Rotate {
   static constexpr std::string_view schema =
       "lrpe_rotate(Tensor x, Tensor theta, " ANNULUS_LRPE_ROTATE_POSITIONS ") -> Tensor y";
   static Tensor run(const Arguments<Rotate>& a) { return encode<RotateForm>(a); }
+};
+
+struct RotateOut {
+  static constexpr const char* op = Rotate::op;
+  static constexpr std::string_view schema =
+      "lrpe_rotate_out(Tensor x, Tensor theta, " ANNULUS_LRPE_ROTATE_POSITIONS
+      ", Tensor(a!) y) -> ()";
+  static void run(const Arguments<RotateOut>& a) { encode<RotateForm>(a); }
 };
 
 struct RotateInPlace {
@@ -254,8 +292,8 @@ struct PlainGradient {
   }
 };
 
-ANNULUS_TORCH_OPS(Cosine, CosineBackward, CosineQk, CosineQkBackward, Rotate, RotateInPlace,
-                  RotateBackward, PlainGradient)
+ANNULUS_TORCH_OPS(Cosine, CosineOut, CosineBackward, CosineQk, CosineQkOut, CosineQkBackward,
+                  Rotate, RotateOut, RotateInPlace, RotateBackward, PlainGradient)
 
 }  // namespace
 }  // namespace annulus::torch_glue

@@ -3,6 +3,8 @@
 // A parameter (J0, J1, alpha) is a number and, where it is a tensor, the tensor, which then counts.
 // An output of the forward that was not asked for comes back as a tensor of shape (0,).
 #include <array>
+#include <cfloat>
+#include <cmath>
 #include <cstdint>
 #include <string_view>
 #include <tuple>
@@ -45,26 +47,33 @@ RingRnnOptions options_of(const Arguments<Op>& a) {
           .checkpoint = a.template get<"checkpoint">()};
 }
 
-RingRnnParameter parameter_of(const char* name, const OptionalTensor& tensor, double value) {
+// A number is f32 within a call unless A is f64.
+RingRnnParameter parameter_of(const char* name, const OptionalTensor& tensor, double value,
+                              const TensorView& A) {
   if (tensor) return view_of(kRnn, name, *tensor);
+  if (A.dtype != DType::kF64 && std::isfinite(value) && std::abs(value) > FLT_MAX) {
+    throw InvalidArgument(argument(kRnn, name) +
+                          " must be a finite number in f32 but is beyond it");
+  }
   return value;
 }
 
 template <class Op>
 RingRnnInputs inputs_of(const Arguments<Op>& a) {
-  return {
-      .A = a.template view<"A">(),
-      .Wa = a.template view<"Wa">(),
-      .Wo = a.template view<"Wo">(),
-      .r0 = a.template view<"r0">(),
-      .J0 = parameter_of("J0", a.template get<"J0_tensor">(), a.template get<"J0">()),
-      .J1 = parameter_of("J1", a.template get<"J1_tensor">(), a.template get<"J1">()),
-      .alpha = parameter_of("alpha", a.template get<"alpha_tensor">(), a.template get<"alpha">()),
-      .drive = a.template view<"drive">(),
-      .reset = a.template view<"reset">(),
-      .reset_state = a.template view<"reset_state">(),
-      .mask = a.template view<"mask">(),
-      .packed = {}};
+  const TensorView A = a.template view<"A">();
+  return {.A = A,
+          .Wa = a.template view<"Wa">(),
+          .Wo = a.template view<"Wo">(),
+          .r0 = a.template view<"r0">(),
+          .J0 = parameter_of("J0", a.template get<"J0_tensor">(), a.template get<"J0">(), A),
+          .J1 = parameter_of("J1", a.template get<"J1_tensor">(), a.template get<"J1">(), A),
+          .alpha =
+              parameter_of("alpha", a.template get<"alpha_tensor">(), a.template get<"alpha">(), A),
+          .drive = a.template view<"drive">(),
+          .reset = a.template view<"reset">(),
+          .reset_state = a.template view<"reset_state">(),
+          .mask = a.template view<"mask">(),
+          .packed = {}};
 }
 
 // The dtype of the state, and of what is read out of it.

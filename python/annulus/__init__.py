@@ -5,19 +5,25 @@ torch.export, and raises InvalidArgument (a ValueError), NotSupported (a NotImpl
 (RuntimeErrors) with a message that names operator, argument, rule and what came.
 """
 
+from typing import TYPE_CHECKING
+
 from . import _library  # noqa: F401  (loads the compiled operators first)
-from ._info import info, last_backend
-from .errors import DeviceError, InvalidArgument, NotSupported, RankLost
-from .lrpe_cosine import lrpe_cosine, lrpe_cosine_qk, lrpe_rotate, lrpe_rotate_, packed_positions
-from .ring_rnn import ring_readout, ring_rnn, ring_rnn_pack
+from ._info import info as info, last_backend as last_backend
+from .errors import DeviceError as DeviceError, InvalidArgument as InvalidArgument
+from .errors import NotSupported as NotSupported, RankLost as RankLost
+from .lrpe_cosine import lrpe_cosine as lrpe_cosine, lrpe_cosine_qk as lrpe_cosine_qk, lrpe_rotate as lrpe_rotate
+from .lrpe_cosine import lrpe_rotate_ as lrpe_rotate_, packed_positions as packed_positions
+from .ring_rnn import ring_readout as ring_readout, ring_rnn as ring_rnn, ring_rnn_pack as ring_rnn_pack
 
-from . import nn  # isort: skip  (the modules of all of them)
+from . import nn as nn  # isort: skip  (the modules of all of them)
 
+__version__: str
+if not TYPE_CHECKING:  # to type checkers, every name would be there
 
-def __getattr__(name):
-    if name == "__version__":
-        return info()["version"]
-    raise AttributeError(f"module 'annulus' has no attribute {name!r}")
+    def __getattr__(name):
+        if name == "__version__":
+            return info()["version"]
+        raise AttributeError(f"module 'annulus' has no attribute {name!r}")
 
 
 # Files that an operator is in are no part of it: where a function has a file's name, the name is the function's.

@@ -4,14 +4,19 @@ import json
 import os
 import platform
 import sys
+from typing import Any, overload
 
 import torch
 
 from ._library import ops
 
 
-def info():
-    """What this build is and what it can run here: version, commit, devices, and per operator support with reasons."""
+def info() -> dict[str, Any]:
+    """What this build is and what it can run here: version, commit, devices, and per operator support with reasons.
+
+    >>> info()["operators"]["ring_rnn"]["cpu"]["available"]
+    True
+    """
     build = json.loads(ops._info_json())
     operators = build.pop("operators")
     return {
@@ -27,12 +32,20 @@ def info():
     }
 
 
-def last_backend(op=None):
+@overload
+def last_backend(op: None = None) -> dict[str, str]: ...
+@overload
+def last_backend(op: str) -> str | None: ...
+def last_backend(op: str | None = None) -> dict[str, str] | str | None:
     """What the last call of an operator ran on, in any thread of this process, backwards included: "cpu, bfmmla 8x8",
     "cuda, tensor cores in clusters"; None before the first. Without a name: of all operators that ran, by name.
 
     Operators as their errors name them, "ring_rnn", "ring_rnn_backward", ... With ANNULUS_LOG=1 in the environment every
-    change of it is a line on stderr."""
+    change of it is a line on stderr.
+
+    >>> last_backend("no_such_operator") is None
+    True
+    """
     all_of_them = json.loads(ops._last_backends_json())
     return all_of_them if op is None else all_of_them.get(op)
 

@@ -4,6 +4,8 @@ import os
 
 import torch
 
+from .errors import call_typed
+
 _OLDEST_TORCH = (2, 10)
 
 
@@ -20,6 +22,10 @@ def _load():
             "<build folder>/python on PYTHONPATH"
         )
     torch.ops.load_library(path)
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("annulus::"):
+            op = getattr(torch.ops.annulus, name.removeprefix("annulus::")).default
+            op._op = call_typed(op)
 
 
 _load()

@@ -22,7 +22,8 @@ import torch
 from torch.autograd import forward_ad
 
 from ._library import ops
-from .errors import InvalidArgument, NotSupported, typed
+from ._vmap import register_vmap
+from .errors import InvalidArgument, NotSupported, require
 
 # Skips the op's own autograd kernel where autograd is already dealt with. Without it results are the same, later.
 _BelowAutograd = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
@@ -52,7 +53,7 @@ def fake(name, **ranks):
 
     def register(function):
         named = arguments_of(name)
-        spoken = name.removesuffix("_backward").removesuffix("_")
+        spoken = name.removesuffix("_backward").removesuffix("_out").removesuffix("_")
 
         def run(*values, **others):
             a = named(*values, **others)
@@ -74,11 +75,12 @@ def fake(name, **ranks):
     return register
 
 
-def plain_op(name):
+def plain_op(name, samples):
     """The quickest way to call an op that autograd passes by: for use where no gradient is wanted of it."""
     op = op_of(name)
+    register_vmap(op, samples)
     _below.impl(op._schema.name, torch.library.fallthrough_kernel, "Autograd")
-    return getattr(op, "_op", op)  # the function that OpOverload.__call__ calls
+    return op._op  # the function that OpOverload.__call__ calls
 
 
 def needs_autograd(*tensors):
@@ -97,14 +99,11 @@ def below_autograd(op, *arguments):
 def call_backward(name, *arguments):
     """Calls a backward op; with create_graph=True through autograd, where _refuse_double_backward waits."""
     op = op_of(name)
-    try:
-        if not torch.is_grad_enabled():
-            return below_autograd(op, *arguments)
-        if are_transforms_active() and not torch.compiler.is_compiling():
-            return _transformed[op].apply(*arguments)
-        return op(*arguments)
-    except RuntimeError as e:
-        raise typed(e) from None
+    if not torch.is_grad_enabled():
+        return below_autograd(op, *arguments)
+    if are_transforms_active() and not torch.compiler.is_compiling():
+        return _transformed[op].apply(*arguments)
+    return op(*arguments)
 
 
 _transformed = {}  # op -> its formulas in the form that torch.func asks for
@@ -118,18 +117,6 @@ def _register_formulas(op, setup_context, backward):
         output = below_autograd(op, *inputs)
         return tuple(output) if isinstance(output, list) else output  # a list's tensors would have no gradient
 
-    def vmap(info, dims, *inputs):
-        """One call after the other: a list's tensors, too, which torch's own way does not know."""
-        calls = [
-            op(*[x.select(d, i) if isinstance(d, int) else x for x, d in zip(inputs, dims)])
-            for i in range(info.batch_size)
-        ]
-        if isinstance(calls[0], torch.Tensor):
-            return torch.stack(calls), 0
-        stacked = [torch.stack(outputs) for outputs in zip(*calls)]
-        return (stacked, [0] * len(stacked)) if isinstance(calls[0], list) else (tuple(stacked), (0,) * len(stacked))
-
-    torch.library.register_vmap(op, vmap)
     _transformed[op] = _function(
         op, forward=forward, setup_context=setup_context, backward=backward, generate_vmap_rule=True
     )
@@ -141,8 +128,11 @@ def _function(op, **members):
     return type(name, (torch.autograd.Function,), members)
 
 
+OPERATORS = []  # as they are made
+
+
 class Operator:
-    """An op with its gradient, to be called with the op's arguments; raises typed errors.
+    """An op with its gradient, to be called with the op's arguments.
 
     keep(ctx, arguments, outputs): values for the backward that are neither arguments nor outputs, or take their place, in the
         order of `kept`, their names.
@@ -152,14 +142,18 @@ class Operator:
     empty(arguments of the backward, name of a tensor): its gradient's fake; by default dense, of the tensor's shape.
     quick(ctx, *gradients): a backward for eager mode's plainest case, or None where it is another.
     spoken: the op's name of an argument -> the user's.
+    samples: name of an argument or an output -> its dimension that counts samples, for vmap: a batch is more of them.
+    autocast: name of a tensor -> what autocast makes of it: "lower", its own dtype, as of the operands of a product; "fp32";
+        "promote", the widest of all that say so. float64 stays, and so does what has no name here.
     """
 
-    def __init__(self, name, *, keep=None, kept=(), visible=None, complete=None, also=(), empty=None, quick=None,
-                 spoken=None):
+    def __init__(self, name, *, autocast, keep=None, kept=(), visible=None, complete=None, also=(), empty=None, quick=None,
+                 spoken=None, samples=None):
         self.name, self.op, self.arguments = name, op_of(name), arguments_of(name)
+        self._out_op = op_of(name + "_out") if hasattr(ops, name + "_out") else None
         self._backward_name, self._backward_arguments = name + "_backward", arguments_of(name + "_backward")
         self._keep, self._visible, self._complete, self._quick = keep, visible, complete, quick
-        self._spoken = spoken or {}
+        self._spoken, self.casts = spoken or {}, autocast
         schema, backward_schema = self.op._schema, op_of(self._backward_name)._schema
         is_tensor = lambda argument: "Tensor" in str(argument.type)  # noqa: E731
         self.tensors = next((i for i, a in enumerate(schema.arguments) if not is_tensor(a)), len(schema.arguments))
@@ -186,13 +180,34 @@ class Operator:
         empty = empty or (lambda b, name: getattr(b, name).new_empty(getattr(b, name).shape))
         names = self.arguments._fields[: self.tensors]
         fake(self._backward_name)(lambda b: [empty(b, name) for i, name in enumerate(names) if b.needed >> i & 1])
+        samples = samples or {}
+        samples = samples | {"d" + name: samples[name] for name in self._outputs if name in samples}
+        register_vmap(self.op, samples)
+        register_vmap(op_of(self._backward_name), samples, names)
         _register_formulas(self.op, self._setup, self._gradients)
         _refuse_double_backward(name)
         self._eager = _function(self.op, forward=self._eager_forward, backward=self._eager_backward)
+        OPERATORS.append(self)
 
-    def __call__(self, *arguments):
+    def cast(self, arguments):
+        """As autocast has them, where it is on: in Python, so that eager, transformed and compiled calls have one rule."""
+        device = arguments[0].device.type if isinstance(arguments[0], torch.Tensor) else None
+        if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+            return arguments
+        policies = [self.casts.get(name) for name in self.arguments._fields[: len(arguments)]]
+        eligible = [p is not None and isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype != torch.float64
+                    for x, p in zip(arguments, policies)]
+        widths = [x.dtype for x, p, e in zip(arguments, policies, eligible) if e and p == "promote"]
+        dtypes = {"lower": torch.get_autocast_dtype(device), "fp32": torch.float32,
+                  "promote": functools.reduce(torch.promote_types, widths) if widths else None}
+        return tuple([x.to(dtypes[p]) if e else x for x, p, e in zip(arguments, policies, eligible)])
+
+    def __call__(self, *arguments, out=None):
+        arguments = self.cast(arguments)
         tensors = arguments[: self.tensors]
         try:
+            if out is not None:
+                return self._into(out, arguments)
             if torch.compiler.is_compiling():
                 return self._seen(arguments, self.op(*arguments))
             refuse_tangents(self.name, *tensors)
@@ -201,14 +216,27 @@ class Operator:
             if needs_autograd(*tensors):
                 return self._eager.apply(*tensors, arguments[self.tensors :])
             return self._seen(arguments, below_autograd(self.op, *arguments))
-        except (RuntimeError, InvalidArgument) as e:
-            raise self.typed(e) from None
+        except InvalidArgument as e:
+            raise self.spoken(e) from None
 
-    def typed(self, e):
-        """The typed exception, in the user's words."""
-        e = typed(e)
+    def _into(self, out, arguments):
+        """Into tensors of the caller's, by the op of this name with _out: without gradients."""
+        outs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
+        if are_transforms_active() or needs_autograd(*arguments[: self.tensors], *outs):
+            raise InvalidArgument(f"[{self.name}] out must be left out where there are gradients or transforms, but is given")
+        require(len(outs) == len(self._outputs), self.name, "out", f"be {len(self._outputs)} tensors", f"{len(outs)} of them")
+        if torch.compiler.is_compiling():
+            self._out_op(*arguments, *outs)
+        else:
+            refuse_tangents(self.name, *arguments[: self.tensors])
+            below_autograd(self._out_op, *arguments, *outs)
+            torch.autograd.graph.increment_version(outs)  # so that a graph that saved the old values notices
+        return out
+
+    def spoken(self, e):
+        """The exception in the user's words."""
         for name, spoken in self._spoken.items():
-            e.args = tuple(a.replace(f"] {name} must", f"] {spoken} must") if isinstance(a, str) else a for a in e.args)
+            e.args = tuple(a.replace(f"] {name} must", f"] {spoken} must") for a in e.args)
         return e
 
     def _seen(self, arguments, output):

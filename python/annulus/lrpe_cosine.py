@@ -1,68 +1,103 @@
 """LRPE-cosine and its rotating sibling (RoPE): multi-axis relative positional encoding with exact phases.
 
-    phi[h,t,c] = s_{1 + c div E} * theta[h, c mod E]     s = grid position of token t >= prefix, row-major over `shape`,
-                                                         or position_ids[b, t]
-    cosine:  y = [f(x) cos(phi), f(x) sin(phi)]          rotate:  pairs of columns turned by phi
-
 The C++ library checks every argument; Python only routes. Outputs keep x's order of heads and tokens in memory, so a
 transposed (B, L, H, D) view goes through without a copy in either direction.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from ._library import ops
+from ._module import _WideModule
 from ._operator import (
     Operator, are_transforms_active, below_autograd, call_backward, fake, needs_autograd, plain_op, refuse_tangents,
 )
-from .errors import InvalidArgument, typed
+from .errors import InvalidArgument, require, require_placement, require_size, unusual
+
+Shape = Sequence[int] | int | None
 
 
-def lrpe_cosine(x, theta, shape=None, *, prefix=0, activation="none", softmax_dim=-1, offset=0, position_ids=None):
-    """Encodes x (B, H, L, D) into y (B, H, L, 2D), L = prefix + n1 * ... * nm.
+def lrpe_cosine(
+    x: Tensor, theta: Tensor, shape: Shape = None, *, prefix: int = 0, activation: str = "none", softmax_dim: int = -1,
+    offset: int | Tensor = 0, position_ids: Tensor | None = None, out: Tensor | None = None,
+) -> Tensor:
+    """Relative positions as phases, y = [f(x) cos(phi), f(x) sin(phi)], of which dot products see only differences:
 
-    theta (H, E): radians per unit of position, float32 or x's dtype; m * E >= D, every axis longer than 1 owns columns.
-    shape: (n1..nm), 1 <= m <= 4.  prefix: leading tokens without a position (phase 0).
+        phi[h,t,c] = s_{1 + c div E} * theta[h, c mod E]     s = grid position of token t >= prefix, row-major over `shape`
+
+    x (B, H, L, D) -> y (B, H, L, 2D), L = prefix + n1 * ... * nm.
+
+    theta (H, E): radians per unit of position, float32 or x's dtype; m * E >= D >= E, every axis longer than 1 owns columns.
+    shape: (n1..nm), 1 <= m <= 4, or n, or by default (L - prefix,).  prefix: leading tokens without a position (phase 0).
     activation f: none | relu | sigmoid | silu | softmax (softmax_dim -1: features of a token, -2: tokens of a column).
-    offset: int or (B,) integer tensor, 1-D shapes only: token t >= prefix has position offset + t - prefix.
+    offset: int or integer tensor, () or (B,), 1-D shapes only: token t >= prefix has position offset + t - prefix.
     position_ids, in place of shape, prefix and offset: integer tensor (L,), (B or 1, L), or (B or 1, L, m) for m axes that
     all own columns. One row where sequences are alike is faster than B equal ones. See `packed_positions` for
     sequences packed one after the other; softmax over tokens does not know their ends.
+    out: y's memory, of any strides, for inference: the pages of a large fresh y may cost a CPU more than its values.
+    Under autocast x is taken as it comes and theta in float32.
     Gradients: x, theta.  x is saved for backward only where an activation or theta's gradient needs it.
+
+    >>> y = lrpe_cosine(torch.ones(1, 1, 4, 2), torch.tensor([[0.0, math.pi]]))  # column 1 turns half around a token
+    >>> y[0, 0, :, 1].round()
+    tensor([ 1., -1.,  1., -1.])
     """
-    offset, offsets = _split_offset(offset)
-    shape, position_ids = _grid("lrpe_cosine", shape, position_ids), _ids("lrpe_cosine", position_ids)
-    return _lrpe_cosine(x, theta, shape, prefix, activation, softmax_dim, offset, offsets, position_ids)
+    shape, *positions = _positions("lrpe_cosine", x, shape, prefix, offset, position_ids)
+    return _lrpe_cosine(x, theta, shape, prefix, activation, softmax_dim, *positions, out=out)
 
 
 def lrpe_cosine_qk(
-    q, k, theta, shape=None, *, prefix=0, activation="none", softmax_dim=-1, offset=0, position_ids=None
-):
-    """lrpe_cosine of queries (B, Hq, L, D) and keys (B, Hk, L, D) in one launch: returns (q2, k2).
+    q: Tensor, k: Tensor, theta: Tensor, shape: Shape = None, *, prefix: int = 0, activation: str = "none",
+    softmax_dim: int = -1, offset: int | Tensor = 0, position_ids: Tensor | None = None, out: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """lrpe_cosine of queries (B, Hq, L, D) and keys (B, Hk, L, D) in one launch: returns (q2, k2), 2D columns wide.
 
     theta has a row per head of the smaller count, which divides the larger; heads of one GQA group share a row.
+    out: (q2, k2), for inference. Under autocast q and k are taken in the wider dtype of the two. Gradients: q, k, theta.
+
+    >>> q2, k2 = lrpe_cosine_qk(torch.rand(1, 8, 6, 4), torch.rand(1, 2, 6, 4), torch.rand(2, 2), (2, 3))  # a grid
+    >>> q2.shape, k2.shape
+    (torch.Size([1, 8, 6, 8]), torch.Size([1, 2, 6, 8]))
     """
-    offset, offsets = _split_offset(offset)
-    shape, position_ids = _grid("lrpe_cosine_qk", shape, position_ids), _ids("lrpe_cosine_qk", position_ids)
-    return _lrpe_cosine_qk(q, k, theta, shape, prefix, activation, softmax_dim, offset, offsets, position_ids)
+    shape, *positions = _positions("lrpe_cosine_qk", q, shape, prefix, offset, position_ids)
+    return _lrpe_cosine_qk(q, k, theta, shape, prefix, activation, softmax_dim, *positions, out=out)
 
 
-def lrpe_rotate(x, theta, shape=None, *, prefix=0, interleaved=False, offset=0, position_ids=None):
-    """The rotating form (RoPE): y (B, H, L, D), D even, m * E >= D / 2.
+def lrpe_rotate(
+    x: Tensor, theta: Tensor, shape: Shape = None, *, prefix: int = 0, interleaved: bool = False, offset: int | Tensor = 0,
+    position_ids: Tensor | None = None, out: Tensor | None = None,
+) -> Tensor:
+    """The rotating form (RoPE): pairs of columns turned by lrpe_cosine's phases,
 
-    Columns (c, c + D/2) form a pair, or (2c, 2c + 1) when interleaved. Gradients: x, theta.
+        y1 = x1 cos(phi) - x2 sin(phi)    y2 = x1 sin(phi) + x2 cos(phi)
+
+    x (B, H, L, D) -> y (B, H, L, D), D even, m * E >= D / 2 >= E; arguments as lrpe_cosine. Columns (c, c + D/2) form a pair, or
+    (2c, 2c + 1) when interleaved. Gradients: x, theta.
+
+    >>> theta = 10000.0 ** (-torch.arange(32) / 32)
+    >>> lrpe_rotate(torch.rand(2, 12, 1, 64), theta.expand(12, 32), offset=1000).shape  # decoding token 1000
+    torch.Size([2, 12, 1, 64])
     """
-    offset, offsets = _split_offset(offset)
-    shape, position_ids = _grid("lrpe_rotate", shape, position_ids), _ids("lrpe_rotate", position_ids)
-    return _lrpe_rotate(x, theta, shape, prefix, interleaved, offset, offsets, position_ids)
+    shape, *positions = _positions("lrpe_rotate", x, shape, prefix, offset, position_ids)
+    return _lrpe_rotate(x, theta, shape, prefix, interleaved, *positions, out=out)
 
 
-def lrpe_rotate_(x, theta, shape=None, *, prefix=0, interleaved=False, offset=0, position_ids=None):
-    """lrpe_rotate over x's own memory; returns x. Differentiable, as any in-place function of torch."""
-    offset, offsets = _split_offset(offset)
-    shape, position_ids = _grid("lrpe_rotate", shape, position_ids), _ids("lrpe_rotate", position_ids)
-    arguments = (x, theta, shape, prefix, interleaved, offset, offsets, position_ids)
+def lrpe_rotate_(
+    x: Tensor, theta: Tensor, shape: Shape = None, *, prefix: int = 0, interleaved: bool = False, offset: int | Tensor = 0,
+    position_ids: Tensor | None = None,
+) -> Tensor:
+    """lrpe_rotate over x's own memory; returns x. Gradients: x, theta, as of any in-place function of torch.
+
+    >>> x, theta = torch.rand(1, 1, 5, 4), torch.rand(1, 2)
+    >>> lrpe_rotate_(x, theta) is x
+    True
+    """
+    shape, *positions = _positions("lrpe_rotate", x, shape, prefix, offset, position_ids)
+    arguments = _lrpe_rotate.cast((x, theta, shape, prefix, interleaved, *positions))
+    theta = arguments[1]
     try:
         if torch.compiler.is_compiling():
             if not needs_autograd(x, theta):
@@ -84,73 +119,80 @@ def lrpe_rotate_(x, theta, shape=None, *, prefix=0, interleaved=False, offset=0,
         below_autograd(ops.lrpe_rotate_.default, *arguments)
         torch.autograd.graph.increment_version(x)  # so that a graph that saved the old values notices
         return x
-    except (RuntimeError, InvalidArgument) as e:
-        raise _lrpe_rotate.typed(e) from None
+    except InvalidArgument as e:
+        raise _lrpe_rotate.spoken(e) from None
 
 
-def _split_offset(offset):
-    """(int part, tensor part) of an offset argument."""
-    return (0, offset) if isinstance(offset, torch.Tensor) else (offset, None)
-
-
-def _grid(op, shape, position_ids):
-    if isinstance(shape, (tuple, list)):
-        return shape
-    if shape is None and position_ids is not None:
-        return ()
-    raise InvalidArgument(
-        f"[{op}] shape must be a tuple of 1 to 4 integers, unless position_ids is given, but is {shape!r}"
-    )
-
-
-def _ids(op, position_ids):
-    """(B or 1, L, m) of what a user may give for one axis."""
+def _positions(op, x, shape, prefix, offset, position_ids):
+    """What the ops take of what a user may say: shape, offset, offsets, position_ids (B or 1, L, m)."""
+    offset, offsets = (0, offset) if isinstance(offset, torch.Tensor) else (offset, None)
+    tokens = isinstance(x, torch.Tensor) and not x.is_nested and x.dim() == 4  # else the op refuses x
+    if isinstance(shape, _INTEGER):
+        shape = (shape,)
+    elif shape is None:
+        shape = (x.shape[2] - prefix,) if position_ids is None and tokens and isinstance(prefix, _INTEGER) else ()
+    if tokens and offsets is not None and offsets.dim() == 0:
+        offsets = offsets.expand(x.shape[0])
     if position_ids is None:
-        return None
+        return shape, offset, offsets, None
     if not isinstance(position_ids, torch.Tensor):
         raise InvalidArgument(f"[{op}] position_ids must be a tensor but is {type(position_ids).__name__}")
     if position_ids.dim() not in (1, 2, 3):
         raise InvalidArgument(f"[{op}] position_ids must have 1 to 3 dimensions but has {position_ids.dim()}")
-    if position_ids.dim() == 2:
-        return position_ids[..., None]
-    return position_ids[None, :, None] if position_ids.dim() == 1 else position_ids
+    position_ids = position_ids[None] if position_ids.dim() == 1 else position_ids
+    return shape, offset, offsets, position_ids[..., None] if position_ids.dim() == 2 else position_ids
 
 
-def packed_positions(cu_seqlens, total):
+_INTEGER = (int, torch.SymInt)
+
+
+def packed_positions(cu_seqlens: Tensor, total: int) -> Tensor:
     """position_ids (total,) of sequences packed one after the other along the tokens of a batch of one.
 
     cu_seqlens (sequences + 1,), from 0 on: where each begins and the last ends, as flash-attn has it: 0, n1, n1 + n2, ...
-    Its values are not looked at (that would wait for the device): fit for CUDA graphs and torch.compile. Tokens from cu_seqlens[-1] on are one more sequence.
+    Its values are not looked at (that would wait for the device): fit for CUDA graphs and torch.compile. Tokens
+    from cu_seqlens[-1] on are one more sequence. Gradients: none.
+
+    >>> packed_positions(torch.tensor([0, 3, 5]), 6)
+    tensor([0, 1, 2, 0, 1, 0])
     """
-    if not isinstance(cu_seqlens, torch.Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
-        what = cu_seqlens.dtype if isinstance(cu_seqlens, torch.Tensor) else type(cu_seqlens).__name__
+    what = unusual(cu_seqlens) or cu_seqlens.dtype
+    if what not in (torch.int32, torch.int64):
         raise InvalidArgument(f"[packed_positions] cu_seqlens must be a tensor of int32 or int64 but is {what}")
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] == 0:
         raise InvalidArgument(
             f"[packed_positions] cu_seqlens must have shape (sequences + 1,) but has {tuple(cu_seqlens.shape)}"
         )
+    require_size("packed_positions", "total", total)
     token = torch.arange(total, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
     sequence = torch.searchsorted(cu_seqlens, token, right=True) - 1
     return token - cu_seqlens[sequence]
 
 
-class LrpeCosine(torch.nn.Module):
+class LrpeCosine(_WideModule):
     """Multi-axis LRPE-cosine with a frequency table per head.
 
     theta (n_heads, E), E = ceil(head_dim / n_axes), starts as base ** (-k / E) in every head, in float32. It is a
     parameter when learnable, else a buffer. It stays float32 when the module is cast to 16 bits (.half(), .to(bfloat16)):
-    frequencies of 16 bits are wrong by radians at long range.
+    frequencies of 16 bits are wrong by radians at long range. Gradients: x, and theta where it is learnable.
+
+    >>> encode = LrpeCosine(head_dim=64, n_heads=12, n_axes=2)
+    >>> encode(torch.rand(2, 12, 16, 64), (4, 4)).shape
+    torch.Size([2, 12, 16, 128])
     """
 
-    def __init__(self, head_dim, n_heads, n_axes=1, base=10000.0, learnable=True, device=None):
+    _wide = ("theta",)
+    theta: Tensor
+
+    def __init__(self, head_dim: int, n_heads: int, n_axes: int = 1, base: float = 10000.0, learnable: bool = True,
+                 device: torch.device | str | None = None) -> None:
         super().__init__()
-        if not 1 <= n_axes <= 4:
-            raise InvalidArgument(f"[LrpeCosine] n_axes must be 1 to 4 but is {n_axes}")
-        for name, value, least in (("head_dim", head_dim, 1), ("n_heads", n_heads, 0)):
-            if not isinstance(value, int) or value < least:
-                raise InvalidArgument(f"[LrpeCosine] {name} must be an integer of at least {least} but is {value!r}")
-        if not (0 < base < math.inf):
-            raise InvalidArgument(f"[LrpeCosine] base must be positive and finite but is {base}")
+        require_size("LrpeCosine", "head_dim", head_dim, 1)
+        require_size("LrpeCosine", "n_heads", n_heads)
+        require(n_axes in (1, 2, 3, 4), "LrpeCosine", "n_axes", "be 1 to 4", n_axes)
+        good = isinstance(base, (int, float)) and 0 < base < math.inf
+        require(good, "LrpeCosine", "base", "be positive and finite", base)
+        require_placement("LrpeCosine", device)
         columns = -(-head_dim // n_axes)
         if (n_axes - 1) * columns >= head_dim:
             raise InvalidArgument(
@@ -164,35 +206,29 @@ class LrpeCosine(torch.nn.Module):
             self.register_buffer("theta", theta)
         self.reset_parameters()
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         columns = self.theta.shape[1]
         with torch.no_grad():
             k = torch.arange(columns, dtype=torch.float64, device=self.theta.device)
             self.theta.copy_((float(self.base) ** (-k / columns)).expand(self.n_heads, columns))
 
-    def _apply(self, fn, recurse=True):
-        # .to(), .half(), .cuda() and their like go through here. A cast to 16 bits moves theta and leaves its values.
-        def without_rounding(t):
-            moved = fn(t)
-            return t.to(moved.device) if moved.dtype.itemsize == 2 else moved
-
-        return super()._apply(without_rounding, recurse)
-
-    def forward(self, x, shape=None, prefix=0, activation="none", softmax_dim=-1, offset=0, position_ids=None):
+    def forward(self, x: Tensor, shape: Shape = None, prefix: int = 0, activation: str = "none", softmax_dim: int = -1,
+                offset: int | Tensor = 0, position_ids: Tensor | None = None) -> Tensor:
         """x (B, n_heads, L, head_dim) -> (B, n_heads, L, 2 * head_dim); arguments as annulus.lrpe_cosine."""
         return lrpe_cosine(
             x, self.theta, shape, prefix=prefix, activation=activation, softmax_dim=softmax_dim, offset=offset,
             position_ids=position_ids,
         )
 
-    def qk(self, q, k, shape=None, prefix=0, activation="none", softmax_dim=-1, offset=0, position_ids=None):
+    def qk(self, q: Tensor, k: Tensor, shape: Shape = None, prefix: int = 0, activation: str = "none", softmax_dim: int = -1,
+           offset: int | Tensor = 0, position_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Queries and keys in one launch; n_heads is the smaller of their head counts."""
         return lrpe_cosine_qk(
             q, k, self.theta, shape, prefix=prefix, activation=activation, softmax_dim=softmax_dim, offset=offset,
             position_ids=position_ids,
         )
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         return (
             f"head_dim={self.head_dim}, n_heads={self.n_heads}, n_axes={self.n_axes}, base={self.base}, "
             f"learnable={self.learnable}"
@@ -230,9 +266,10 @@ def _(a):
     return _encoded(a.x, 1)
 
 
-@fake("lrpe_rotate_", x=4)
-def _(a):
-    pass
+fake("lrpe_cosine_out", x=4)(lambda a: None)
+fake("lrpe_cosine_qk_out", q=4, k=4)(lambda a: None)
+fake("lrpe_rotate_out", x=4)(lambda a: None)
+fake("lrpe_rotate_", x=4)(lambda a: None)
 
 
 @fake("_lrpe_dx")
@@ -254,7 +291,7 @@ def _empty_gradient(b, name):
 # Autograd
 
 _COSINE, _ROTATE, _INTERLEAVED = range(3)  # forms of _lrpe_dx
-_lrpe_dx = plain_op("_lrpe_dx")
+_lrpe_dx = plain_op("_lrpe_dx", dict(dy=0, dx=0))
 
 
 def _keep(ctx, a, outputs):
@@ -277,10 +314,7 @@ def _keep(ctx, a, outputs):
 def _quick(ctx, dy):
     if ctx.plain is None or dy is None or torch.is_grad_enabled():
         return None
-    try:
-        return _lrpe_dx(dy, ctx.saved_tensors[1], ctx.plain), None, None
-    except RuntimeError as e:
-        raise typed(e) from None
+    return _lrpe_dx(dy, ctx.saved_tensors[1], ctx.plain), None, None
 
 
 def _keep_qk(ctx, a, outputs):
@@ -322,9 +356,11 @@ class _RotateInPlace(torch.autograd.Function):
         return dx, dtheta, None
 
 
-_shared = dict(empty=_empty_gradient, spoken={"offsets": "offset"})
-_lrpe_cosine = Operator("lrpe_cosine", keep=_keep, kept=("x", "token_major"), quick=_quick, **_shared)
-_lrpe_rotate = Operator("lrpe_rotate", keep=_keep, kept=("x", "token_major"), quick=_quick, **_shared)
+_samples = dict.fromkeys(("x", "q", "k", "offsets", "position_ids", "y", "yq", "yk"), 0)
+_shared = dict(empty=_empty_gradient, spoken={"offsets": "offset"}, samples=_samples)
+_one = dict(keep=_keep, kept=("x", "token_major"), quick=_quick, autocast={"theta": "fp32"}, **_shared)
+_lrpe_cosine, _lrpe_rotate = Operator("lrpe_cosine", **_one), Operator("lrpe_rotate", **_one)
 _lrpe_cosine_qk = Operator(
-    "lrpe_cosine_qk", keep=_keep_qk, kept=("q", "k", "q_token_major", "k_token_major"), **_shared
+    "lrpe_cosine_qk", keep=_keep_qk, kept=("q", "k", "q_token_major", "k_token_major"),
+    autocast={"q": "promote", "k": "promote", "theta": "fp32"}, **_shared
 )

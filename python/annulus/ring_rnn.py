@@ -1,44 +1,81 @@
 """Ring RNN: a leaky recurrent network whose recurrent matrix is mixed, per sample and step, from K action matrices.
 
-    y = J0 sum(r) + J1 Wo r + sum_k A[b,t,k] Wa[k] r + drive[b,t]        r <- (1 - alpha) r + alpha F(y)
-
 One call runs all T steps; nothing of size B * N * N ever exists. The C++ library checks every argument and takes any
 strides; Python only routes.
 """
 
 import math
+from collections.abc import Sequence
+from typing import Literal, TypedDict, overload
 
 import torch
+from torch import Tensor
+from typing_extensions import Unpack
 
 from ._library import ops
+from ._module import _WideModule
 from ._operator import Operator, call_backward, fake, needs_autograd
-from .errors import InvalidArgument, typed
+from .errors import InvalidArgument, NotSupported, require, require_placement, require_size
 
 
+class _Options(TypedDict, total=False):
+    J0: float | Tensor
+    J1: float | Tensor
+    alpha: float | Tensor
+    activation: str
+    drive: Tensor | None
+    reset: Tensor | None
+    reset_state: Tensor | None
+    mask: Tensor | None
+    precision: str
+    checkpoint: int
+    packed: Tensor | None
+
+
+_No = Literal[False]
+_Yes = Literal[True]
+
+
+@overload
+def ring_rnn(A: Tensor, Wa: Tensor, Wo: Tensor, r0: Tensor, *numbers: float | Tensor, return_state: _No = False,
+             return_readout: _No = False, **options: Unpack[_Options]) -> Tensor: ...
+@overload
+def ring_rnn(A: Tensor, Wa: Tensor, Wo: Tensor, r0: Tensor, *numbers: float | Tensor, return_state: _Yes,
+             return_readout: _No = False, **options: Unpack[_Options]) -> tuple[Tensor, Tensor]: ...
+@overload
+def ring_rnn(A: Tensor, Wa: Tensor, Wo: Tensor, r0: Tensor, *numbers: float | Tensor, return_state: _No = False,
+             return_readout: _Yes, **options: Unpack[_Options]) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def ring_rnn(A: Tensor, Wa: Tensor, Wo: Tensor, r0: Tensor, *numbers: float | Tensor, return_state: _Yes,
+             return_readout: _Yes, **options: Unpack[_Options]) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
 def ring_rnn(
-    A,
-    Wa,
-    Wo,
-    r0,
-    J0=-0.1,
-    J1=0.1,
-    alpha=0.15,
+    A: Tensor,
+    Wa: Tensor,
+    Wo: Tensor,
+    r0: Tensor,
+    J0: float | Tensor = -0.1,
+    J1: float | Tensor = 0.1,
+    alpha: float | Tensor = 0.15,
     *,
-    activation="relu",
-    drive=None,
-    reset=None,
-    reset_state=None,
-    mask=None,
-    precision="auto",
-    checkpoint=0,
-    packed=None,
-    return_state=False,
-    return_readout=False,
-):
-    """A (B, T, K), Wa (K, N, N), Wo (N, N), r0 (B, N) -> out (B, T, N): the state after every step, r0 not included.
+    activation: str = "gelu",
+    drive: Tensor | None = None,
+    reset: Tensor | None = None,
+    reset_state: Tensor | None = None,
+    mask: Tensor | None = None,
+    precision: str = "auto",
+    checkpoint: int = 0,
+    packed: Tensor | None = None,
+    return_state: bool = False,
+    return_readout: bool = False,
+) -> Tensor | tuple[Tensor, ...]:
+    """A leaky network whose recurrent matrix is mixed, per sample and step, from K action matrices:
+
+        y = J0 sum(r) + J1 Wo r + sum_k A[b,t,k] Wa[k] r + drive[b,t]        r <- (1 - alpha) r + alpha F(y)
+
+    A (B, T, K), Wa (K, N, N), Wo (N, N), r0 (B, N) -> out (B, T, N): the state after every step, r0 not included.
 
     J0, J1, alpha: numbers, or 0-dim tensors (then differentiable); alpha also (N,).
-    activation F: relu | gelu (erf) | tanh | silu.
+    activation F: relu | gelu (erf) | tanh | silu. A relu network whose y are all negative has no gradient, and stays so.
     drive (B, T, N): added to y.  mask (B, T) bool: a step whose mask is false leaves the state as it is.
     reset (B, T) bool: before step t the state becomes reset_state (B, N), or r0 where that is None.
     precision: auto | fp32 | bf16x6 | bf16x3 | tf32 | bf16 | f16.  auto: float32 tensors fp32 on the CPU and bf16x3 on CUDA;
@@ -51,8 +88,14 @@ def ring_rnn(
         long call.  r0 and reset_state may be float32 beside 16-bit tensors.
     return_readout: also angle and amplitude (B, T) of ring_readout, of the state before it is rounded to out's dtype.
 
+    Under autocast A, Wa, Wo and drive are cast to its dtype, as a product's operands are; the state, J0, J1 and alpha to float32.
+
     Returns out, or the tuple (out[, h_n][, angle, amplitude]). Gradients: A, Wa, Wo, r0, J0, J1, alpha, drive,
     reset_state, through every output; only those that are asked for are computed.
+
+    >>> A, Wa, Wo, r0 = torch.ones(1, 3, 2), torch.zeros(2, 8, 8), torch.eye(8), torch.ones(1, 8)
+    >>> ring_rnn(A, Wa, Wo, r0, J0=0.0, J1=1.0, alpha=0.5, activation="relu").shape  # r <- r: nothing moves
+    torch.Size([1, 3, 8])
     """
     J0, J0_tensor = _split(J0)
     J1, J1_tensor = _split(J1)
@@ -60,7 +103,7 @@ def ring_rnn(
     tensors = (A, Wa, Wo, r0, J0_tensor, J1_tensor, alpha_tensor, drive, reset_state)
     # An exported program keeps nothing for a backward, which, should one come, runs the forward again.
     save = needs_autograd(*tensors) and not torch.compiler.is_exporting()
-    if packed is not None and save and (Wa.requires_grad or Wo.requires_grad):
+    if packed is not None and needs_autograd(Wa, Wo):
         raise InvalidArgument(
             "[ring_rnn] packed must be left out where Wa or Wo requires grad, since their values will change; but is given"
         )
@@ -71,23 +114,32 @@ def ring_rnn(
     return (*states, *read) if return_state or return_readout else out
 
 
-def ring_rnn_pack(Wa, Wo, precision="auto"):
+def ring_rnn_pack(Wa: Tensor, Wo: Tensor, precision: str = "auto") -> Tensor:
     """The weights in the form the kernels read, for `ring_rnn(..., packed=...)`: many calls, packed once.
 
     Good for every B and T with the same dtype, device and precision, as long as Wa and Wo keep their values. Opaque, and
     aligned: pass it on as it is (a clone may be refused). To be called outside torch.compile; its result may go in.
+    Gradients: none.
+
+    >>> A, Wa, Wo, r0 = torch.rand(1, 3, 2), torch.rand(2, 8, 8), torch.rand(8, 8), torch.rand(1, 8)
+    >>> torch.equal(ring_rnn(A, Wa, Wo, r0, packed=ring_rnn_pack(Wa, Wo)), ring_rnn(A, Wa, Wo, r0))
+    True
     """
-    try:
-        with torch.no_grad():
-            return ops.ring_rnn_pack.default(Wa, Wo, precision)
-    except RuntimeError as e:
-        raise typed(e) from None
+    with torch.no_grad():
+        return ops.ring_rnn_pack.default(*_ring_rnn.cast((Wa, Wa, Wo))[1:], precision)
 
 
-def ring_readout(states):
-    """states (B, T, N) -> angle (B, T) in [-pi, pi] and amplitude (B, T) of the population vector, in float32 (float64).
+def ring_readout(states: Tensor) -> tuple[Tensor, Tensor]:
+    """The population vector, of preferred angles 2 pi i / N:
 
-    Preferred angles are 2 pi i / N. Differentiable; where the amplitude is 0 the angle is 0 and so are both gradients.
+        X = sum_i r_i cos(2 pi i / N)    Y = sum_i r_i sin(2 pi i / N)    angle = atan2(Y, X)    amplitude = hypot(X, Y)
+
+    states (B, T, N) -> angle (B, T) in [-pi, pi] and amplitude (B, T), in float32 (float64). autocast leaves states as they are.
+    Gradients: states; where the amplitude is 0 the angle is 0 and so are both gradients.
+
+    >>> angle, amplitude = ring_readout(torch.eye(4)[None])  # a neuron after the other
+    >>> angle / math.pi
+    tensor([[ 0.0000,  0.5000,  1.0000, -0.5000]])
     """
     return _ring_readout(states)
 
@@ -97,64 +149,100 @@ def _split(parameter):
     return (0.0, parameter) if isinstance(parameter, torch.Tensor) else (parameter, None)
 
 
-class RingRNN(torch.nn.Module):
-    """A ring attractor: Wa (n_actions, n_neurons, n_neurons) and Wo (n_neurons, n_neurons), normal / sqrt(n_neurons).
+class RingRNN(_WideModule):
+    """A ring attractor, ring_rnn with its weights: Wa (n_actions, n_neurons, n_neurons) and Wo (n_neurons, n_neurons), which
+    start as normal / sqrt(n_neurons).
 
-    J0, J1 and alpha are numbers (alpha also n_neurons of them), parameters when learn_scalars.
+    J0, J1 and alpha are numbers (alpha also n_neurons of them), parameters when learn_scalars. Those that are tensors are float32
+    (float64) beside weights of 16 bits, and stay so when the module is cast. Gradients: as ring_rnn.
+
+    >>> ring = RingRNN(n_neurons=64, n_actions=2)
+    >>> states, last = ring(torch.rand(8, 100, 2))  # (batch, steps, actions), from a bump at angle 0
+    >>> states.shape, last.shape
+    (torch.Size([8, 100, 64]), torch.Size([8, 64]))
     """
 
-    def __init__(self, n_neurons, n_actions, activation="gelu", *, J0=-0.1, J1=0.1, alpha=0.15, learn_scalars=False,
-                 precision="auto", checkpoint=0, device=None, dtype=None):
+    _wide = ("J0", "J1", "alpha")
+    J0: float | Tensor
+    J1: float | Tensor
+    alpha: float | Tensor
+
+    def __init__(self, n_neurons: int, n_actions: int, activation: str = "gelu", *, J0: float = -0.1, J1: float = 0.1,
+                 alpha: float | Sequence[float] | Tensor = 0.15, learn_scalars: bool = False, precision: str = "auto",
+                 checkpoint: int = 0, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
-        for name, value in (("n_neurons", n_neurons), ("n_actions", n_actions)):
-            if value < 0:
-                raise InvalidArgument(f"[RingRNN] {name} must be at least 0 but is {value}")
+        require_size("RingRNN", "n_neurons", n_neurons)
+        require_size("RingRNN", "n_actions", n_actions)
+        require_placement("RingRNN", device, dtype)
         self.n_neurons, self.n_actions, self.activation = n_neurons, n_actions, activation
         self.precision, self.checkpoint = precision, checkpoint
         self.Wa = torch.nn.Parameter(torch.empty(n_actions, n_neurons, n_neurons, device=device, dtype=dtype))
         self.Wo = torch.nn.Parameter(torch.empty(n_neurons, n_neurons, device=device, dtype=dtype))
-        scalar = torch.float64 if self.Wo.dtype == torch.float64 else torch.float32
         for name, value in (("J0", J0), ("J1", J1), ("alpha", alpha)):
-            several = not isinstance(value, (int, float))
-            if several and (name != "alpha" or len(value) != n_neurons):
-                rule = f"a number or {n_neurons} of them" if name == "alpha" else "a number"
-                raise InvalidArgument(f"[RingRNN] {name} must be {rule} but is {value!r}")
+            several = name == "alpha" and not isinstance(value, (int, float))
             if several or learn_scalars:
-                value = torch.as_tensor(value, device=device, dtype=scalar).clone()
+                value = self._numbers(name, value, (n_neurons,) if several else ()).to(self.Wo.device)
             if learn_scalars:
                 value = torch.nn.Parameter(value)
             if several and not learn_scalars:
                 self.register_buffer(name, value)
             else:
                 setattr(self, name, value)
+        self._try(J0, J1, 0.0 if isinstance(self.alpha, torch.Tensor) else alpha)
         self.reset_parameters()
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         for W in (self.Wa, self.Wo):
             torch.nn.init.normal_(W, std=max(self.n_neurons, 1) ** -0.5)
 
-    def bump(self, angle):
+    def _numbers(self, name, value, shape):
+        try:
+            numbers = torch.as_tensor(value, dtype=_state_dtype(self.Wo), device="cpu").clone()
+        except (TypeError, ValueError, RuntimeError):
+            numbers = None
+        rule = "be a number" if name != "alpha" else f"be a number or {self.n_neurons} of them"
+        good = numbers is not None and numbers.shape == shape and bool(numbers.isfinite().all())
+        require(good, "RingRNN", name, rule, value)
+        return numbers
+
+    def _try(self, J0, J1, alpha):
+        """A call of nothing, so that what is wrong is said here."""
+        dtype = torch.float64 if self.Wo.dtype == torch.float64 else torch.float16 if self.precision == "f16" else torch.float32
+        nothing = [torch.zeros((0,) * rank, dtype=dtype, device="cpu") for rank in (3, 3, 2, 2)]
+        try:
+            ring_rnn(*nothing, J0, J1, alpha, activation=self.activation, precision=self.precision, checkpoint=self.checkpoint)
+        except NotSupported:
+            pass  # on this device
+        except InvalidArgument as e:
+            raise InvalidArgument(str(e).replace("[ring_rnn]", "[RingRNN]")) from None
+
+    def bump(self, angle: Tensor) -> Tensor:
         """angle (B,) in radians -> state (B, n_neurons): a Gaussian bump, a tenth of the ring wide, of length 1."""
+        require(isinstance(angle, torch.Tensor) and angle.dim() == 1 and not angle.is_complex(),
+                "RingRNN", "angle", "be a real tensor of shape (B,)", angle)
         N = self.n_neurons
         away = torch.arange(N, device=angle.device, dtype=torch.float64) - angle.double()[:, None] * N / (2 * math.pi)
         away = away - N * torch.round(away / N)
         bump = torch.exp(-0.5 * (10 * away / N).square())
         bump = bump / bump.norm(dim=1, keepdim=True)
-        return bump.to(self.Wo.device, torch.float64 if self.Wo.dtype == torch.float64 else torch.float32)
+        return bump.to(self.Wo.device, _state_dtype(self.Wo))
 
-    def forward(self, A, r0=None, *, drive=None, reset=None, reset_state=None, mask=None):
-        """A (B, T, n_actions), r0 (B, n_neurons; zeros by default) -> out (B, T, n_neurons), h_n (B, n_neurons).
+    def forward(self, A: Tensor, r0: Tensor | None = None, *, drive: Tensor | None = None, reset: Tensor | None = None,
+                reset_state: Tensor | None = None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """A (B, T, n_actions), r0 (B, n_neurons) -> out (B, T, n_neurons), h_n (B, n_neurons).
+
+        Without r0 every sample starts from bump(0): zeros would stay zeros, and so would their gradients.
 
         h_n is the state to go on from. Arguments as annulus.ring_rnn.
         """
-        if r0 is None:
-            r0 = A.new_zeros(A.shape[0], self.n_neurons)
+        if r0 is None and isinstance(A, torch.Tensor):
+            r0 = self.bump(torch.zeros(A.size(0) if A.dim() else 0, device=A.device))
         return ring_rnn(
             A, self.Wa, self.Wo, r0, self.J0, self.J1, self.alpha, activation=self.activation, drive=drive, reset=reset,
             reset_state=reset_state, mask=mask, precision=self.precision, checkpoint=self.checkpoint, return_state=True
         )
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         return (
             f"n_neurons={self.n_neurons}, n_actions={self.n_actions}, activation={self.activation!r}, "
             f"precision={self.precision!r}, checkpoint={self.checkpoint}"
@@ -206,5 +294,9 @@ _ring_rnn = Operator(
     complete=_complete,
     also=("packed", "save"),
     spoken={name + "_tensor": name for name in ("J0", "J1", "alpha")},
+    samples=dict.fromkeys(("A", "r0", "drive", "reset_state", "reset", "mask", "out", "h_n", "angle", "amplitude"), 0)
+    | {"saved": 1},
+    autocast=dict.fromkeys(("A", "Wa", "Wo", "drive"), "lower")
+    | dict.fromkeys(("r0", "J0_tensor", "J1_tensor", "alpha_tensor", "reset_state"), "fp32"),
 )
-_ring_readout = Operator("ring_readout")
+_ring_readout = Operator("ring_readout", autocast={}, samples=dict(states=0, angle=0, amplitude=0))

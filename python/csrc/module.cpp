@@ -1,8 +1,13 @@
 // The op namespace "annulus" and what the build says about itself. Operators add themselves to the
 // namespace in their own <op>_torch.cpp.
+#include <dlfcn.h>
+#include <sys/stat.h>
+
 #include <charconv>
+#include <fstream>
 #include <map>
 #include <mutex>
+#include <sstream>
 #include <string>
 
 #include "annulus/core/info.h"
@@ -113,7 +118,33 @@ std::string last_backends_json() {
   });
 }
 
+// Whether this module is loaded in the child of a fork whose parent had threads. libgomp, which torch shares, then
+// believes in the parent's threads and waits for them for ever. (Forks after loading: annulus/cpu/parallel.cpp.)
+bool loaded_in_a_fork() {
+  std::ifstream file("/proc/self/stat");
+  std::string text;
+  std::getline(file, text);
+  std::istringstream fields(text.substr(text.rfind(')') + 1));
+  std::string before;
+  for (int i = 0; i < 6; ++i) fields >> before;  // state, ppid, pgrp, session, tty_nr, tpgid
+  unsigned long flags = 0;
+  fields >> flags;
+  constexpr unsigned long kForkedWithoutExec = 0x40;
+  // Not in every glibc that this module may be loaded beside.
+  const auto* never_threads =
+      static_cast<const char*>(dlsym(RTLD_DEFAULT, "__libc_single_threaded"));
+  struct stat tasks {};
+  // A child that has threads of its own started them after the fork, torch's import for one.
+  return (flags & kForkedWithoutExec) != 0 && (never_threads == nullptr || *never_threads == 0) &&
+         stat("/proc/self/task", &tasks) == 0 && tasks.st_nlink == 3;
+}
+const bool in_a_fork = loaded_in_a_fork();
+
 }  // namespace
+
+int annulus::torch_glue::call_threads() {
+  return in_a_fork ? 1 : static_cast<int>(torch::stable::get_num_threads());
+}
 
 void annulus::torch_glue::keep_backends(const Context& context) noexcept {
   try {

@@ -269,6 +269,9 @@ inline constexpr std::size_t kAlignment = 256;
 // the Contexts of all its calls said (module.cpp).
 void keep_backends(const Context& context) noexcept;
 
+// How many threads a call may have (module.cpp).
+int call_threads();
+
 // Device, stream, thread count and scratch of one call, all torch's own: the library allocates
 // nothing behind torch's back, and torch's memory statistics show every byte.
 class Call {
@@ -276,7 +279,7 @@ class Call {
   Call(const char* op, Device device, std::size_t workspace_bytes)
       : current_(op, device), workspace_(allocate(op, device, workspace_bytes)) {
     context.stream = current_.stream();
-    context.threads = static_cast<int>(torch::stable::get_num_threads());
+    context.threads = call_threads();
     context.allocator = &workspace_.allocator;
   }
   ~Call() { keep_backends(context); }

@@ -20,7 +20,7 @@ namespace annulus::torch_glue {
 template <class Op, std::size_t i>
 consteval auto tag_of_argument() {
   constexpr std::string_view type = arguments_of<argument_count(Op::schema)>(Op::schema)[i].type;
-  if constexpr (type == "Tensor" || type == "Tensor(a!)") {
+  if constexpr (type == "Tensor" || type == "Tensor(a!)" || type == "Tensor(b!)") {
     return std::type_identity<Tensor>{};
   } else if constexpr (type == "Tensor?") {
     return std::type_identity<OptionalTensor>{};
@@ -56,13 +56,13 @@ class Arguments {
 
   static consteval std::size_t index_of(std::string_view name) {
     constexpr auto all = arguments_of<kCount>(Op::schema);
-    for (std::size_t i = 0; i < kCount; ++i) {
-      if (all[i].name == name) return i;
-    }
-    throw "the schema has no argument of this name";
+    std::size_t i = 0;
+    while (i < kCount && all[i].name != name) ++i;
+    return i;  // kCount, which no tuple has, where the schema has no argument of this name
   }
 
  public:
+  static consteval bool has(std::string_view name) { return index_of(name) < kCount; }
   explicit Arguments(StableIValue* stack) : values_(Tuple::take(stack)) {}
 
   template <Name name>
@@ -78,6 +78,17 @@ class Arguments {
  private:
   typename Tuple::Values values_;
 };
+
+// The tensor an output is written to: the argument of its name, or one with the described memory.
+template <Name name, class Op>
+Tensor output(const Arguments<Op>& a, TensorView& y) {
+  if constexpr (Arguments<Op>::has(name.view())) {
+    y = a.template view<name>();
+    return a.template get<name>();
+  } else {
+    return allocate(Op::op, name.text, y);
+  }
+}
 
 template <class Op>
 void boxed(StableIValue* stack, std::uint64_t, std::uint64_t) {

@@ -32,6 +32,10 @@ WRONG = {
     "a dtype of another kind": lambda t: t.to(torch.int32 if t.is_floating_point() else torch.float32),
     "another device": lambda t: t.to("meta"),
     "no tensor": lambda t: [1.0],
+    "none": lambda t: None,
+    "sparse": lambda t: t.to_sparse(),
+    "quantized": lambda t: torch.quantize_per_tensor(t.float(), 0.1, 0, torch.qint8),
+    "nested": lambda t: torch.nested.nested_tensor([t, t], layout=torch.jagged),
 }
 
 
@@ -43,12 +47,31 @@ def test_wrong_tensor(sample, wrong, grad):
     tensors = sample.make("cpu", grad=grad)
     if wrong == "another device" and len(tensors) == 1:
         pytest.skip("there is no other tensor that is elsewhere")
+    if wrong in ("sparse", "quantized", "nested") and sample.what == "in place":
+        pytest.skip("the sample computes with what it is given")
+    required = {a.name for a in getattr(torch.ops.annulus, sample.op).default._schema.arguments if str(a.type) == "Tensor"}
     for name, tensor in tensors.items():
+        if wrong == "none" and name not in required or wrong in ("sparse", "nested") and tensor.dim() == 0:
+            continue
         first = name == next(iter(tensors))
         what = r"\w+" if first or wrong == "a rank too many" else name
         with pytest.raises(annulus.InvalidArgument, match=rf"\[{sample.op}\] {what} must "):
             sample.run(tensors, **{name: WRONG[wrong](tensor.detach())})
     assert_next_call_is_right(sample)
+
+
+@pytest.mark.parametrize(
+    "wrong,fullgraph", [("a rank too many", False), ("a rank too many", True), ("a dtype that is not known", True)]
+)
+@every_sample
+def test_wrong_tensor_in_compiled_code(sample, wrong, fullgraph, device):
+    """Noticed when it is traced, or when it runs."""
+    tensors = sample.make(device)
+    first, value = next(iter(tensors.items()))
+    compiled = torch.compile(sample.run, fullgraph=fullgraph, backend="aot_eager")
+    with pytest.raises(annulus.InvalidArgument, match=rf"\[{sample.op}\] \w+ must ") as raised:
+        compiled({**tensors, first: WRONG[wrong](value)})
+    assert type(pickle.loads(pickle.dumps(raised.value))) is annulus.InvalidArgument
 
 
 def test_types_and_their_families():

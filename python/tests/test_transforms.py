@@ -1,8 +1,10 @@
 """torch.func: what it differentiates is right, and what it cannot have raises instead of being zero."""
 
+import collections
+
 import pytest
 import torch
-from contract import every_sample
+from contract import Recorder, every_sample
 from torch.autograd import forward_ad
 from torch.func import grad, jacfwd, jacrev, jvp, vmap
 
@@ -35,6 +37,7 @@ def test_grad_and_vmap(sample, device):
         several = torch.stack([value, 0.5 * value, -value])
         want = torch.stack([gradient(v) for v in several])
         torch.testing.assert_close(vmap(grad(run))(several), want)
+        torch.testing.assert_close(grad(lambda v: vmap(run)(v).sum())(several), want)  # noqa: B023
         # A batched tensor does not say that it requires grad.
         several.requires_grad_()
         values = vmap(run)(several)
@@ -53,6 +56,28 @@ def test_jacrev(sample, device):
         weights = torch.randn_like(y)
         want = torch.autograd.grad(y, leaf, weights)[0]
         torch.testing.assert_close(torch.tensordot(weights, jacobian, y.dim()), want)
+        rows = torch.eye(y.numel(), device=device, dtype=y.dtype).view(-1, *y.shape)
+        (got,) = torch.autograd.grad(run(leaf), leaf, rows, is_grads_batched=True)
+        torch.testing.assert_close(got.view_as(jacobian), jacobian)
+        torch.testing.assert_close(torch.autograd.functional.jacobian(run, value, vectorize=True), jacobian)
+
+
+@every_sample
+def test_vmap(sample, device):
+    """Of every tensor, in any place of the batch. Of the first one, forward and backward are one call each."""
+    tensors = sample.make(device, torch.float64)
+    for i, (name, value) in enumerate(tensors.items()):
+        several = torch.stack([value, value.flip(0) if value.dim() else -value, value], -1)
+        run = lambda v: sample.run(tensors, **{name: v})  # noqa: E731,B023
+        with Recorder() as recorder:
+            got = vmap(run, in_dims=-1)(several)
+            if i == 0:
+                vmap(grad(lambda v: loss(run(v))), in_dims=-1)(several)  # noqa: B023
+        for g, w in zip(got, zip(*(run(v) for v in several.unbind(-1))), strict=True):
+            torch.testing.assert_close(g, torch.stack(w))
+        if i == 0:
+            counts = collections.Counter(op._schema.name.removeprefix("annulus::") for op, _ in recorder.calls)
+            assert counts.pop(sample.op) == 2 and set(counts.values()) == {1}, counts
 
 
 @every_sample

@@ -47,13 +47,6 @@ def test_compile_in_place_without_gradients(device):
         assert torch.equal(x, other) and x._version > version
 
 
-def test_errors_in_compiled_code_keep_their_message(device):
-    """Compiled code calls the op itself, past our Python: the type is then at the front of the message."""
-    compiled = torch.compile(lambda x, t: annulus.lrpe_cosine(x, t, (5,)), fullgraph=True, backend="aot_eager")
-    with pytest.raises(RuntimeError, match=r"annulus.InvalidArgument: \[lrpe_cosine\] shape must"):
-        compiled(randn(1, 2, 6, 4, device=device), randn(2, 4, device=device))
-
-
 def test_export(device):
     class Model(torch.nn.Module):
         def __init__(self):
@@ -90,7 +83,7 @@ def test_nothing_is_saved_that_is_not_needed(device):
     k = randn(2, 3, 50, 8, device=device, grad=True)
     assert saved_bytes(lambda: annulus.lrpe_cosine(x, theta, (50,))) == theta.nbytes
     assert saved_bytes(lambda: annulus.lrpe_cosine_qk(x, k, theta, (50,))) == theta.nbytes
-    assert saved_bytes(lambda: annulus.lrpe_rotate(x, theta, (50,))) == theta.nbytes
+    assert saved_bytes(lambda: annulus.lrpe_rotate(x, theta[:, :4], (50,))) == theta[:, :4].nbytes
     assert saved_bytes(lambda: annulus.lrpe_cosine(x, theta, (50,), activation="silu")) == theta.nbytes + x.nbytes
     theta.requires_grad_()
     assert saved_bytes(lambda: annulus.lrpe_cosine(x, theta, (50,))) == theta.nbytes + x.nbytes

@@ -133,14 +133,6 @@ def test_compiled_training_step(device):
         assert torch.equal(compiled(A, r0)[1], model(A, r0)[1])
 
 
-def test_errors_in_compiled_code_keep_their_message(device):
-    compiled = torch.compile(lambda p: annulus.ring_rnn(**p), fullgraph=True, backend="aot_eager")
-    p = problem(2, 4, 3, 5, dtype=torch.float32, device=device, grad=False)
-    p["Wa"] = p["Wa"][:2]
-    with pytest.raises(RuntimeError, match=r"annulus.InvalidArgument: \[ring_rnn\] Wa must have shape"):
-        compiled(p)
-
-
 def test_export(device):
     class Model(torch.nn.Module):
         def __init__(self):
@@ -240,7 +232,6 @@ def test_module(device):
                    activation="tanh")
     assert relative_error(out, want[0]) <= 1e-12 and relative_error(h_n, want[1]) <= 1e-12
     assert len(fixed(A)) == 2 and len(annulus.ring_rnn(A, fixed.Wa, fixed.Wo, h_n, return_readout=True)) == 3
-    assert not fixed(A)[0].any(), "no state to start from, no drive: nothing happens"
     bump = fixed.bump(torch.tensor([0.0, 6.0], device=device))
     torch.testing.assert_close(bump.norm(dim=1), torch.ones(2, device=device, dtype=torch.float64))
     assert bump.argmax(1).tolist() == [0, 23] and "activation='tanh'" in repr(fixed)
@@ -281,12 +272,12 @@ def test_bad_gradient_call():
     p = good()
     out, h_n, _, _, saved = ops.ring_rnn.default(*op_arguments(p))
     inputs = op_arguments(p)[:-3]
-    with pytest.raises(RuntimeError, match=r"annulus.InvalidArgument: \[ring_rnn_backward\] saved must have shape"):
+    with pytest.raises(annulus.InvalidArgument, match=r"\[ring_rnn_backward\] saved must have shape"):
         ops.ring_rnn_backward.default(out, h_n, out, saved[:1], *inputs, 1)
-    with pytest.raises(RuntimeError, match=r"dout must have shape"):
+    with pytest.raises(annulus.InvalidArgument, match=r"dout must have shape"):
         ops.ring_rnn_backward.default(out[:1], h_n, out, saved, *inputs, 1)
     plain = op_arguments({k: p[k] for k in ("A", "Wa", "Wo", "r0")})[:-3]
-    with pytest.raises(RuntimeError, match=r"ddrive must not be asked for"):
+    with pytest.raises(annulus.InvalidArgument, match=r"ddrive must not be asked for"):
         ops.ring_rnn_backward.default(out, h_n, out, saved, *plain, 1 << 7)
 
 

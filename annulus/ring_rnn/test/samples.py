@@ -15,7 +15,7 @@ ACTIVATIONS = {
 }
 
 
-def ring_rnn(A, Wa, Wo, r0, J0=-0.1, J1=0.1, alpha=0.15, *, activation="relu", drive=None, reset=None, reset_state=None,
+def ring_rnn(A, Wa, Wo, r0, J0=-0.1, J1=0.1, alpha=0.15, *, activation="gelu", drive=None, reset=None, reset_state=None,
              mask=None):
     """(out, h_n) in double."""
     A, Wa, Wo, r = A.double(), Wa.double(), Wo.double(), r0.double()
