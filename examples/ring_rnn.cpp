@@ -97,7 +97,7 @@ bool streams_to_the_same_bits(const Ring& ring, const std::vector<double>& out,
   const std::int64_t size = annulus::ring_rnn_pack_size(in.Wa, in.Wo, kOptions);
   const annulus::Buffer packed(annulus::kCPU, static_cast<std::size_t>(size) * 4);
   in.packed = annulus::contiguous(static_cast<std::int32_t*>(packed.data()), {size});
-  annulus::ring_rnn_pack(in.Wa, in.Wo, in.packed, kOptions, context);
+  in.packed_form = annulus::ring_rnn_pack(in.Wa, in.Wo, in.packed, kOptions, context);
   std::vector<double> state = ring.r0, next(state.size()), step(state.size());
   for (std::int64_t t = 0; t < kSteps; ++t) {
     // A view of one step of A: the strides stay those of the whole.

@@ -76,11 +76,14 @@ class Trial {
   }
   void run() {
     Context context;
+    context.threads = threads;
     call_.run(in_, out_, context);
   }
   void run_refused() {
     tensors_.attempt([&] { run(); });
   }
+
+  int threads = 0;
 
  private:
   const Call& call_;
@@ -178,7 +181,9 @@ void add_derived(const std::shared_ptr<const Case>& of, const Call& call, Device
            [p = *place, q = *beside](Trial& t) { t.at(p).data = t.at(q).data; });
     }
   }
-  if (device.type == DeviceType::kCPU && !cuda::built() && seen.insert(op).second) {
+  if (!seen.insert(op).second) return;
+  push(op + ": a negative number of threads", "threads", [](Trial& t) { t.threads = -2; });
+  if (device.type == DeviceType::kCPU && !cuda::built()) {
     push(
         op + ": CUDA tensors in a build without CUDA", "CUDA",
         [](Trial& t) { t.move_to(cuda_device(0)); }, Expect::kNotSupported);

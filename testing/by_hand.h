@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <map>
+#include <stdexcept>
 #include <string>
 #include <valarray>
 #include <vector>
@@ -35,12 +36,23 @@ inline Tensors draw(const Case& c) {
   return t;
 }
 
+// The tensor of this name, which must have the elements of its shape: assigning one valarray to another
+// changes its length.
+inline std::vector<double> input_of(const TensorSpec& s, const Tensors& t) {
+  const Vector& v = t.at(s.name);
+  if (static_cast<std::int64_t>(v.size()) != numel_of(s)) {
+    throw std::logic_error(s.name + " has " + std::to_string(v.size()) + " elements, not " +
+                           std::to_string(numel_of(s)));
+  }
+  return values_of(v);
+}
+
 // The library's function, on dense tensors; what an earlier one left for it is there by its name.
 inline void run(const Call& call, Device device, Context& context, Tensors& t) {
   std::vector<Dense> tensors;
   std::vector<TensorView> in, out;
   for (const TensorSpec& s : call.inputs) {
-    tensors.emplace_back(device, s.dtype, s.shape).write(values_of(t.at(s.name)));
+    tensors.emplace_back(device, s.dtype, s.shape).write(input_of(s, t));
     in.push_back(tensors.back().view());
   }
   for (const TensorSpec& s : call.outputs) {
@@ -55,7 +67,7 @@ inline void run(const Call& call, Device device, Context& context, Tensors& t) {
 // The definition.
 inline void define(const Call& call, Tensors& t) {
   Values inputs;
-  for (const TensorSpec& s : call.inputs) inputs.push_back(values_of(t.at(s.name)));
+  for (const TensorSpec& s : call.inputs) inputs.push_back(input_of(s, t));
   const Values outputs = run_reference(call, inputs);
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     t[call.outputs[i].name] = vector_of(outputs[i]);

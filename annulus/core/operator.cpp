@@ -49,9 +49,13 @@ void Arguments::check_each(bool with_data) const {
 
 void Arguments::check_sizes() const { check_each(false); }
 
-void Arguments::check() const {
+void Arguments::check(const Context& context) const {
   if (recorder != nullptr) recorder->calls.push_back({op_, list_});
   check_each(true);
+  if (context.threads < 0) {
+    invalid(op_, "threads", "be 0, for all there are, or more",
+            "is " + std::to_string(context.threads));
+  }
   // An output against all inputs, then against the outputs before it.
   for (auto out = list_.begin(); out != list_.end(); ++out) {
     if (!out->output) continue;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "annulus/core/check.h"
+#include "annulus/core/context.h"
 #include "annulus/core/device.h"
 #include "annulus/core/errors.h"
 #include "annulus/core/info.h"
@@ -80,9 +81,9 @@ class ANNULUS_API Arguments {
   }
 
   // Throws InvalidArgument at the first argument that is missing or has a wrong rank, size, address,
-  // dtype, shape or device, at an output two of whose elements share an address, and at one that
-  // overlaps another argument.
-  void check() const;
+  // dtype, shape or device, at an output two of whose elements share an address, at one that overlaps
+  // another argument, and at a context with a negative number of threads.
+  void check(const Context& context) const;
   // The same for a question about sizes, which needs no data.
   void check_sizes() const;
 

@@ -276,7 +276,7 @@ void forward(const char* op, Sides sides, const TensorView& theta, const Form& f
               .output = true,
               .same_as = form.rotate ? s.lead.view : TensorView{}});
   }
-  list.check();
+  list.check(context);
   Plan plan = plan_of(op, sides, columns, theta, form);
   for (Side* side = plan.side; const SideTensors& s : sides) {
     side->x = operand(s.lead.view, columns, form.x);
@@ -305,7 +305,7 @@ void backward(const char* op, Sides sides, const TensorView& theta, const Tensor
               .optional = true,
               .same_as = form.rotate && !dtheta.defined() ? s.lead.view : TensorView{}});
   }
-  list.check();
+  list.check(context);
   Plan plan = plan_of(op, sides, columns, theta, form);
   plan.backward = true;
   plan.dtheta = dtheta;

@@ -168,6 +168,16 @@ Plan sized_plan(const char* op, const RingRnnInputs& in, const RingRnnOptions& o
   return plan;
 }
 
+RingRnnPackedForm form_of(const Plan& plan) {
+  return {plan.dtype, plan.device.type, plan.K, plan.N, plan.precision};
+}
+std::string text_of(const RingRnnPackedForm& form) {
+  if (form.N < 0) return "nothing: packed_form was not set";
+  return std::string(name_of(form.dtype)) + ", K " + std::to_string(form.K) + ", N " +
+         std::to_string(form.N) + ", precision " + facts_of(form.precision).name + " on " +
+         (form.device == DeviceType::kCPU ? "cpu" : "cuda");
+}
+
 void check_packed(const Plan& plan, const TensorView& packed) {
   check_shape(plan.op, "packed", packed, {pack_words(plan)});
   if (packed.shape[0] > 1 && packed.stride[0] != 1) {
@@ -179,8 +189,8 @@ void check_packed(const Plan& plan, const TensorView& packed) {
 }
 
 // Of ring_rnn_pack, and of a question about its size, which needs no data.
-Plan pack_plan(const TensorView& Wa, const TensorView& Wo, const TensorView* packed,
-               const RingRnnOptions& options) {
+Plan pack_plan(const TensorView& Wa, const TensorView& Wo, const RingRnnOptions& options,
+               const TensorView* packed = nullptr, const Context* context = nullptr) {
   check_options("ring_rnn_pack", options);
   Plan plan;
   plan.op = "ring_rnn_pack";
@@ -195,7 +205,7 @@ Plan pack_plan(const TensorView& Wa, const TensorView& Wo, const TensorView* pac
   list.input("Wo", Wo, {plan.dtype}, {plan.N, plan.N});
   if (packed != nullptr) {
     list.output("packed", *packed, {DType::kI32}, {kAny});
-    list.check();
+    list.check(*context);
     plan.in.packed = *packed;
   } else {
     list.check_sizes();
@@ -224,13 +234,19 @@ void ring_rnn_forward(const RingRnnInputs& inputs, const RingRnnOutputs& outputs
   list.optional_output("angle", outputs.angle, {state}, {B, T});
   list.optional_output("amplitude", outputs.amplitude, {state}, {B, T});
   list.optional_output("saved", outputs.saved, {state}, {plan.saved_steps(), B, N});
-  list.check();
+  list.check(context);
   complete(plan, options);
   if (outputs.angle.defined() != outputs.amplitude.defined()) {
     invalid(plan.op, outputs.angle.defined() ? "amplitude" : "angle",
             "be given together with the other of angle and amplitude", "is missing");
   }
-  if (inputs.packed.defined()) check_packed(plan, inputs.packed);
+  if (inputs.packed.defined()) {
+    if (inputs.packed_form != form_of(plan)) {
+      invalid(plan.op, "packed", "be made for " + text_of(form_of(plan)),
+              "is made for " + text_of(inputs.packed_form));
+    }
+    check_packed(plan, inputs.packed);
+  }
   plan.out = outputs;
   run<ring_rnn::cpu::forward, ring_rnn::cuda::forward>(plan, context);
 }
@@ -271,7 +287,7 @@ void ring_rnn_backward(const RingRnnInputs& inputs, const TensorView& dout, cons
   }
   gradient("ddrive", gradients.ddrive, inputs.drive);
   gradient("dreset_state", gradients.dreset_state, inputs.reset_state);
-  list.check();
+  list.check(context);
   left_out("packed", inputs.packed, "be left out of a backward");
   complete(plan, options);
   plan.dout = dout;
@@ -299,14 +315,16 @@ std::size_t ring_rnn_backward_workspace(const RingRnnInputs& inputs,
 
 std::int64_t ring_rnn_pack_size(const TensorView& Wa, const TensorView& Wo,
                                 const RingRnnOptions& options) {
-  return pack_words(pack_plan(Wa, Wo, nullptr, options));
+  return pack_words(pack_plan(Wa, Wo, options));
 }
 
-void ring_rnn_pack(const TensorView& Wa, const TensorView& Wo, const TensorView& packed,
-                   const RingRnnOptions& options, Context& context) {
-  const Plan plan = pack_plan(Wa, Wo, &packed, options);
+RingRnnPackedForm ring_rnn_pack(const TensorView& Wa, const TensorView& Wo,
+                                const TensorView& packed, const RingRnnOptions& options,
+                                Context& context) {
+  const Plan plan = pack_plan(Wa, Wo, options, &packed, &context);
   check_packed(plan, packed);
   run<ring_rnn::cpu::pack, ring_rnn::cuda::pack>(plan, context);
+  return form_of(plan);
 }
 
 static ReadoutPlan readout_plan(const char* op, const TensorView& states) {
@@ -326,7 +344,7 @@ void ring_readout_forward(const TensorView& states, const TensorView& angle,
   list.input("states", states, kFloating, {kAny, kAny, kAny});
   list.output("angle", angle, {state}, {plan.B, plan.T});
   list.output("amplitude", amplitude, {state}, {plan.B, plan.T});
-  list.check();
+  list.check(context);
   plan.angle = angle;
   plan.amplitude = amplitude;
   run<ring_rnn::cpu::readout_forward, ring_rnn::cuda::readout_forward>(plan, context);
@@ -343,7 +361,7 @@ void ring_readout_backward(const TensorView& states, const TensorView& dangle,
   list.optional_input("dangle", dangle, {state}, {plan.B, plan.T});
   list.optional_input("damplitude", damplitude, {state}, {plan.B, plan.T});
   list.output("dstates", dstates, {states.dtype}, {plan.B, plan.T, plan.N});
-  list.check();
+  list.check(context);
   plan.dangle = dangle;
   plan.damplitude = damplitude;
   plan.dstates = dstates;

@@ -60,14 +60,25 @@ struct RingRnnParameter {
   RingRnnParameter(const TensorView& t) : tensor(t) {}  // NOLINT
 };
 
+// What packed weights were made for, which their bits do not say: a call of anything else refuses them.
+struct RingRnnPackedForm {
+  DType dtype = DType::kF32;
+  DeviceType device = DeviceType::kCPU;
+  std::int64_t K = -1, N = -1;
+  Precision precision = Precision::kAuto;  // the one that was meant, where kAuto was asked for
+
+  bool operator==(const RingRnnPackedForm&) const = default;
+};
+
 struct RingRnnInputs {
   TensorView A, Wa, Wo, r0;
   RingRnnParameter J0 = -0.1;
   RingRnnParameter J1 = 0.1;
   RingRnnParameter alpha = 0.15;
   TensorView drive, reset, reset_state, mask;  // optional
-  // Optional: what ring_rnn_pack made of Wa and Wo, which are then not read (forward only).
+  // Optional: what ring_rnn_pack made of Wa and Wo, which are then not read (forward only), and what it returned.
   TensorView packed;
+  RingRnnPackedForm packed_form;
 };
 
 struct RingRnnOutputs {
@@ -86,7 +97,7 @@ struct RingRnnGradients {
 };
 
 struct RingRnnOptions {
-  RingRnnActivation activation = RingRnnActivation::kRelu;
+  RingRnnActivation activation = RingRnnActivation::kGelu;
   // How the matrix products are made; J0 sum(s) is exact f32 in every way, and f64 tensors have f64
   // alone (kAuto). kAuto: bf16 for bf16 tensors; for f32 and f16, fp32 on the CPU, and on CUDA bf16x3 for f32
   // and f16 for f16. kFp32 is the fastest way that is as exact as f32 products: on CUDA bf16x6 for f32
@@ -123,12 +134,13 @@ ANNULUS_API std::size_t ring_rnn_backward_workspace(const RingRnnInputs& inputs,
 
 // For many calls with the same weights (a stream, one step at a time): the weights in the form the
 // kernels read, made once. `packed` is a contiguous i32 tensor of ring_rnn_pack_size elements on
-// the weights' device, aligned to 256 bytes; it is good for every B, T and set of optional inputs,
-// with the same dtype, N, K and precision.
+// the weights' device, aligned to 256 bytes; with the form that is returned it is good for every B, T and
+// set of optional inputs, with the same dtype, N, K and precision.
 ANNULUS_API std::int64_t ring_rnn_pack_size(const TensorView& Wa, const TensorView& Wo,
                                             const RingRnnOptions& options);
-ANNULUS_API void ring_rnn_pack(const TensorView& Wa, const TensorView& Wo, const TensorView& packed,
-                               const RingRnnOptions& options, Context& context);
+ANNULUS_API RingRnnPackedForm ring_rnn_pack(const TensorView& Wa, const TensorView& Wo,
+                                            const TensorView& packed, const RingRnnOptions& options,
+                                            Context& context);
 
 // The population vector of a state over preferred angles 2 pi i / N:
 //   X = sum_i r_i cos(2 pi i / N),  Y = sum_i r_i sin(2 pi i / N)

@@ -2,6 +2,7 @@
 //
 // A parameter (J0, J1, alpha) is a number and, where it is a tensor, the tensor, which then counts.
 // An output of the forward that was not asked for comes back as a tensor of shape (0,).
+#include <algorithm>
 #include <array>
 #include <cfloat>
 #include <cmath>
@@ -73,7 +74,19 @@ RingRnnInputs inputs_of(const Arguments<Op>& a) {
           .reset = a.template view<"reset">(),
           .reset_state = a.template view<"reset_state">(),
           .mask = a.template view<"mask">(),
-          .packed = {}};
+          .packed = {},
+          .packed_form = {}};
+}
+
+// The form of packed weights as Python keeps it: (dtype, device, K, N, precision), or nothing.
+RingRnnPackedForm form_of(const std::vector<std::int64_t>& f) {
+  if (f.size() != 5) return {};
+  return {static_cast<DType>(f[0]), static_cast<DeviceType>(f[1]), f[2], f[3],
+          static_cast<Precision>(f[4])};
+}
+std::array<std::int64_t, 5> numbers_of(const RingRnnPackedForm& f) {
+  return {static_cast<std::int64_t>(f.dtype), static_cast<std::int64_t>(f.device), f.K, f.N,
+          static_cast<std::int64_t>(f.precision)};
 }
 
 // The dtype of the state, and of what is read out of it.
@@ -83,13 +96,14 @@ struct RingRnn {
   static constexpr const char* op = kRnn;
   static constexpr std::string_view schema =
       "ring_rnn(" ANNULUS_RING_RNN_INPUTS
-      ", Tensor? packed, bool save, bool readout) -> "
+      ", Tensor? packed, int[] packed_form, bool save, bool readout) -> "
       "(Tensor out, Tensor h_n, Tensor angle, Tensor amplitude, Tensor saved)";
 
   static auto run(const Arguments<RingRnn>& a) {
     const RingRnnOptions options = options_of(a);
     RingRnnInputs in = inputs_of(a);
     in.packed = a.view<"packed">();
+    in.packed_form = form_of(a.get<"packed_form">());
     const Device device = in.A.device;
     const DType state = state_dtype(in.A.dtype);
     const auto [B, T, N] = std::array{in.A.shape[0], in.A.shape[1], in.r0.shape[1]};
@@ -146,9 +160,9 @@ struct RingRnnBackward {
 struct RingRnnPack {
   static constexpr const char* op = kPack;
   static constexpr std::string_view schema =
-      "ring_rnn_pack(Tensor Wa, Tensor Wo, str precision) -> Tensor packed";
+      "ring_rnn_pack(Tensor Wa, Tensor Wo, str precision) -> (Tensor packed, Tensor form)";
 
-  static Tensor run(const Arguments<RingRnnPack>& a) {
+  static auto run(const Arguments<RingRnnPack>& a) {
     const RingRnnOptions options{.precision =
                                      chosen(op, "precision", a.get<"precision">(), kChoices)};
     const TensorView Wa = a.view<"Wa">(), Wo = a.view<"Wo">();
@@ -162,12 +176,15 @@ struct RingRnnPack {
     void* start = room.data;
     std::size_t bytes = static_cast<std::size_t>(room.shape[0]) * 4;
     packed.data = std::align(kAlignment, static_cast<std::size_t>(size) * 4, start, bytes);
-    ring_rnn_pack(Wa, Wo, packed, options, call.context);
+    const auto numbers = numbers_of(ring_rnn_pack(Wa, Wo, packed, options, call.context));
+    TensorView form = dense(op, {std::ssize(numbers)}, DType::kI64, kCPU);
+    Tensor kept = allocate(op, "form", form);
+    std::copy(numbers.begin(), numbers.end(), static_cast<std::int64_t*>(form.data));
     AtenTensorHandle part = nullptr;
     TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(
         whole.get(), 1, packed.shape.data(), packed.stride.data(),
         static_cast<std::int32_t*>(packed.data) - static_cast<std::int32_t*>(room.data), &part));
-    return Tensor(part);
+    return std::tuple{Tensor(part), kept};
   }
 };
 

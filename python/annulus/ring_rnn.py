@@ -6,7 +6,7 @@ strides; Python only routes.
 
 import math
 from collections.abc import Sequence
-from typing import Literal, TypedDict, overload
+from typing import Literal, NamedTuple, TypedDict, overload
 
 import torch
 from torch import Tensor
@@ -16,6 +16,13 @@ from ._library import ops
 from ._module import _WideModule
 from ._operator import Operator, call_backward, fake, needs_autograd
 from .errors import InvalidArgument, NotSupported, require, require_placement, require_size
+
+
+class PackedWeights(NamedTuple):
+    """What ring_rnn_pack made, and what it made it for: (dtype, device, K, N, precision), which a call compares."""
+
+    words: Tensor
+    form: tuple[int, ...]
 
 
 class _Options(TypedDict, total=False):
@@ -29,7 +36,7 @@ class _Options(TypedDict, total=False):
     mask: Tensor | None
     precision: str
     checkpoint: int
-    packed: Tensor | None
+    packed: PackedWeights | None
 
 
 _No = Literal[False]
@@ -64,7 +71,7 @@ def ring_rnn(
     mask: Tensor | None = None,
     precision: str = "auto",
     checkpoint: int = 0,
-    packed: Tensor | None = None,
+    packed: PackedWeights | None = None,
     return_state: bool = False,
     return_readout: bool = False,
 ) -> Tensor | tuple[Tensor, ...]:
@@ -107,18 +114,21 @@ def ring_rnn(
         raise InvalidArgument(
             "[ring_rnn] packed must be left out where Wa or Wo requires grad, since their values will change; but is given"
         )
+    if packed is not None and not isinstance(packed, PackedWeights):
+        raise InvalidArgument(f"[ring_rnn] packed must be what ring_rnn_pack made but is a {type(packed).__name__}")
+    words, form = packed or (None, ())
     out, h_n, *read = _ring_rnn(
-        *tensors, J0, J1, alpha, reset, mask, activation, precision, checkpoint, packed, save, return_readout
+        *tensors, J0, J1, alpha, reset, mask, activation, precision, checkpoint, words, form, save, return_readout
     )
     states = (out, h_n) if return_state else (out,)
     return (*states, *read) if return_state or return_readout else out
 
 
-def ring_rnn_pack(Wa: Tensor, Wo: Tensor, precision: str = "auto") -> Tensor:
+def ring_rnn_pack(Wa: Tensor, Wo: Tensor, precision: str = "auto") -> PackedWeights:
     """The weights in the form the kernels read, for `ring_rnn(..., packed=...)`: many calls, packed once.
 
-    Good for every B and T with the same dtype, device and precision, as long as Wa and Wo keep their values. Opaque, and
-    aligned: pass it on as it is (a clone may be refused). To be called outside torch.compile; its result may go in.
+    Good for every B and T with the same dtype, device and precision, and refused by calls of another, as long as Wa and Wo
+    keep their values. Opaque, and aligned: pass it on as it is (a clone may be refused). To be called outside torch.compile; its result may go in.
     Gradients: none.
 
     >>> A, Wa, Wo, r0 = torch.rand(1, 3, 2), torch.rand(2, 8, 8), torch.rand(8, 8), torch.rand(1, 8)
@@ -126,7 +136,8 @@ def ring_rnn_pack(Wa: Tensor, Wo: Tensor, precision: str = "auto") -> Tensor:
     True
     """
     with torch.no_grad():
-        return ops.ring_rnn_pack.default(*_ring_rnn.cast((Wa, Wa, Wo))[1:], precision)
+        words, form = ops.ring_rnn_pack.default(*_ring_rnn.cast((Wa, Wa, Wo))[1:], precision)
+    return PackedWeights(words, tuple(form.tolist()))
 
 
 def ring_readout(states: Tensor) -> tuple[Tensor, Tensor]:
@@ -292,7 +303,7 @@ _ring_rnn = Operator(
     kept=("saved",),
     visible=lambda a: 4 if a.readout else 2,
     complete=_complete,
-    also=("packed", "save"),
+    also=("packed", "packed_form", "save"),
     spoken={name + "_tensor": name for name in ("J0", "J1", "alpha")},
     samples=dict.fromkeys(("A", "r0", "drive", "reset_state", "reset", "mask", "out", "h_n", "angle", "amplitude"), 0)
     | {"saved": 1},

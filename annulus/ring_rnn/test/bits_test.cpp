@@ -157,7 +157,8 @@ TEST_P(RingRnnBits, PackedWeightsChangeNothing) {
     Wo.write(values_of(in.at("Wo")));
     const Dense packed(device(), DType::kI32, {ring_rnn_pack_size(Wa.view(), Wo.view(), options)});
     ASSERT_EQ(reinterpret_cast<std::uintptr_t>(packed.view().data) % 256, 0u);
-    ring_rnn_pack(Wa.view(), Wo.view(), packed.view(), options, context);
+    const RingRnnPackedForm form =
+        ring_rnn_pack(Wa.view(), Wo.view(), packed.view(), options, context);
     const Tensors whole = run_forward(p, in);
     for (const std::int64_t count : {4, 1}) {
       RingRnnProblem q = p;
@@ -167,10 +168,11 @@ TEST_P(RingRnnBits, PackedWeightsChangeNothing) {
       call.run = [&](Views from, Views to, Context&) {
         RingRnnInputs inputs = ring_inputs(q, from, call.inputs);
         inputs.packed = packed.view();
+        inputs.packed_form = form;
         ring_rnn_forward(inputs, ring_outputs(to, call.outputs), options, context);
       };
       Tensors t = steps(p, in, 0, count);
-      t["Wa"] = t["Wo"] = 1.0;
+      for (const char* name : {"Wa", "Wo"}) t[name] = 1.0;
       testing::run(call, device(), context, t);
       EXPECT_TRUE(same_bits(t["out"], steps(p, whole.at("out"), 0, count))) << count;
     }

@@ -146,7 +146,8 @@ RingRnnInputs ring_inputs(const RingRnnProblem& p, Views in, const std::vector<T
           .reset = get("reset"),
           .reset_state = get("reset_state"),
           .mask = get("mask"),
-          .packed = {}};
+          .packed = {},
+          .packed_form = {}};
 }
 
 RingRnnOutputs ring_outputs(Views out, const std::vector<TensorSpec>& specs) {

@@ -40,6 +40,8 @@ class Attempt : public AttemptTensors {
     const auto base = reinterpret_cast<std::uintptr_t>(block_.data());
     packed = contiguous(static_cast<std::byte*>(block_.data()) + (256 - base % 256) % 256,
                         DType::kI32, std::array{words}, device);
+    in.packed_form = {DType::kF32, device.type, in.Wa.shape[0], in.Wa.shape[1],
+                      device.type == DeviceType::kCPU ? Precision::kFp32 : Precision::kBf16x3};
   }
 
   void forward() { ring_rnn_forward(in, out, options, context); }
@@ -110,6 +112,20 @@ void add_option_rules(BadCalls& b) {
   });
   b.add("f32 tensors in f16", "precision",
         [](Attempt& a) { a.options.precision = Precision::kF16, a.forward(); });
+  using Form = RingRnnPackedForm;
+  for (const auto& [what, change] : std::initializer_list<std::pair<const char*, void (*)(Form&)>>{
+           {"packed in another dtype", [](Form& f) { f.dtype = DType::kBF16; }},
+           {"packed in another precision", [](Form& f) { f.precision = Precision::kBf16; }},
+           {"packed on another kind of device",
+            [](Form& f) {
+              f.device = f.device == DeviceType::kCPU ? DeviceType::kCUDA : DeviceType::kCPU;
+            }},
+           {"packed with K and N in each other's place", [](Form& f) { std::swap(f.K, f.N); }},
+           {"packed without its form", [](Form& f) { f = {}; }}}) {
+    b.add(what, "packed", [change = change](Attempt& a) {
+      change(a.in.packed_form), a.in.packed = a.packed, a.forward();
+    });
+  }
   b.add("packed one word too short", "packed",
         [](Attempt& a) { --a.packed.shape[0], a.in.packed = a.packed, a.forward(); });
   b.add("packed one word too long", "packed", [](Attempt& a) { ++a.packed.shape[0], a.pack(); });

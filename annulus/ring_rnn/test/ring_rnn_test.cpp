@@ -56,7 +56,7 @@ TEST_P(RingRnn, ActivationsAndTheirSlopes) {
       if (dtype == DType::kF32) p.precision = Precision::kFp32;
       p.J0 = 0, p.J1 = 1, p.alpha = 1;
       Tensors t = draw(ring_rnn_case(p));
-      t["Wo"] = t["dout"] = 1.0;
+      for (const char* name : {"Wo", "dout"}) t[name] = 1.0;
       t["r0"] = point.y;
       t["dh_n"] = 0.0;
       t = run(p, t);
@@ -76,7 +76,7 @@ TEST_P(RingRnn, GlobalInhibitionIsExactInEveryPrecision) {
     p.precision = precision;
     p.J0 = -0.0123456789, p.alpha = 1;
     Tensors in = draw(ring_rnn_case(p));
-    in["Wa"] = in["Wo"] = 0.0;
+    for (const char* name : {"Wa", "Wo"}) in[name] = 0.0;
     const Tensors exact = define(ring_rnn_case(p), in);
     EXPECT_LE(relative_error(run(p, in)["out"], exact.at("out")), 5e-7) << name_of(precision);
   }

@@ -102,7 +102,7 @@ def test_readout_finds_the_bump(device):
 def op_arguments(p, checkpoint=0, save=True):
     """Of the op ring_rnn."""
     tensors = [p.get(name) for name in ("A", "Wa", "Wo", "r0", "J0", "J1", "alpha", "drive", "reset_state")]
-    return (*tensors, -0.1, 0.1, 0.15, p.get("reset"), p.get("mask"), "gelu", "auto", checkpoint, None, save, False)
+    return (*tensors, -0.1, 0.1, 0.15, p.get("reset"), p.get("mask"), "gelu", "auto", checkpoint, None, [], save, False)
 
 
 @pytest.mark.parametrize("grad", [False, True])
@@ -284,8 +284,10 @@ def test_bad_gradient_call():
 def test_packed():
     p = good()
     packed = annulus.ring_rnn_pack(p["Wa"], p["Wo"])
-    assert packed.dtype == torch.int32 and packed.data_ptr() % 256 == 0
+    assert packed.words.dtype == torch.int32 and packed.words.data_ptr() % 256 == 0
     assert torch.equal(annulus.ring_rnn(**p, packed=packed), annulus.ring_rnn(**p))
+    with pytest.raises(annulus.InvalidArgument, match="packed must be made for f32, .*, precision bf16x6 .*but is made for f32, .*fp32"):
+        annulus.ring_rnn(**p, packed=packed, precision="bf16x6")  # whose packed weights may be of equal length
     p["r0"].requires_grad_()  # gradients of everything but the weights
     dout = torch.rand(2, 4, 5)
     (a,) = torch.autograd.grad(annulus.ring_rnn(**p, packed=packed), p["r0"], dout)

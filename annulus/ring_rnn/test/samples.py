@@ -6,6 +6,7 @@ import torch
 from contract import Sample
 
 import annulus
+from annulus.ring_rnn import PackedWeights
 
 ACTIVATIONS = {
     "relu": torch.relu,
@@ -153,6 +154,6 @@ BAD = [
     (_bad(precision=32), r"precision must be str but is int 32"),
     (_bad(checkpoint=-1), r"checkpoint must be at least 0 but is -1"),
     (_bad(checkpoint=1.5), r"checkpoint must be int but is float"),
-    (_bad(packed=ONES(3)), r"packed must be i32 but is f32"),
-    (_bad(packed=ONES(3, dtype=torch.int32)), r"packed must"),
+    (_bad(packed=ONES(3)), r"packed must be what ring_rnn_pack made but is a Tensor"),
+    (_bad(packed=PackedWeights(ONES(3, dtype=torch.int32), ())), r"packed must be made for f32, K 3, N 5, precision"),
 ]
