@@ -113,7 +113,7 @@ def test_opcheck_of_a_float32_state_beside_16_bits(grad, device):
         return  # second derivatives do not exist: below without gradients
     out, h_n, _, _, saved = ops.ring_rnn.default(*op_arguments(p))
     for dout in (torch.rand_like(out), None):
-        inputs = (dout, torch.rand_like(h_n), out, saved, *op_arguments(p)[:-3])
+        inputs = (dout, torch.rand_like(h_n), out, saved, *op_arguments(p)[:-4])
         torch.library.opcheck(ops.ring_rnn_backward.default, (*inputs, 0b1001011))
 
 
@@ -271,12 +271,12 @@ def test_bad_gradient_call():
     """The backward op checks what it is given, too: nothing is written where something is wrong."""
     p = good()
     out, h_n, _, _, saved = ops.ring_rnn.default(*op_arguments(p))
-    inputs = op_arguments(p)[:-3]
+    inputs = op_arguments(p)[:-4]
     with pytest.raises(annulus.InvalidArgument, match=r"\[ring_rnn_backward\] saved must have shape"):
         ops.ring_rnn_backward.default(out, h_n, out, saved[:1], *inputs, 1)
     with pytest.raises(annulus.InvalidArgument, match=r"dout must have shape"):
         ops.ring_rnn_backward.default(out[:1], h_n, out, saved, *inputs, 1)
-    plain = op_arguments({k: p[k] for k in ("A", "Wa", "Wo", "r0")})[:-3]
+    plain = op_arguments({k: p[k] for k in ("A", "Wa", "Wo", "r0")})[:-4]
     with pytest.raises(annulus.InvalidArgument, match=r"ddrive must not be asked for"):
         ops.ring_rnn_backward.default(out, h_n, out, saved, *plain, 1 << 7)
 
