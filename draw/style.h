@@ -91,7 +91,7 @@ dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 18px;font-size:13.
 dt{color:var(--soft)}dd{margin:0}
 @media(max-width:820px){.two,.three{grid-template-columns:minmax(0,1fr)}}
 @media(max-width:640px){main{padding:24px 16px 48px}h1{font-size:27px}.card{padding:10px 6px 4px}
-.panels .fig{flex-basis:100%}td.row{white-space:normal;overflow-wrap:anywhere;min-width:132px}
+.tiles{grid-template-columns:repeat(2,minmax(0,1fr))}.panels .fig{flex-basis:100%}td.row{white-space:normal;overflow-wrap:anywhere;min-width:132px}
 .scroll::before{content:"more columns to the right →";position:sticky;left:0;display:inline-block;
 padding:6px 10px 0;color:var(--faint);font-size:12px}}
 @media print{.scroll,.card,.beside{break-inside:avoid}}

@@ -45,6 +45,8 @@ std::string legend_mark(int style, bool hollow);
 // Colour and shape of an implementation within its place.
 int style_of(const Place& place, const std::string& impl);
 
+// The note under a table that leaves rows out; nothing where it leaves out none.
+std::string left_out(std::size_t rows);
 // Each takes from `budget` the rows it prints, and says what it left out.
 std::string time_table(const Place& place, std::size_t* budget);
 std::string memory_table(const Place& place, std::size_t* budget);

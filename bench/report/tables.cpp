@@ -24,12 +24,6 @@ std::string ms(double v) {
 }
 std::string mib(double bytes) { return fmt::format("{:.1f}", bytes / kMiB); }
 
-std::string left_out(std::size_t rows) {
-  if (rows == 0) return "";
-  return fmt::format("<p class=\"note\">{} in the result files; the page keeps to a megabyte.</p>",
-                     rows == 1 ? "1 more row is" : fmt::format("{} more rows are", rows));
-}
-
 // One row of the page's budget, or one more that is left out.
 bool take(std::size_t* budget, std::size_t* omitted) {
   if (*budget == 0) {
@@ -133,6 +127,12 @@ std::string time_row(const Place& place, const ProblemGroup& g, const Record& r,
 }
 
 }  // namespace
+
+std::string left_out(std::size_t rows) {
+  if (rows == 0) return "";
+  return fmt::format("<p class=\"note\">{} in the result files; the page keeps to a megabyte.</p>",
+                     rows == 1 ? "1 more row is" : fmt::format("{} more rows are", rows));
+}
 
 int style_of(const Place& place, const std::string& impl) {
   if (impl == "annulus") return 0;
