@@ -9,6 +9,7 @@
 #include "bench/record.h"
 #include "bench/report/compare.h"
 #include "bench/report/model.h"
+#include "bench/suite.h"
 #include "cli/commands.h"
 #include "files/file.h"
 #include "files/words.h"
@@ -74,7 +75,7 @@ int run_report(const ReportOptions& o) {
     std::move(more.begin(), more.end(), std::back_inserter(records));
   }
   const bench::report::Model model = model_of(records);
-  const std::string page = bench::report::render(model);
+  const std::string page = bench::report::render(model, bench::implementation_words());
   files::write_file(o.out, page);
   std::cout << fmt::format("{}: {} from {}, {} KiB\n", o.out, files::counted(model.records, "row"),
                            files::counted(o.files.size(), "file"), (page.size() + 1023) / 1024);

@@ -2,7 +2,8 @@
 """`annulus report` on good, broken and hostile files. Usage: report_test.py ANNULUS files|results|compare|browser
 
 files    at least 200 broken files, each exit code 2, one clear line, no output file left behind
-results  the measured rows of bench/results make a page of at most 1 MB
+results  the measured rows of bench/results make a page of at most 1 MB that explains every implementation and has no row
+         below its floor
 compare  two files of different commits: ratio per row, what got slower marked, what is in one file only
 browser  the page in headless chromium: markup from a file shows as text (skipped without chromium)
 """
@@ -147,6 +148,9 @@ def test_results(folder):
     assert files
     if expect_code(0, annulus("report", *files, "--out", page), "report"):
         expect(os.path.getsize(page) <= 1 << 20, f"the page has {os.path.getsize(page)} bytes")
+        html = read(page).decode()
+        expect("not explained" not in html, "an implementation of the results has no words in its suite")
+        expect("Below their floor" not in html, "a row of the results is below its floor")
     print(f"{len(files)} files")
 
 

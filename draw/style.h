@@ -37,7 +37,7 @@ letter-spacing:-.02em}
 .legend{display:flex;flex-wrap:wrap;gap:4px 20px;color:var(--soft);font-size:13px;margin:18px 0 2px}
 .legend span{display:inline-flex;align-items:center;gap:6px}
 .card{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 14px 6px}
-.panels{display:flex;flex-wrap:wrap;gap:12px 6px}
+.panels{margin-top:12px;display:flex;flex-wrap:wrap;gap:12px 6px}
 .panels .fig{flex:1 1 300px;min-width:0;max-width:560px}
 .beside{display:grid;gap:12px;margin:12px 0}
 .two{grid-template-columns:repeat(2,minmax(0,1fr))}
@@ -85,6 +85,7 @@ td.why{text-align:left;color:var(--soft);white-space:normal}
 .bar{display:inline-block;background:var(--c);height:7px;border-radius:2px;vertical-align:1px;opacity:.8}
 .dim{color:var(--faint)}
 .note,footer{color:var(--faint);font-size:12.5px}.note{max-width:none}
+summary{margin:30px 0 8px;font-weight:600;cursor:pointer}
 footer{margin-top:56px;padding-top:18px;border-top:1px solid var(--line)}
 footer p{max-width:92ch}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 18px;font-size:13.5px;margin:10px 0}
