@@ -38,7 +38,7 @@ letter-spacing:-.02em}
 .legend span{display:inline-flex;align-items:center;gap:6px}
 .card{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 14px 6px}
 .panels{margin-top:12px;display:flex;flex-wrap:wrap;gap:12px 6px}
-.panels .fig{flex:1 1 300px;min-width:0;max-width:560px}
+.panels .fig{flex:1 1 400px;min-width:0;max-width:560px}
 .beside{display:grid;gap:12px;margin:12px 0}
 .two{grid-template-columns:repeat(2,minmax(0,1fr))}
 .three{grid-template-columns:repeat(3,minmax(0,1fr))}
@@ -80,7 +80,7 @@ tr:hover td{background:var(--grid)}
 td.row{font-family:ui-monospace,"SF Mono",Menlo,Consolas,monospace;font-size:12px}
 td.ours{font-weight:600}
 td .key{vertical-align:-1px;margin-right:6px}
-td.why{text-align:left;color:var(--soft);white-space:normal}
+td.why{text-align:left;color:var(--soft);white-space:normal;min-width:190px}
 .track{display:inline-block;width:60px;margin-right:8px;text-align:left;line-height:1}
 .bar{display:inline-block;background:var(--c);height:7px;border-radius:2px;vertical-align:1px;opacity:.8}
 .dim{color:var(--faint)}

@@ -255,9 +255,12 @@ const SuiteRegistration registration(
      "ring RNN: forward, and forward with every gradient, over neurons, actions and precisions "
      "(seed 000)",
      ring_rows,
-     {{"annulus-bf16x6", "annulus with six bf16 products for each: fp32 to its last bits"},
-      {"annulus-tf32", "annulus with tf32 products"},
-      {"annulus-fp32", "annulus with fp32 products, which tensor cores do not make by themselves"},
+     {{"annulus-bf16x6",
+       "annulus with precision bf16x6: operands split in three bf16, six products for each, as "
+       "exact as fp32"},
+      {"annulus-tf32", "annulus with precision tf32: one product of 10 bits each"},
+      {"annulus-fp32",
+       "annulus with precision fp32: fp32 operands, or bf16x6 where that is as exact and faster"},
       {"torch-sum",
        "as in the original table: a matrix per sample, mixed by a sum over [B, K, N, N], then "
        "applied"},

@@ -158,6 +158,25 @@ std::optional<double> floor_of(const ProblemGroup& g, const Record& r) {
   return move ? floor_beside(r, *move) : *r.floor_ms;
 }
 
+std::string floor_source(const ProblemGroup& g, const Record& r) {
+  if (!r.floor_kind) return "";
+  switch (*r.floor_kind) {
+    case FloorKind::kCompute:
+      return "products";
+    case FloorKind::kLatency:
+      return r.ceiling && r.ceiling->step_us > 0 ? "steps" : "launch";
+    case FloorKind::kBandwidth:
+      break;
+  }
+  const Record* move = g.find("move");
+  const double by_copy =
+      r.ceiling && r.ceiling->copy_gbs > 0 ? 1e-6 * r.bytes.value_or(0) / r.ceiling->copy_gbs : 0;
+  // Runs since the move counts have it in their floor already.
+  const bool by_move =
+      move && (floor_beside(r, *move) < *r.floor_ms || *r.floor_ms < 0.999 * by_copy);
+  return by_move ? "move" : "copy";
+}
+
 std::optional<double> over_floor(const ProblemGroup& g, const Record& r) {
   const auto floor = floor_of(g, r);
   if (r.status != Status::kOk || !r.time_ms || !floor || !(r.time_ms->median > 0)) return {};

@@ -50,6 +50,9 @@ Model build_model(const std::vector<Record>& records);
 // time / floor of a record that has both and is right. The floor is the record's own, lowered to what
 // the move of the same problem reached where that was faster (floor_beside).
 std::optional<double> floor_of(const ProblemGroup& g, const Record& r);
+// What sets it: "copy" or "move" (bandwidth), "products", "steps" or "launch"; nothing where the file
+// does not say.
+std::string floor_source(const ProblemGroup& g, const Record& r);
 std::optional<double> over_floor(const ProblemGroup& g, const Record& r);
 
 // A right time below its floor: the ceiling that gave the floor was none for this row.

@@ -130,16 +130,19 @@ TEST(Model, AMoveThatBeatsTheCopyIsTheCeiling) {
   // 2000 bytes in 0.7 ms at the fastest: 1000 in 0.35.
   EXPECT_DOUBLE_EQ(*floor_of(g, *g.find("annulus")), 0.35);
   EXPECT_DOUBLE_EQ(*over_floor(g, *g.find("annulus")), 0.9 / 0.35);
+  EXPECT_EQ(floor_source(g, *g.find("annulus")), "move");
   EXPECT_TRUE(below_floor(m.places[0]).empty());
   records[0].floor_kind = FloorKind::kCompute;  // bytes say nothing of products
   const Model compute = build_model(records);
   EXPECT_DOUBLE_EQ(*floor_of(compute.places[0].time[0], records[0]), 1);
+  EXPECT_EQ(floor_source(compute.places[0].time[0], records[0]), "products");
   // A move that went wrong is no ceiling.
   records[0].floor_kind = FloorKind::kBandwidth;
   records[1].status = Status::kFailed;
   records[1].reason = "the bytes did not arrive";
   const Model failed = build_model(records);
   EXPECT_DOUBLE_EQ(*floor_of(failed.places[0].time[0], records[0]), 1);
+  EXPECT_EQ(floor_source(failed.places[0].time[0], records[0]), "copy");
 }
 
 TEST(Page, ARowBelowItsFloorIsNamedWithTheReason) {

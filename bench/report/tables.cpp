@@ -175,11 +175,11 @@ std::string implementation_table(const Place& place, const Words& words) {
   std::string s =
       "<h3>Who was timed, and what each computes</h3>" +
       draw::open_table({{"implementation", true},
+                        {"what it computes", true},
                         {in_torch ? "its time / ours from torch" : "its time / annulus"},
                         {"from"},
                         {"to"},
-                        {"rows"},
-                        {"what it computes", true}});
+                        {"rows"}});
   for (const std::string& impl : place.impls) {
     // Peers run under PyTorch; where annulus was timed there too, that is the fair one to hold against
     // them. What is ours, and the yardstick, stand against the bare kernel.
@@ -194,17 +194,18 @@ std::string implementation_table(const Place& place, const Words& words) {
     s += "<tr class=\"g\">" +
          cell(legend_mark(style_of(place, impl), false) + text(label_of(impl), 40),
               ours ? "l ours" : "l");
-    const bool itself = impl == "annulus" || c.rows == 0;
-    s += cell(itself ? ""
-                     : times(c.geometric_mean) +
-                           (bare && in_torch ? " <span class=\"dim\">of the kernel</span>" : ""));
-    s += cell(itself ? "" : times(c.low), "dim") + cell(itself ? "" : times(c.high), "dim");
-    s += cell(itself ? "" : fmt::format("{}{}", c.rows, c.same_run && !bare ? ", same run" : ""),
-              "dim");
     s += cell(about.empty()
                   ? "<span class=\"dim\">not explained: this program does not know it</span>"
                   : text(about, 400),
-              "why") +
+              "why");
+    if (impl == "annulus" || c.rows == 0) {
+      s += cell("") + cell("") + cell("") + cell("") + "</tr>";
+      continue;
+    }
+    s += cell(times(c.geometric_mean) +
+              (bare && in_torch ? " <span class=\"dim\">of the kernel</span>" : "")) +
+         cell(times(c.low), "dim") + cell(times(c.high), "dim") +
+         cell(fmt::format("{}{}", c.rows, c.same_run && !bare ? ", same run" : ""), "dim") +
          "</tr>";
   }
   return s + std::string(draw::kCloseTable);
@@ -223,7 +224,7 @@ std::string problem_table(const Place& place, std::size_t* budget) {
     heads.push_back({"fastest peer"});
     heads.push_back({in_torch ? "it / ours" : "it / kernel"});
   }
-  for (const char* name : {"floor", "kernel / floor", "error"}) heads.push_back({name});
+  for (const char* name : {"floor, set by", "kernel / floor", "error"}) heads.push_back({name});
   std::string s = "<h3>Every problem</h3>" + draw::open_table(heads);
   std::size_t omitted = 0;
   for (const ProblemGroup& g : place.time) {
@@ -239,7 +240,7 @@ std::string problem_table(const Place& place, std::size_t* budget) {
     }
     const auto floor = kernel ? floor_of(g, *kernel) : std::nullopt;
     const auto ratio = kernel ? over_floor(g, *kernel) : std::nullopt;
-    s += cell(floor ? ms(*floor) : "", "dim") +
+    s += cell(floor ? ms(*floor) + " " + floor_source(g, *kernel) : "", "dim") +
          cell(ratio ? bar(*ratio, 0) + times(*ratio) : "", ratio && *ratio < 1 ? "bad" : "") +
          (kernel ? error_cell(*kernel) : cell("")) + "</tr>";
     // What is not right is not left blank.
