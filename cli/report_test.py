@@ -11,6 +11,7 @@ import copy
 import json
 import os
 import random
+import re
 import sys
 import tempfile
 
@@ -151,6 +152,16 @@ def test_results(folder):
         html = read(page).decode()
         expect("not explained" not in html, "an implementation of the results has no words in its suite")
         expect("Below their floor" not in html, "a row of the results is below its floor")
+    # Every peer that python -m annulus.peers can write is explained too, measured yet or not.
+    root = os.path.join(results, "..", "..")
+    peers = os.path.join(root, "python", "annulus")
+    for script in sorted(f for f in os.listdir(peers) if f.startswith("_peers_")):
+        names = set(re.findall(r'"(torch-[a-z0-9-]+)"', read(peers, script).decode()))
+        assert names, script
+        suite = script.removeprefix("_peers_").removesuffix(".py").replace("_", "-")
+        rows = write(b"".join(line({**GOOD, "suite": suite, "impl": name}) for name in names), folder, "peers.jsonl")
+        if expect_code(0, annulus("report", rows, "--out", page), "report of peers"):
+            expect("not explained" not in read(page).decode(), f"{suite}: a peer of {sorted(names)} has no words")
     print(f"{len(files)} files")
 
 

@@ -80,7 +80,7 @@ tr:hover td{background:var(--grid)}
 td.row{font-family:ui-monospace,"SF Mono",Menlo,Consolas,monospace;font-size:12px}
 td.ours{font-weight:600}
 td .key{vertical-align:-1px;margin-right:6px}
-td.why{text-align:left;color:var(--soft);white-space:normal;min-width:190px}
+td.why{text-align:left;color:var(--soft);white-space:normal;min-width:170px}
 .track{display:inline-block;width:60px;margin-right:8px;text-align:left;line-height:1}
 .bar{display:inline-block;background:var(--c);height:7px;border-radius:2px;vertical-align:1px;opacity:.8}
 .dim{color:var(--faint)}

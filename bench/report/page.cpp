@@ -29,19 +29,15 @@ std::string place_name(const Place& place) {
                      place.hardware.empty() ? place.device : place.hardware);
 }
 
-// The place that says most of its suite: the one with the most times.
-const Place* lead_of(const Model& model, const std::string& suite) {
-  const Place* lead = nullptr;
-  for (const Place& p : model.places) {
-    if (p.suite == suite && (!lead || p.ok > lead->ok)) lead = &p;
-  }
-  return lead;
-}
-
+// Of every suite the place that says most: the one with the most times.
 std::vector<const Place*> leads_of(const Model& model) {
   std::vector<const Place*> leads;
-  for (const Place& p : model.places) {
-    if (leads.empty() || leads.back()->suite != p.suite) leads.push_back(lead_of(model, p.suite));
+  for (const Place& p : model.places) {  // sorted by suite
+    if (leads.empty() || leads.back()->suite != p.suite) {
+      leads.push_back(&p);
+    } else if (p.ok > leads.back()->ok) {
+      leads.back() = &p;
+    }
   }
   return leads;
 }
@@ -203,6 +199,12 @@ std::string render_within(const Model& model, const Words& words, const Limits& 
       "problem would take at the best rates that its run measured) and the error against double "
       "precision.</p>",
       counted(model.records, "row"), counted(model.places.size(), "place"));
+  std::size_t failed = 0;
+  for (const Place& place : model.places) failed += place.failed;
+  if (failed > 0) {
+    s += fmt::format("<p class=\"bad\"><b>{} failed</b>: the reason stands beside each.</p>",
+                     counted(failed, "row"));
+  }
   s += story(model);
   std::size_t budget = limits.table_rows;
   for (std::size_t i = 0; i < shown; ++i) {

@@ -16,6 +16,7 @@ constexpr std::size_t kMostRows = 12;
 // A name as suites make them. Longer ones are taken as they are: cutting a name of 64 KiB at each of
 // its dashes would take minutes.
 constexpr std::size_t kMostName = 80;
+constexpr std::size_t kMostSearched = 2000;  // rows among which a family is looked for
 constexpr std::size_t kMostPeers = 4;
 
 std::string param_of(const ProblemGroup& g, const char* name) {
@@ -61,7 +62,8 @@ std::pair<std::string, double> sized(const std::string& part) {
 Groups family_of(const Groups& groups) {
   std::map<std::string, std::vector<std::pair<double, const ProblemGroup*>>> families;
   std::vector<std::string> order;
-  for (const ProblemGroup* g : groups) {
+  for (std::size_t at = 0; at < std::min(groups.size(), kMostSearched); ++at) {
+    const ProblemGroup* g = groups[at];
     if (g->row.size() > kMostName) continue;
     const auto parts = parts_of(g->row);
     for (std::size_t i = 0; i < parts.size(); ++i) {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "bench/report/model.h"
+#include "bench/statistics.h"
 #include "draw/html.h"
 
 namespace annulus::bench::report {
@@ -74,6 +75,7 @@ TEST(Model, OnlyOkRowsCount) {
   EXPECT_EQ(count(page, "failed: error 1 is above the limit"),
             2u);  // by problem and in the long table
   EXPECT_EQ(count(page, "skipped: not enough memory"), 1u);
+  EXPECT_LT(page.find("<b>1 row failed</b>"), page.find("<h2>"));  // on the first screen
 }
 
 TEST(Model, AFailedMemoryRowIsMarkedAndHasNoRatio) {
@@ -230,6 +232,13 @@ TEST(Page, NamesOfManyDashesAreNotCutAtEach) {
     records.push_back(record(name, "annulus", 1, 1));
   }
   EXPECT_LE(page_of(records).size(), draw::kMaxPageBytes);  // in time, above all
+}
+
+TEST(Page, AHundredThousandImplementationsOfOneProblemTakeNoMinute) {
+  std::vector<Record> records = {record("r", "move", 1, 1)};
+  for (int i = 0; i < 100000; ++i) records.push_back(record("r", "i" + std::to_string(i), 2, 1));
+  const double ms = milliseconds([&] { EXPECT_LE(page_of(records).size(), draw::kMaxPageBytes); });
+  EXPECT_LT(ms, 3e4);  // 1300 on a small machine; searching all of them for each takes 80 000
 }
 
 TEST(Model, OtherHardwareIsAnotherPlace) {
