@@ -68,6 +68,10 @@ void draw_floor(Drawing& drawing, const Panel& panel) {
     if (panel.floor[i] > 0) points.emplace_back(static_cast<double>(i), panel.floor[i]);
   }
   if (points.empty()) return;
+  if (points.size() == 1) {  // a line still
+    const auto [at, ms] = points[0];
+    points = {{at - 0.3, ms}, {at + 0.3, ms}};
+  }
   drawing.path("floor", drawing.through(points));
   drawing.name_at_end(points.back().second, "floor", "hollow");
 }

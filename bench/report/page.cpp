@@ -103,6 +103,10 @@ std::string cards(std::vector<std::string> all) {
   return s + "</div>";
 }
 
+std::string place_cards(const Place& place) {
+  return cards({peer_card(place, ""), floor_card(place, ""), torch_card(place), count_card(place)});
+}
+
 // The first screen: a chart a suite, then four cards at most.
 std::string story(const Model& model) {
   const auto leads = leads_of(model);
@@ -116,15 +120,13 @@ std::string story(const Model& model) {
     charts += fmt::format("<div class=\"card\">{}<p class=\"note\">{}</p></div>", drawing,
                           text(place_name(*leads[i])));
   }
+  const std::string s = charts.empty() ? "" : "<div class=\"beside two\">" + charts + "</div>";
+  if (model.places.size() == 1) return s + place_cards(model.places[0]);
   for (const auto card : {peer_card, floor_card}) {
     for (const Place* place : leads) {
       if (all.size() < kMostCards) all.push_back(card(*place, ", " + place->suite));
       std::erase(all, "");
     }
-  }
-  std::string s;
-  if (!charts.empty()) {
-    s += fmt::format("<div class=\"beside{}\">{}</div>", leads.size() > 1 ? " two" : "", charts);
   }
   return s + cards(std::move(all));
 }
@@ -173,9 +175,9 @@ std::string below_note(const Place& place) {
 }
 
 std::string place_section(const Place& place, const Limits& limits, const Words& words,
-                          std::size_t* budget) {
+                          bool with_cards, std::size_t* budget) {
   std::string s = fmt::format("<h3>{}</h3>", text(place_name(place))) + where_line(place);
-  s += cards({peer_card(place, ""), floor_card(place, ""), torch_card(place), count_card(place)});
+  if (with_cards) s += place_cards(place);
   s += below_note(place);
   std::string drawings;
   for (const Panel& panel : panels_of(place, limits.panels)) {
@@ -210,7 +212,7 @@ std::string render_within(const Model& model, const Words& words, const Limits& 
   for (std::size_t i = 0; i < shown; ++i) {
     const bool new_suite = i == 0 || model.places[i].suite != model.places[i - 1].suite;
     if (new_suite) s += fmt::format("<h2>{}</h2>", text(model.places[i].suite, 80));
-    s += place_section(model.places[i], limits, words, &budget);
+    s += place_section(model.places[i], limits, words, model.places.size() > 1, &budget);
   }
   if (shown < model.places.size()) {
     s += fmt::format("<p class=\"note\">{} more places are in the result files.</p>",
