@@ -57,14 +57,12 @@ std::string peer_card(const Place& place, const std::string& what) {
   double log_sum = 0, low = 0, high = 0;
   bool from_torch = true;
   for (const ProblemGroup& g : place.time) {
-    const Record* ours = g.find(kOursInTorch);
-    if (!ours) {
-      ours = g.find("annulus");
-      from_torch = false;
-    }
+    const Record* in_torch = g.find(kOursInTorch);
+    const Record* ours = in_torch ? in_torch : g.find("annulus");
     const Record* peer = fastest_peer(g);
     if (!ours || !peer || !(ours->time_ms->median > 0)) continue;
     const double ratio = peer->time_ms->median / ours->time_ms->median;
+    from_torch = from_torch && in_torch;
     low = rows == 0 ? ratio : std::min(low, ratio);
     high = std::max(high, ratio);
     behind += ratio < 1;

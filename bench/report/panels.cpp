@@ -121,7 +121,8 @@ void name_rows(const Groups& groups, Panel* panel) {
   for (std::size_t k = 0; alike && k < names[0].size(); ++k) {
     const bool common =
         std::all_of(names.begin(), names.end(), [&](const auto& n) { return n[k] == names[0][k]; });
-    panel->pattern += (k > 0 ? "-" : "") + (common ? names[0][k] : "…");
+    const bool gap = panel->pattern.ends_with("…");
+    if (common || !gap) panel->pattern += (k > 0 ? "-" : "") + (common ? names[0][k] : "…");
     for (std::size_t i = 0; !common && i < names.size(); ++i) {
       panel->labels[i] += (panel->labels[i].empty() ? "" : "-") + names[i][k];
     }

@@ -187,6 +187,7 @@ TEST(Page, RowsWithoutAFamilyStandInOrderOfTheirSize) {
   records[1].bytes = 1000;
   const std::string page = page_of(records);
   EXPECT_LT(page.find(">1d-n9-l10<"), page.find(">2d-n64-l0<"));
+  EXPECT_EQ(count(page, ">fwd-…<"), 2u);  // in the chart of the suite and of the place
 }
 
 TEST(Page, ExplainsEveryImplementationAndSaysWhichItCannot) {
@@ -204,7 +205,8 @@ TEST(Page, ExplainsEveryImplementationAndSaysWhichItCannot) {
 TEST(Page, WhatATorchUserGetsStandsBesideTheKernel) {
   const std::string page =
       page_of({record("r1", "annulus", 1.25, 1), record("r1", "annulus-torch", 3.5, 1),
-               record("r1", "torch-eager", 7, 1)});
+               record("r1", "torch-eager", 7, 1), record("r2", "annulus", 1, 1)});
+  EXPECT_EQ(count(page, "from torch, 2.00× to 2.00× over 1 row<"), 1u);
   const auto table = page.find("Every problem");
   ASSERT_NE(table, std::string::npos);
   const std::string row = page.substr(page.find(">r1<", table), 600);
