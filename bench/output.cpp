@@ -33,7 +33,7 @@ class Markdown final : public Output {
                         c.compiler);
     out_ << "measured ceilings: " << to_string(c.ceilings) << "\n\n";
     line({"row", "dtype", "impl", "median ms", "p95", "floor", "x floor", "x move", "error",
-          "peak MiB", "seed"});
+          "peak MiB", "original"});
     for (std::size_t i = 0; i < kColumns; ++i) {
       const std::string rule(static_cast<std::size_t>(kWidths[i]) + 1, '-');
       out_ << "|" << rule << (i < kLeft ? "-" : ":");

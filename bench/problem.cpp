@@ -246,6 +246,20 @@ const std::vector<Suite>& all_suites() {
   return suites;
 }
 
+std::map<std::string, std::map<std::string, std::string>> implementation_words() {
+  std::map<std::string, std::map<std::string, std::string>> words;
+  for (const Suite& suite : all_suites()) {
+    words[suite.name] = {
+        {"annulus", "this library's kernel alone, called from C++ with its defaults"},
+        {"annulus-torch",
+         "the same operator as PyTorch calls it (annulus-torch in the files): checks, fresh memory "
+         "for the outputs and autograd included"},
+        {"move", "the row's bytes, read and written and nothing computed: the yardstick"}};
+    for (const auto& [impl, about] : suite.implementations) words[suite.name][impl] = about;
+  }
+  return words;
+}
+
 SuiteRegistration::SuiteRegistration(Suite suite) { registry().push_back(std::move(suite)); }
 
 std::size_t peak_bytes_of(const Case& problem, const std::vector<std::string>& calls,

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -179,6 +180,17 @@ Record from_json(const Json& j) {
 }
 
 }  // namespace
+
+double floor_beside(const Record& row, const Record& move) {
+  const double floor = row.floor_ms.value_or(0);
+  const double bytes = row.bytes.value_or(0), moved = move.bytes.value_or(0);
+  const bool bandwidth = row.floor_kind == FloorKind::kBandwidth;
+  if (!bandwidth || move.status != Status::kOk || !move.time_ms || !(bytes > 0) || !(moved > 0)) {
+    return floor;
+  }
+  const double fastest = move.time_ms->min * (bytes / moved);
+  return fastest > 0 ? std::min(floor, fastest) : floor;
+}
 
 std::string name_of(Status s) { return kStatusNames[static_cast<std::size_t>(s)]; }
 std::string name_of(FloorKind k) { return kFloorKindNames[static_cast<std::size_t>(k)]; }

@@ -73,6 +73,11 @@ struct Record {
   std::string reason;  // why it was skipped or failed
 };
 
+// What `move`, the same bytes moved beside the row, says of a floor set by bandwidth: the copy of the
+// start of the run reads as much as it writes and is larger than any cache, so a row that reads more
+// or is smaller can beat it. The faster of the two rates is the ceiling; other floors stay.
+double floor_beside(const Record& row, const Record& move);
+
 std::string name_of(Status s);
 std::string name_of(FloorKind k);
 std::string name_of(Measures m);

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -56,13 +57,23 @@ struct SuiteRequest {
   std::size_t memory_bytes = 0;  // what a row of size `machine` may use
 };
 
+// What an implementation of a suite computes, in a sentence for the report: ours with an option, and the
+// peers that `python -m annulus.peers` times (python/annulus/_peers_<op>.py).
+struct ImplementationWords {
+  std::string impl, about;
+};
+
 struct Suite {
   std::string name;     // "lrpe-cosine"
   std::string summary;  // one line
   std::function<std::vector<Row>(const SuiteRequest&)> rows;
+  std::vector<ImplementationWords> implementations = {};  // beyond annulus, annulus-torch and move
 };
 
 const std::vector<Suite>& all_suites();  // sorted by name
+
+// Suite -> implementation -> what it computes; those that every suite has included.
+std::map<std::string, std::map<std::string, std::string>> implementation_words();
 
 class SuiteRegistration {
  public:

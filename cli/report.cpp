@@ -1,4 +1,4 @@
-// annulus report: result files in, one self-contained page out.
+// annulus report: result files in, one self-contained page out; with --compare, what two files differ in.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -7,7 +7,9 @@
 
 #include "annulus/core/errors.h"
 #include "bench/record.h"
+#include "bench/report/compare.h"
 #include "bench/report/model.h"
+#include "bench/suite.h"
 #include "cli/commands.h"
 #include "files/file.h"
 #include "files/words.h"
@@ -18,6 +20,7 @@ namespace {
 struct ReportOptions {
   std::vector<std::string> files;
   std::string out = "report.html";
+  bool compare = false;
 };
 
 // Before anything is read: a page written over its own rows would lose them.
@@ -31,21 +34,48 @@ void check_output(const ReportOptions& o) {
   }
 }
 
-int run_report(const ReportOptions& o) {
-  check_output(o);
-  std::vector<bench::Record> records;
-  for (const std::string& path : o.files) {
-    bench::RecordFile file = bench::read_records(path);
-    for (const std::string& warning : file.warnings) std::cerr << "annulus: " << warning << "\n";
-    std::move(file.records.begin(), file.records.end(), std::back_inserter(records));
-  }
-  const bench::report::Model model = bench::report::build_model(records);
+std::vector<bench::Record> read(const std::string& path) {
+  bench::RecordFile file = bench::read_records(path);
+  for (const std::string& warning : file.warnings) std::cerr << "annulus: " << warning << "\n";
+  return std::move(file.records);
+}
+
+bench::report::Model model_of(const std::vector<bench::Record>& records) {
+  bench::report::Model model = bench::report::build_model(records);
   if (model.superseded > 0) {
     std::cerr << fmt::format(
         "annulus: {} {} of a row that was measured again; the newest of each row is shown\n",
         model.superseded, model.superseded == 1 ? "record is" : "records are");
   }
-  const std::string page = bench::report::render(model);
+  return model;
+}
+
+int run_compare(const ReportOptions& o) {
+  if (o.files.size() != 2) {
+    throw InvalidArgument(fmt::format(
+        "--compare takes two result files, the old and the new, but got {}", o.files.size()));
+  }
+  const std::vector<bench::Record> before = read(o.files[0]), after = read(o.files[1]);
+  const bench::report::Model a = model_of(before), b = model_of(after);
+  bench::report::Difference d = bench::report::difference_of(a, b);
+  d.before_name = o.files[0];
+  d.after_name = o.files[1];
+  files::write_file(o.out, bench::report::render(d));
+  std::cout << bench::report::to_text(d);
+  std::cerr << "annulus: the same as a page: " << o.out << "\n";
+  return kDone;
+}
+
+int run_report(const ReportOptions& o) {
+  check_output(o);
+  if (o.compare) return run_compare(o);
+  std::vector<bench::Record> records;
+  for (const std::string& path : o.files) {
+    std::vector<bench::Record> more = read(path);
+    std::move(more.begin(), more.end(), std::back_inserter(records));
+  }
+  const bench::report::Model model = model_of(records);
+  const std::string page = bench::report::render(model, bench::implementation_words());
   files::write_file(o.out, page);
   std::cout << fmt::format("{}: {} from {}, {} KiB\n", o.out, files::counted(model.records, "row"),
                            files::counted(o.files.size(), "file"), (page.size() + 1023) / 1024);
@@ -61,6 +91,9 @@ void add_report_command(CLI::App& app, int& exit_code) {
   command->add_option("FILE", o->files, "results as `annulus bench --save` writes them (JSONL)")
       ->required();
   command->add_option("--out", o->out, "where to write the page")->capture_default_str();
+  command->add_flag("--compare", o->compare,
+                    "two files, the old and the new: what became of each row, what got slower "
+                    "first, as a table and as the page");
   command->callback([o, &exit_code] { exit_code = run_report(*o); });
 }
 

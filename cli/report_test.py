@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""`annulus report` on good, broken and hostile files. Usage: report_test.py ANNULUS files|results|browser
+"""`annulus report` on good, broken and hostile files. Usage: report_test.py ANNULUS files|results|compare|browser
 
 files    at least 200 broken files, each exit code 2, one clear line, no output file left behind
-results  the measured rows of bench/results make a page of at most 1 MB
+results  the measured rows of bench/results make a page of at most 1 MB that explains every implementation and has no row
+         below its floor
+compare  two files of different commits: ratio per row, what got slower marked, what is in one file only
 browser  the page in headless chromium: markup from a file shows as text (skipped without chromium)
 """
 import copy
 import json
 import os
 import random
+import re
 import sys
 import tempfile
 
@@ -146,7 +149,58 @@ def test_results(folder):
     assert files
     if expect_code(0, annulus("report", *files, "--out", page), "report"):
         expect(os.path.getsize(page) <= 1 << 20, f"the page has {os.path.getsize(page)} bytes")
+        html = read(page).decode()
+        expect("not explained" not in html, "an implementation of the results has no words in its suite")
+        expect("Below their floor" not in html, "a row of the results is below its floor")
+    # Every peer that python -m annulus.peers can write is explained too, measured yet or not.
+    root = os.path.join(results, "..", "..")
+    peers = os.path.join(root, "python", "annulus")
+    for script in sorted(f for f in os.listdir(peers) if f.startswith("_peers_")):
+        names = set(re.findall(r'"(torch-[a-z0-9-]+)"', read(peers, script).decode()))
+        assert names, script
+        suite = script.removeprefix("_peers_").removesuffix(".py").replace("_", "-")
+        rows = write(b"".join(line({**GOOD, "suite": suite, "impl": name}) for name in names), folder, "peers.jsonl")
+        if expect_code(0, annulus("report", rows, "--out", page), "report of peers"):
+            expect("not explained" not in read(page).decode(), f"{suite}: a peer of {sorted(names)} has no words")
     print(f"{len(files)} files")
+
+
+def timed(row, median, **more):
+    return {**GOOD, "row": row, "time_ms": {"median": median, "min": 0.9 * median, "p95": 1.02 * median, "n": 20}, **more}
+
+
+def test_compare(folder):
+    old = write(line(timed("steady", 1)) + line(timed("slow", 1)) + line(timed("fast", 2)) + line(timed("noisy", 1))
+                + line(timed("right", 1)) + line(timed("gone", 1)) + line(timed("moved", 1)), folder, "old.jsonl")
+    broken = {**timed("right", 1), "status": "failed", "reason": "error 1 is above the \x1b]0;owned\x07 limit"}
+    new = write(line(timed("steady", 1.03)) + line(timed("slow", 1.5)) + line(timed("fast", 1)) + line(broken)
+                + line({**timed("noisy", 1.04), "commit": "\x1b[31mdef"}) + line(timed("fresh", 1))
+                + line(timed("moved", 9, hardware="another CPU")), folder, "new.jsonl")
+    page = os.path.join(folder, "page.html")
+    got = annulus("report", old, new, "--compare", "--out", page)
+    if not expect_code(0, got, "compare"):
+        return
+    out = got.stdout
+    for words in (["slow", "1.500", "slower"], ["fast", "0.500", "faster"], ["steady", "1.030"], ["noisy", "1.040"],
+                  ["right", "failed", "broken"]):
+        lines = [text for text in out.splitlines() if text.startswith(f"| {words[0]} ")]
+        expect(len(lines) == 1 and all(word in lines[0] for word in words), f"{words} is not a line of {out}")
+        expect(len(words) > 2 or not any(w in lines[0] for w in ("slower", "faster")), f"noise is marked: {lines}")
+    order = [text.split()[1] for text in out.splitlines() if text.startswith("| ") and text.split()[1] != "row"]
+    expect(order[:2] == ["right", "slow"], f"what got worse is not first: {order}")
+    gone, fresh = out.split("only in A")[1].split("only in B")
+    expect("gone" in gone and "moved" in gone and "fresh" in fresh and "another CPU" in fresh, f"one file only: {out}")
+    expect("\x1b" not in got.stdout + got.stderr, "a control character of a file reached the terminal")
+    expect(b"slower" in read(page) and b"</html>" in read(page), "no page")
+    # The same file twice: nothing changed. One file or three: refused.
+    got = annulus("report", old, old, "--compare", "--out", page)
+    expect(got.returncode == 0 and "7 rows in both files, 0 slower or larger" in got.stdout, f"twice: {got.stdout}")
+    for files in ([old], [old, new, new]):
+        expect_code(2, annulus("report", *files, "--compare", "--out", page), f"{len(files)} files", "takes two result files")
+    # A thousandfold difference in size still makes a page and ends.
+    many = write(b"".join(line(timed(f"r{i}", 1 + i % 7)) for i in range(4000)), folder, "many.jsonl")
+    expect_code(0, annulus("report", many, old, "--compare", "--out", page), "many")
+    expect(os.path.getsize(page) <= 1 << 20, f"the page has {os.path.getsize(page)} bytes")
 
 
 def test_browser(folder):
@@ -160,8 +214,10 @@ def test_browser(folder):
     page = os.path.join(folder, "report.html")
     if expect_code(0, report(path, page), "report"):
         browse(page, "Annulus benchmark report", folder)
+    if expect_code(0, annulus("report", path, path, "--compare", "--out", page), "compare"):
+        browse(page, "Annulus benchmark comparison", folder)
 
 
 with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
-    {"files": test_files, "results": test_results, "browser": test_browser}[sys.argv[2]](temporary)
+    {"files": test_files, "results": test_results, "compare": test_compare, "browser": test_browser}[sys.argv[2]](temporary)
 finish()

@@ -37,8 +37,8 @@ letter-spacing:-.02em}
 .legend{display:flex;flex-wrap:wrap;gap:4px 20px;color:var(--soft);font-size:13px;margin:18px 0 2px}
 .legend span{display:inline-flex;align-items:center;gap:6px}
 .card{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 14px 6px}
-.panels{display:flex;flex-wrap:wrap;gap:12px 6px}
-.panels .fig{flex:1 1 300px;min-width:0;max-width:560px}
+.panels{margin-top:12px;display:flex;flex-wrap:wrap;gap:12px 6px}
+.panels .fig{flex:1 1 400px;min-width:0;max-width:560px}
 .beside{display:grid;gap:12px;margin:12px 0}
 .two{grid-template-columns:repeat(2,minmax(0,1fr))}
 .three{grid-template-columns:repeat(3,minmax(0,1fr))}
@@ -80,18 +80,19 @@ tr:hover td{background:var(--grid)}
 td.row{font-family:ui-monospace,"SF Mono",Menlo,Consolas,monospace;font-size:12px}
 td.ours{font-weight:600}
 td .key{vertical-align:-1px;margin-right:6px}
-td.why{text-align:left;color:var(--soft);white-space:normal}
+td.why{text-align:left;color:var(--soft);white-space:normal;min-width:170px}
 .track{display:inline-block;width:60px;margin-right:8px;text-align:left;line-height:1}
 .bar{display:inline-block;background:var(--c);height:7px;border-radius:2px;vertical-align:1px;opacity:.8}
 .dim{color:var(--faint)}
 .note,footer{color:var(--faint);font-size:12.5px}.note{max-width:none}
+summary{margin:30px 0 8px;font-weight:600;cursor:pointer}
 footer{margin-top:56px;padding-top:18px;border-top:1px solid var(--line)}
 footer p{max-width:92ch}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 18px;font-size:13.5px;margin:10px 0}
 dt{color:var(--soft)}dd{margin:0}
 @media(max-width:820px){.two,.three{grid-template-columns:minmax(0,1fr)}}
 @media(max-width:640px){main{padding:24px 16px 48px}h1{font-size:27px}.card{padding:10px 6px 4px}
-.panels .fig{flex-basis:100%}td.row{white-space:normal;overflow-wrap:anywhere;min-width:132px}
+.tiles{grid-template-columns:repeat(2,minmax(0,1fr))}.panels .fig{flex-basis:100%}td.row{white-space:normal;overflow-wrap:anywhere;min-width:132px}
 .scroll::before{content:"more columns to the right →";position:sticky;left:0;display:inline-block;
 padding:6px 10px 0;color:var(--faint);font-size:12px}}
 @media print{.scroll,.card,.beside{break-inside:avoid}}

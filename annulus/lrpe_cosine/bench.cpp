@@ -172,7 +172,12 @@ const SuiteRegistration registration(
     {"lrpe-cosine",
      "LRPE-cosine: speed and memory, forward and backward, 1-D 2-D "
      "3-D, prefix 0 and 10 (seed 002)",
-     lrpe_rows});
+     lrpe_rows,
+     {{"torch-eager",
+       "the formula as one writes it in torch: phases in float32, cos and sin of them, two "
+       "products, "
+       "a concatenation, each a pass over memory"},
+      {"torch-compile", "torch-eager under torch.compile, for this shape alone"}}});
 
 }  // namespace
 }  // namespace annulus::bench

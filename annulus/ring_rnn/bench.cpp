@@ -254,7 +254,28 @@ const SuiteRegistration registration(
     {"ring-rnn",
      "ring RNN: forward, and forward with every gradient, over neurons, actions and precisions "
      "(seed 000)",
-     ring_rows});
+     ring_rows,
+     {{"annulus-bf16x6",
+       "annulus with precision bf16x6: operands split in three bf16, six products for each, as "
+       "exact as fp32"},
+      {"annulus-tf32", "annulus with precision tf32: one product of 10 bits each"},
+      {"annulus-fp32",
+       "annulus with precision fp32: fp32 operands, or bf16x6 where that is as exact and faster"},
+      {"torch-sum",
+       "as in the original table: a matrix per sample, mixed by a sum over [B, K, N, N], then "
+       "applied"},
+      {"torch-matmul",
+       "as in the original table: a matrix per sample, mixed by a product of depth K, then "
+       "applied"},
+      {"torch-gemm",
+       "one product a step: states scaled by every action, then (B, (K + 1) N) times [Wo; Wa]^T"},
+      {"torch-gemm2",
+       "one product a step: states times [Wo; Wa]^T, the K + 1 results mixed by the actions after"},
+      {"torch-gemm-graph", "torch-gemm recorded as a CUDA graph: no launch costs"},
+      {"torch-gemm2-graph", "torch-gemm2 recorded as a CUDA graph: no launch costs"},
+      {"torch-gemm-tf32", "torch-gemm with float32 products in tf32"},
+      {"torch-gemm-tf32-graph", "torch-gemm-tf32 recorded as a CUDA graph"},
+      {"torch-compile", "torch-gemm with its step under torch.compile"}}});
 
 }  // namespace
 }  // namespace annulus::bench

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numbers>
 
 #include "draw/drawing.h"
 #include "draw/html.h"
+#include "draw/scale.h"
 
 namespace annulus::bench::report {
 namespace {
@@ -16,10 +16,10 @@ using draw::Axis;
 using draw::Drawing;
 using draw::text;
 
-// As wide as a telephone: there a panel is shown at its own size, and on a desk three of them fit.
-// Names of series stand to the right of the axes.
-constexpr draw::Frame kFrame = {
-    .width = 380, .height = 380, .left = 54, .right = 116, .bottom = 48};
+// Between a telephone and half a desk, so that letters can be read on both. Names of series stand to the
+// right of the axes.
+constexpr double kWidth = 470, kPlotHeight = 250, kRight = 158;
+constexpr std::size_t kMostLabel = 20;  // letters of a row's name under the axis
 
 // Four shapes in turn, so that colour is never the only difference.
 std::string mark(double x, double y, int style, bool hollow, double r, const std::string& tip) {
@@ -47,67 +47,50 @@ std::string mark(double x, double y, int style, bool hollow, double r, const std
                            shape.substr(1, shape.find(' ') - 1) + ">";
 }
 
-// time = factor * floor: straight and rising in log-log, clipped to the panel.
-void draw_diagonal(Drawing& drawing, double factor, const char* css, const char* name) {
-  const draw::Scale &x = drawing.x(), &y = drawing.y();
-  const double from = std::max(x.low(), y.low() / factor);
-  const double to = std::min(x.high(), y.high() / factor);
-  if (!(to > from)) return;
-  drawing.path(css, drawing.through({{from, from * factor}, {to, to * factor}}));
-  // The name sits just above the line at its lower end and runs along it.
-  const double slope = std::atan2(y(to * factor) - y(from * factor), x(to) - x(from));
-  const double at = from * std::pow(to / from, 0.015);
-  drawing.add(
-      fmt::format("<text class=\"fl\" transform=\"translate({:.1f} {:.1f}) rotate({:.1f})\" "
-                  "dy=\"-5\">{}</text>",
-                  x(at), y(at * factor), slope * 180 / std::numbers::pi, name));
+void draw_series(Drawing& drawing, const Panel& panel, const Series& s) {
+  draw::Points points;
+  for (std::size_t i = 0; i < s.times.size(); ++i) {
+    if (s.times[i] > 0) points.emplace_back(static_cast<double>(i), s.times[i]);
+  }
+  const std::string css = css_of(s.style, s.hollow);
+  drawing.path(css + " line", drawing.through(points));
+  for (const auto& [at, ms] : points) {
+    drawing.add(mark(drawing.x()(at), drawing.y()(ms), s.style, s.hollow, 3.6,
+                     fmt::format("{}: {} {:.4g} ms", panel.labels[static_cast<std::size_t>(at)],
+                                 label_of(s.name), ms)));
+  }
+  if (!points.empty()) drawing.name_at_end(points.back().second, label_of(s.name), css);
 }
 
-void draw_points(Drawing& drawing, const Series& s, std::size_t max_points, std::size_t* thinned) {
-  const std::size_t step =
-      (s.points.size() + max_points - 1) / std::max<std::size_t>(max_points, 1);
-  const Point* last = nullptr;
-  for (std::size_t i = 0; i < s.points.size(); ++i) {
-    const Point& p = s.points[i];
-    if (!last || p.floor_ms >= last->floor_ms) last = &p;
-    if (step > 1 && i % step != 0) {
-      ++*thinned;
-      continue;
-    }
+void draw_floor(Drawing& drawing, const Panel& panel) {
+  draw::Points points;
+  for (std::size_t i = 0; i < panel.floor.size(); ++i) {
+    if (panel.floor[i] > 0) points.emplace_back(static_cast<double>(i), panel.floor[i]);
+  }
+  if (points.empty()) return;
+  if (points.size() == 1) {  // a line still
+    const auto [at, ms] = points[0];
+    points = {{at - 0.3, ms}, {at + 0.3, ms}};
+  }
+  drawing.path("floor", drawing.through(points));
+  drawing.name_at_end(points.back().second, "floor", "hollow");
+}
+
+// Every row by its name under the axis, slanted so that twelve fit.
+void draw_labels(Drawing& drawing, const Panel& panel) {
+  for (std::size_t i = 0; i < panel.labels.size(); ++i) {
     drawing.add(
-        mark(drawing.x()(p.floor_ms), drawing.y()(p.time_ms), s.style, s.hollow, 3.6, p.label));
+        fmt::format("<text text-anchor=\"end\" transform=\"translate({:.1f} {:.1f}) "
+                    "rotate(-35)\">{}</text>",
+                    drawing.x()(static_cast<double>(i)) + 4, drawing.bottom() + 15,
+                    text(panel.labels[i], kMostLabel)));
   }
-  if (last) drawing.name_at_end(last->time_ms, s.name, css_of(s.style, s.hollow));
-}
-
-// Both axes hold every point of every panel, and the floor line with its names.
-std::pair<Axis, Axis> axes_of(const std::vector<Panel>& panels) {
-  double least = 1e300, most = 0, time_least = 1e300, time_most = 0;
-  for (const Panel& panel : panels) {
-    for (const Series& s : panel.series) {
-      for (const Point& p : s.points) {
-        least = std::min(least, p.floor_ms);
-        most = std::max(most, p.floor_ms);
-        time_least = std::min({time_least, p.time_ms, p.floor_ms});
-        time_most = std::max({time_most, p.time_ms, p.floor_ms});
-      }
-    }
-  }
-  Axis x{.log = true, .label = "floor", .name = draw::duration_label, .gap = 50};
-  Axis y{.log = true, .label = "time", .name = draw::duration_label, .gap = 18};
-  // Room on the left, where the names of the diagonals stand, and for whole marks at the ends.
-  const double room = std::pow(most / least, 0.04);
-  x.low = least / (std::pow(most / least, 0.1) * 1.3 * room);
-  x.high = most * 1.25 * room;
-  y.low = std::min(time_least / 1.25, x.low);
-  y.high = time_most * 1.35;
-  return {x, y};
 }
 
 }  // namespace
 
 std::string css_of(int style, bool hollow) {
-  return hollow ? "hollow" : fmt::format("c{}", style < 2 ? style : 2 + (style - 2) % 7);
+  return hollow ? "hollow" : fmt::format("c{}", style < 3 ? style : 3 + (style - 3) % 6);
 }
 
 std::string legend_mark(int style, bool hollow) {
@@ -116,23 +99,50 @@ std::string legend_mark(int style, bool hollow) {
          mark(6, 6, style, hollow, 4, "") + "</svg>";
 }
 
-std::string chart(const std::vector<Panel>& panels, std::size_t max_points, std::size_t* thinned) {
-  const auto [x, y] = axes_of(panels);
-  if (!(x.high > 0)) return "";
-  std::string drawings;
-  for (const Panel& panel : panels) {
-    Drawing drawing(kFrame, x, y, panel.title, true,
-                    panel.title + ": time against floor, log axes");
-    draw_diagonal(drawing, 10, "rule", "10×");
-    draw_diagonal(drawing, 2, "rule", "2×");
-    draw_diagonal(drawing, 1, "floor", "floor");
-    // Our own points last, on top.
-    for (std::size_t k = panel.series.size(); k-- > 0;) {
-      draw_points(drawing, panel.series[k], max_points, thinned);
-    }
-    drawings += drawing.finish();
+std::string chart(const Panel& panel, const std::string& title) {
+  double least = 1e300, most = 0;
+  const auto see = [&](double v) {
+    if (!(v > 0)) return;
+    least = std::min(least, v);
+    most = std::max(most, v);
+  };
+  for (const double v : panel.floor) see(v);
+  for (const Series& s : panel.series) {
+    for (const double v : s.times) see(v);
   }
-  return drawings;
+  if (!(most > 0) || panel.series.empty()) return "";
+  std::size_t longest = 0;
+  for (const std::string& label : panel.labels) {
+    longest = std::max(longest, std::min(label.size(), kMostLabel));
+  }
+  const double slant = 4.2 * static_cast<double>(longest);
+  // Names of many series need a step each.
+  const double height = std::max(kPlotHeight, 15.0 * static_cast<double>(panel.series.size() + 1));
+  const draw::Frame frame = {.width = kWidth,
+                             .height = 34 + height + slant + 40,
+                             .left = 58,
+                             .right = kRight,
+                             .top = 34,
+                             .bottom = slant + 40};
+  const double last = static_cast<double>(panel.labels.size()) - 1;
+  Axis x{.low = -0.3, .high = last + 0.3};
+  for (std::size_t i = 0; i < panel.labels.size(); ++i) {
+    x.ticks.emplace_back(static_cast<double>(i), "");
+  }
+  const Axis y{.low = least / 1.3,
+               .high = most * 1.3,
+               .log = true,
+               .label = "time",
+               .name = draw::duration_label,
+               .gap = 18};
+  Drawing drawing(frame, x, y, title, true, title + ": time over size, log axis");
+  draw_labels(drawing, panel);
+  drawing.text("fl", "middle", (frame.left + drawing.right()) / 2, frame.height - 6,
+               panel.pattern.empty() ? "row" : panel.pattern, 60);
+  draw_floor(drawing, panel);
+  // Our own last, on top.
+  for (std::size_t k = panel.series.size(); k-- > 0;) draw_series(drawing, panel, panel.series[k]);
+  return drawing.finish();
 }
 
 }  // namespace annulus::bench::report

@@ -1,5 +1,7 @@
 #include "bench/report/model.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -14,9 +16,15 @@ constexpr std::size_t kMaxCommits = 5;
 constexpr std::size_t kMaxImpls = 16;
 constexpr std::size_t kMaxCeilings = 4;
 
-// annulus leads with its options, the yardstick follows, peers come by name.
+// annulus leads with its options and itself called from torch, the yardstick follows, peers come by
+// name.
 std::pair<int, std::string> rank(const std::string& impl) {
-  return {impl == "annulus" ? 0 : is_our_option(impl) ? 1 : impl == "move" ? 2 : 3, impl};
+  return {impl == "annulus"      ? 0
+          : is_our_option(impl)  ? 1
+          : impl == kOursInTorch ? 2
+          : impl == "move"       ? 3
+                                 : 4,
+          impl};
 }
 
 void count(Place& place, const Record& r) {
@@ -58,6 +66,29 @@ bool of_one_run(const Place& place) {
   return true;
 }
 
+std::string why_below(const ProblemGroup& g, const Record& r) {
+  if (!r.floor_kind) return "the file does not say what its floor is made of";
+  switch (*r.floor_kind) {
+    case FloorKind::kCompute:
+      return "the products were made faster than at the start of the run, when their rate was "
+             "measured";
+    case FloorKind::kLatency:
+      return "launches or steps passed faster than at the start of the run, when they were "
+             "measured";
+    case FloorKind::kBandwidth:
+      break;
+  }
+  if (g.find("move")) {
+    return "faster than the run's copy and than the move of its own bytes: some of them were still "
+           "in a cache";
+  }
+  return fmt::format(
+      "no move of its own {:.1f} MiB was timed beside it, and the copy that the floor is by is "
+      "larger than the "
+      "caches, in which these may have been",
+      r.bytes.value_or(0) / (1 << 20));
+}
+
 }  // namespace
 
 bool is_our_option(const std::string& impl) {
@@ -65,10 +96,12 @@ bool is_our_option(const std::string& impl) {
 }
 
 const Record* ProblemGroup::find(const std::string& impl) const {
-  for (const Record* r : records) {
-    if (r->impl == impl && r->status == Status::kOk && r->time_ms) return r;
-  }
-  return nullptr;
+  // They are sorted, and a hostile file has a hundred thousand of one problem.
+  const auto it =
+      std::lower_bound(records.begin(), records.end(), rank(impl),
+                       [](const Record* r, const auto& wanted) { return rank(r->impl) < wanted; });
+  if (it == records.end() || (*it)->impl != impl) return nullptr;
+  return (*it)->status == Status::kOk && (*it)->time_ms ? *it : nullptr;
 }
 
 Model build_model(const std::vector<Record>& records) {
@@ -121,11 +154,46 @@ Model build_model(const std::vector<Record>& records) {
   return model;
 }
 
-std::optional<double> over_floor(const Record& r) {
-  if (r.status != Status::kOk || !r.time_ms || !r.floor_ms || !(*r.floor_ms > 0) ||
-      !(r.time_ms->median > 0))
-    return {};
-  return r.time_ms->median / *r.floor_ms;
+std::optional<double> floor_of(const ProblemGroup& g, const Record& r) {
+  if (!r.floor_ms || !(*r.floor_ms > 0)) return {};
+  const Record* move = g.find("move");
+  return move ? floor_beside(r, *move) : *r.floor_ms;
+}
+
+std::string floor_source(const ProblemGroup& g, const Record& r) {
+  if (!r.floor_kind) return "";
+  switch (*r.floor_kind) {
+    case FloorKind::kCompute:
+      return "products";
+    case FloorKind::kLatency:
+      return r.ceiling && r.ceiling->step_us > 0 ? "steps" : "launch";
+    case FloorKind::kBandwidth:
+      break;
+  }
+  const Record* move = g.find("move");
+  const double by_copy =
+      r.ceiling && r.ceiling->copy_gbs > 0 ? 1e-6 * r.bytes.value_or(0) / r.ceiling->copy_gbs : 0;
+  // Runs since the move counts have it in their floor already.
+  const bool by_move =
+      move && (floor_beside(r, *move) < *r.floor_ms || *r.floor_ms < 0.999 * by_copy);
+  return by_move ? "move" : "copy";
+}
+
+std::optional<double> over_floor(const ProblemGroup& g, const Record& r) {
+  const auto floor = floor_of(g, r);
+  if (r.status != Status::kOk || !r.time_ms || !floor || !(r.time_ms->median > 0)) return {};
+  return r.time_ms->median / *floor;
+}
+
+std::vector<BelowFloor> below_floor(const Place& place) {
+  std::vector<BelowFloor> all;
+  for (const ProblemGroup& g : place.time) {
+    for (const Record* r : g.records) {
+      const auto ratio = over_floor(g, *r);
+      if (ratio && *ratio < 1) all.push_back({r, *ratio, why_below(g, *r)});
+    }
+  }
+  return all;
 }
 
 Comparison compare(const Place& place, const std::string& ours, const std::string& other) {
@@ -152,8 +220,9 @@ FloorSpread floor_spread(const Place& place, const std::string& impl) {
   std::vector<double> ratios;
   for (const ProblemGroup& g : place.time) {
     const Record* r = g.find(impl);
-    const auto ratio = r ? over_floor(*r) : std::nullopt;
+    const auto ratio = r ? over_floor(g, *r) : std::nullopt;
     if (!ratio) continue;
+    s.below += *ratio < 1;
     if (ratios.empty() || *ratio < s.best) {
       s.best = *ratio;
       s.best_row = g.row + " " + g.dtype;

@@ -2,6 +2,7 @@
 // problem, implementation.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -46,8 +47,21 @@ struct Model {
 // the newer date, and the later one where dates do not say. The model points into `records`.
 Model build_model(const std::vector<Record>& records);
 
-// time / floor of a record that has both and is right.
-std::optional<double> over_floor(const Record& r);
+// time / floor of a record that has both and is right. The floor is the record's own, lowered to what
+// the move of the same problem reached where that was faster (floor_beside).
+std::optional<double> floor_of(const ProblemGroup& g, const Record& r);
+// What sets it: "copy" or "move" (bandwidth), "products", "steps" or "launch"; nothing where the file
+// does not say.
+std::string floor_source(const ProblemGroup& g, const Record& r);
+std::optional<double> over_floor(const ProblemGroup& g, const Record& r);
+
+// A right time below its floor: the ceiling that gave the floor was none for this row.
+struct BelowFloor {
+  const Record* record;
+  double ratio;
+  std::string reason;
+};
+std::vector<BelowFloor> below_floor(const Place& place);
 
 // How one implementation compares with another over the problems both solved.
 struct Comparison {
@@ -58,13 +72,17 @@ struct Comparison {
 Comparison compare(const Place& place, const std::string& ours, const std::string& other);
 
 struct FloorSpread {
-  std::size_t rows = 0;
+  std::size_t rows = 0, below = 0;  // of them below their floor
   double best = 0, median = 0, worst = 0;
   std::string best_row, worst_row;
 };
 FloorSpread floor_spread(const Place& place, const std::string& impl);
 
+// What an implementation computes, in a sentence: suite -> implementation -> words. Whoever makes the
+// rows says it (bench/suite.h).
+using Words = std::map<std::string, std::map<std::string, std::string>>;
+
 // One self-contained HTML page of at most draw::kMaxPageBytes.
-std::string render(const Model& model);
+std::string render(const Model& model, const Words& words = {});
 
 }  // namespace annulus::bench::report

@@ -24,12 +24,6 @@ std::string ms(double v) {
 }
 std::string mib(double bytes) { return fmt::format("{:.1f}", bytes / kMiB); }
 
-std::string left_out(std::size_t rows) {
-  if (rows == 0) return "";
-  return fmt::format("<p class=\"note\">{} in the result files; the page keeps to a megabyte.</p>",
-                     rows == 1 ? "1 more row is" : fmt::format("{} more rows are", rows));
-}
-
 // One row of the page's budget, or one more that is left out.
 bool take(std::size_t* budget, std::size_t* omitted) {
   if (*budget == 0) {
@@ -96,19 +90,22 @@ std::string reason_row(const Record& r, std::size_t columns) {
 
 std::string time_row(const Place& place, const ProblemGroup& g, const Record& r, bool first,
                      bool with_seed) {
+  // The name in every line: what has scrolled away names nothing.
   const int style = style_of(place, r.impl);
   std::string row = first ? "<tr class=\"g\">" : "<tr>";
-  row += cell(first ? text(g.row, 60) : "", "l row");
-  row += cell(first ? text(g.dtype, 12) : "", "l dim");
-  row += cell(legend_mark(style, false) + text(r.impl, 32), r.impl == "annulus" ? "l ours" : "l");
+  row += cell(text(g.row, 60), first ? "l row" : "l row dim");
+  row += cell(text(g.dtype, 12), "l dim");
+  row += cell(legend_mark(style, false) + text(label_of(r.impl), 40),
+              r.impl == "annulus" ? "l ours" : "l");
   if (!r.time_ms) {
     return row + fmt::format("<td class=\"why\" colspan=\"{}\">{}: {}</td></tr>", with_seed ? 8 : 7,
                              name_of(r.status), text(r.reason));
   }
   row += cell(ms(r.time_ms->median), r.impl == "annulus" ? "ours" : "");
   row += cell(ms(r.time_ms->p95), "dim");
-  row += cell(r.floor_ms ? ms(*r.floor_ms) : "", "dim");
-  const auto ratio = over_floor(r);
+  const auto floor = floor_of(g, r);
+  row += cell(floor ? ms(*floor) : "", "dim");
+  const auto ratio = over_floor(g, r);
   row += cell(ratio ? bar(*ratio, style) + times(*ratio) : "");
   // What is not right is shown with its time and its reason, and held against nothing.
   const bool ok = r.status == Status::kOk;
@@ -134,16 +131,124 @@ std::string time_row(const Place& place, const ProblemGroup& g, const Record& r,
 
 }  // namespace
 
+std::string left_out(std::size_t rows) {
+  if (rows == 0) return "";
+  return fmt::format("<p class=\"note\">{} in the result files; the page keeps to a megabyte.</p>",
+                     rows == 1 ? "1 more row is" : fmt::format("{} more rows are", rows));
+}
+
 int style_of(const Place& place, const std::string& impl) {
-  if (impl == "annulus") return 0;
-  if (impl == "move") return 1;
-  int other = 2;
+  // Ours, the yardstick and ours from torch look the same in every chart.
+  const std::string fixed[] = {"annulus", "move", kOursInTorch};
+  const auto at = std::find(std::begin(fixed), std::end(fixed), impl);
+  if (at != std::end(fixed)) return static_cast<int>(at - std::begin(fixed));
+  int other = 3;
   for (const std::string& name : place.impls) {
-    if (name == "annulus" || name == "move") continue;
+    if (std::find(std::begin(fixed), std::end(fixed), name) != std::end(fixed)) continue;
     if (name == impl) break;
     ++other;
   }
   return other;
+}
+
+std::string label_of(const std::string& impl) {
+  return impl == kOursInTorch ? "from torch: ours" : impl;
+}
+
+const Record* fastest_peer(const ProblemGroup& g) {
+  const Record* best = nullptr;
+  for (const Record* r : g.records) {
+    if (r->impl == "annulus" || r->impl == kOursInTorch || r->impl == "move" ||
+        is_our_option(r->impl) || r->status != Status::kOk || !r->time_ms ||
+        !(r->time_ms->median > 0)) {
+      continue;
+    }
+    if (!best || r->time_ms->median < best->time_ms->median) best = r;
+  }
+  return best;
+}
+
+std::string implementation_table(const Place& place, const Words& words) {
+  const auto suite = words.find(place.suite);
+  const bool in_torch =
+      std::find(place.impls.begin(), place.impls.end(), kOursInTorch) != place.impls.end();
+  std::string s =
+      "<h3>Who was timed, and what each computes</h3>" +
+      draw::open_table({{"implementation", true},
+                        {"what it computes", true},
+                        {in_torch ? "its time / ours from torch" : "its time / annulus"},
+                        {"from"},
+                        {"to"},
+                        {"rows"}});
+  for (const std::string& impl : place.impls) {
+    // Peers run under PyTorch; where annulus was timed there too, that is the fair one to hold against
+    // them. What is ours, and the yardstick, stand against the bare kernel.
+    const bool ours = impl == "annulus" || impl == kOursInTorch || is_our_option(impl);
+    const bool bare = ours || impl == "move" || !in_torch;
+    const Comparison c = compare(place, bare ? "annulus" : kOursInTorch, impl);
+    std::string about;
+    if (suite != words.end()) {
+      const auto it = suite->second.find(impl);
+      if (it != suite->second.end()) about = it->second;
+    }
+    s += "<tr class=\"g\">" +
+         cell(legend_mark(style_of(place, impl), false) + text(label_of(impl), 40),
+              ours ? "l ours" : "l");
+    s += cell(about.empty()
+                  ? "<span class=\"dim\">not explained: this program does not know it</span>"
+                  : text(about, 400),
+              "why");
+    if (impl == "annulus" || c.rows == 0) {
+      s += cell("") + cell("") + cell("") + cell("") + "</tr>";
+      continue;
+    }
+    s += cell(times(c.geometric_mean) +
+              (bare && in_torch ? " <span class=\"dim\">of the kernel</span>" : "")) +
+         cell(times(c.low), "dim") + cell(times(c.high), "dim") +
+         cell(fmt::format("{}{}", c.rows, c.same_run && !bare ? ", same run" : ""), "dim") +
+         "</tr>";
+  }
+  return s + std::string(draw::kCloseTable);
+}
+
+std::string problem_table(const Place& place, std::size_t* budget) {
+  if (place.time.empty()) return "";
+  bool in_torch = false, peers = false;
+  for (const ProblemGroup& g : place.time) {
+    in_torch = in_torch || g.find(kOursInTorch);
+    peers = peers || fastest_peer(g);
+  }
+  std::vector<Column> heads = {{"row", true}, {"dtype", true}, {"kernel, ms"}};
+  if (in_torch) heads.push_back({"from torch: ours"});
+  if (peers) {
+    heads.push_back({"fastest peer"});
+    heads.push_back({in_torch ? "it / ours" : "it / kernel"});
+  }
+  for (const char* name : {"floor, set by", "kernel / floor", "error"}) heads.push_back({name});
+  std::string s = "<h3>Every problem</h3>" + draw::open_table(heads);
+  std::size_t omitted = 0;
+  for (const ProblemGroup& g : place.time) {
+    if (!take(budget, &omitted)) continue;
+    const Record *kernel = g.find("annulus"), *ours = g.find(kOursInTorch), *peer = fastest_peer(g);
+    s += problem_cells(g) + cell(kernel ? ms(kernel->time_ms->median) : "", "ours");
+    if (in_torch) s += cell(ours ? ms(ours->time_ms->median) : "", "ours");
+    if (peers) {
+      const Record* fair = in_torch ? ours : kernel;
+      const bool both = fair && peer && fair->time_ms->median > 0;
+      s += cell(peer ? text(peer->impl, 32) + " " + ms(peer->time_ms->median) : "") +
+           cell(both ? times(peer->time_ms->median / fair->time_ms->median) : "");
+    }
+    const auto floor = kernel ? floor_of(g, *kernel) : std::nullopt;
+    const auto ratio = kernel ? over_floor(g, *kernel) : std::nullopt;
+    s += cell(floor ? ms(*floor) + " " + floor_source(g, *kernel) : "", "dim") +
+         cell(ratio ? bar(*ratio, 0) + times(*ratio) : "", ratio && *ratio < 1 ? "bad" : "") +
+         (kernel ? error_cell(*kernel) : cell("")) + "</tr>";
+    // What is not right is not left blank.
+    for (const Record* r : g.records) {
+      if (r->impl == "annulus" && r->status != Status::kOk) s += reason_row(*r, heads.size() - 2);
+    }
+  }
+  return s + std::string(draw::kCloseTable) + left_out(omitted);
 }
 
 std::string time_table(const Place& place, std::size_t* budget) {
@@ -155,8 +260,9 @@ std::string time_table(const Place& place, std::size_t* budget) {
   std::vector<Column> heads = {
       {"row", true}, {"dtype", true},  {"implementation", true}, {"median ms"}, {"p95"},
       {"floor"},     {"time / floor"}, {"time / annulus"},       {"error"},     {"peak MiB"}};
-  if (with_seed) heads.push_back({"seed ms (seed / ours)"});
-  std::string s = "<h3>Every row</h3>" + draw::open_table(heads);
+  if (with_seed) heads.push_back({"original ms (original / ours)"});
+  std::string s =
+      "<details><summary>Every implementation of every row</summary>" + draw::open_table(heads);
   std::size_t omitted = 0;
   for (const ProblemGroup& g : place.time) {
     bool first = true;
@@ -166,7 +272,7 @@ std::string time_table(const Place& place, std::size_t* budget) {
       first = false;
     }
   }
-  return s + std::string(draw::kCloseTable) + left_out(omitted);
+  return s + std::string(draw::kCloseTable) + left_out(omitted) + "</details>";
 }
 
 std::string memory_table(const Place& place, std::size_t* budget) {
@@ -178,15 +284,15 @@ std::string memory_table(const Place& place, std::size_t* budget) {
   std::vector<Column> heads = {
       {"row", true}, {"dtype", true}, {"implementation", true}, {"peak MiB"}, {"of it scratch"}};
   for (const auto& c : seeds.names) heads.push_back({c});
-  heads.push_back({"seed / ours"});
+  heads.push_back({"original / ours"});
   const std::string beside =
-      seeds.hardware.empty() ? "" : ", beside the seed's on " + text(seeds.hardware);
+      seeds.hardware.empty() ? "" : ", beside the original's on " + text(seeds.hardware);
   std::string s = "<h3>Memory" + beside + "</h3>" + draw::open_table(heads);
   std::size_t omitted = 0;
   for (const ProblemGroup& g : place.memory) {
     for (const Record* r : g.records) {
       if (!take(budget, &omitted)) continue;
-      s += problem_cells(g) + cell(text(r->impl, 32), "l") +
+      s += problem_cells(g) + cell(text(label_of(r->impl), 40), "l") +
            cell(r->peak_bytes ? mib(*r->peak_bytes) : "", "ours") +
            cell(r->workspace_bytes ? mib(*r->workspace_bytes) : "", "dim");
       for (const auto& c : seeds.names) {
@@ -212,7 +318,7 @@ std::string seed_table(const Place& place, std::size_t* budget) {
   for (const auto& c : seeds.names) heads.push_back({c});
   heads.push_back({"best of them / ours"});
   std::string s =
-      fmt::format("<h3>Beside the seed's table, measured on {}</h3>", text(seeds.hardware)) +
+      fmt::format("<h3>Beside the original table, measured on {}</h3>", text(seeds.hardware)) +
       draw::open_table(heads);
   std::size_t omitted = 0;
   for (const ProblemGroup& g : place.time) {
