@@ -142,7 +142,7 @@ TEST(Workspace, CountsAndCarves) {
       b = scratch.take<double>(3);
     };
     EXPECT_EQ(scratch_bytes(lay_out), 512u + 256u);  // at any address
-    EXPECT_EQ(a, nullptr);  // counted alone
+    EXPECT_EQ(a, nullptr);                           // counted alone
     Workspace w(context, "op", kCPU, lay_out);
     EXPECT_EQ(context.workspace_bytes, 768u);
     EXPECT_EQ(reinterpret_cast<std::byte*>(a), w.data());
