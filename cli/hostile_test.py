@@ -64,7 +64,7 @@ def test_a_name_is_no_path(run):
     forge(out, lambda m: None)
     expect_code(0, resume(out), "a manifest forged to say the same")
     before = tree(victim)
-    for name in ("../../victim/default", "../victim", "seed", ".", "default/", "default\0", "\x1b]0;owned\x07"):
+    for name in ("../victim/default", "../../victim", "seed", ".", "default/", "default\0", "\x1b]0;owned\x07"):
         forge(out, lambda m: m["recipe"].update(name=name))
         got = resume(out)
         expect_code(2, got, f"a recipe called {name!r}", "recipe.name", '"default"')
