@@ -46,11 +46,11 @@ def draw(run, number):
     T, N = states.shape
     picture = base64.b64encode(png((states / states.max().clamp(min=1e-12)).T.flip(0))).decode()
 
-    def line(values, low, high, y, h, color, dash=""):
-        """Broken where an angle goes once around."""
-        parts, points = [], []
-        for t, v in enumerate(values.tolist()):
-            if points and abs(v - values[t - 1].item()) > (high - low) / 2:
+    def line(values, low, high, y, h, color, dash="", around=False):
+        """around: values are angles, and the line is broken where they go once around."""
+        parts, points, values = [], [], values.tolist()
+        for t, v in enumerate(values):
+            if around and points and abs(v - values[t - 1]) > (high - low) / 2:
                 parts, points = [*parts, points], []
             points.append(f"{left + (t + 0.5) * width / T:.1f},{y + h * (high - v) / (high - low):.1f}")
         lines = "".join(f'<polyline points="{" ".join(p)}"/>' for p in [*parts, points])
@@ -69,8 +69,8 @@ def draw(run, number):
              f"mean error {error:.3f} rad"),
         f'<image x="{left}" y="{top}" width="{width}" height="{height}" preserveAspectRatio="none" '
         f'style="image-rendering: pixelated" href="data:image/png;base64,{picture}"/>',
-        line(run["target"][number].remainder(turn), 0, turn, top, height, "#e06c00", "5 4"),
-        line(run["angle"][number].remainder(turn), 0, turn, top, height, "#c01050"),
+        line(run["target"][number].remainder(turn), 0, turn, top, height, "#e06c00", "5 4", around=True),
+        line(run["angle"][number].remainder(turn), 0, turn, top, height, "#c01050", around=True),
         text(left - 8, top + 10, "2π", "end"), text(left - 8, top + height, "0", "end"),
         text(left, second - 10, "velocity, radians a step"),
         line(run["velocity"][number], -fastest, fastest, second, below, "#205080"),
