@@ -1,9 +1,11 @@
 #include "files/file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <system_error>
@@ -38,6 +40,47 @@ void write_all(int fd, std::string_view data, const std::string& path) {
     if (n <= 0) fail("write", path);
     data.remove_prefix(static_cast<std::size_t>(n));
   }
+}
+
+// Whether `fd` is open under this name still.
+bool has_name(int fd, const std::string& path) {
+  struct stat open {
+  }, named{};
+  return ::fstat(fd, &open) == 0 && ::lstat(path.c_str(), &named) == 0 &&
+         open.st_dev == named.st_dev && open.st_ino == named.st_ino;
+}
+
+// Opens or makes the file and locks it, again where its name was taken away in between. -1 where
+// another process holds it.
+int open_locked(const std::string& path, int flags, const std::string& said) {
+  while (true) {
+    const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | flags, 0644);
+    if (fd < 0) fail("write", said);
+    if (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
+      const int error = errno;
+      ::close(fd);
+      if (error == EINTR) continue;
+      if (error == EWOULDBLOCK) return -1;
+      errno = error;
+      fail("lock", said);
+    }
+    if (has_name(fd, path)) return fd;
+    ::close(fd);
+  }
+}
+
+constexpr std::string_view kTemporary = ".tmp";
+
+std::string temporary_name(const std::string& target) {
+  return target + "." + std::to_string(::getpid()) + std::string(kTemporary);
+}
+// "<beginning><anything>.<digits>.tmp"
+bool is_temporary(std::string_view name, std::string_view beginning) {
+  if (!name.starts_with(beginning) || !name.ends_with(kTemporary)) return false;
+  name.remove_suffix(kTemporary.size());
+  const std::size_t dot = name.find_last_not_of("0123456789");
+  return dot != std::string_view::npos && name[dot] == '.' && dot + 1 < name.size() &&
+         dot + 1 >= beginning.size();
 }
 
 // What is open as `fd` under one name gets the other, for good.
@@ -99,11 +142,11 @@ std::string replaceable_file(const std::string& path) {
 
 void write_file(const std::string& path, std::string_view content) {
   const std::string target = replaceable_file(path);
-  const std::string temporary = target + "." + std::to_string(::getpid()) + ".tmp";
-  // A process that died while writing may have left one, and process numbers come back.
-  (void)::unlink(temporary.c_str());
-  const Descriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
-  if (file.fd < 0) fail("write", path);
+  const fs::path parts(target);
+  remove_leftovers(parts.parent_path().string(), parts.filename().string() + ".");
+  const std::string temporary = temporary_name(target);
+  const Descriptor file(open_locked(temporary, O_EXCL, path));
+  if (file.fd < 0) fail("write", path, "another process writes it");
   try {
     write_all(file.fd, content, path);
     take_name(file.fd, temporary, target, path);
@@ -113,17 +156,38 @@ void write_file(const std::string& path, std::string_view content) {
   }
 }
 
+void remove_leftovers(const std::string& folder, std::string_view beginning) {
+  for (const std::string& name : names_in(folder.empty() ? "." : folder)) {
+    if (!is_temporary(name, beginning)) continue;
+    const std::string path = (fs::path(folder) / name).string();
+    const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+    // While we hold the lock nobody else takes the name for a file of theirs.
+    if (file.fd >= 0 && ::flock(file.fd, LOCK_EX | LOCK_NB) == 0) (void)::unlink(path.c_str());
+  }
+}
+
+Lock::Lock(const std::string& path, const std::string& what)
+    : path_(path), fd_(open_locked(path, 0, path)) {
+  if (fd_ < 0) throw FileError(what);
+}
+
+Lock::~Lock() {
+  (void)::unlink(path_.c_str());
+  ::close(fd_);
+}
+
 LineWriter::LineWriter(const std::string& path)
     : path_(path), target_(replaceable_file(path)), partial_(target_ + ".partial") {
   replaceable_file(partial_);
-  fd_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd_ < 0) fail("write", path);
+  fd_ = open_locked(partial_, 0, path);
+  if (fd_ < 0) fail("write", path, "another process writes " + partial_);
+  if (::ftruncate(fd_, 0) != 0) fail("write", path);
 }
 
 LineWriter::~LineWriter() {
   if (fd_ < 0) return;
-  ::close(fd_);
   if (lines_ == 0) ::unlink(partial_.c_str());
+  ::close(fd_);
 }
 
 void LineWriter::write(std::string_view line) {
@@ -151,6 +215,19 @@ void remove_file(const std::string& path) { (void)::unlink(path.c_str()); }
 bool exists(const std::string& path) {
   struct stat status {};
   return ::stat(path.c_str(), &status) == 0;
+}
+
+std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    std::error_code unknown;
+    if (fs::is_regular_file(at->symlink_status(unknown))) {
+      names.push_back(at->path().filename().string());
+    }
+  }
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
 }  // namespace annulus::files

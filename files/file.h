@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace annulus::files {
 
@@ -22,11 +23,30 @@ std::string read_file(const std::string& path, std::size_t most_bytes);
 // that the link stays one. A device, a pipe or a folder must not be renamed over: it is refused.
 std::string replaceable_file(const std::string& path);
 
-// A temporary name beside `path`, fsync, rename, fsync of the folder.
+// A temporary name beside `path`, fsync, rename, fsync of the folder. The temporary file is locked
+// while it is written: one that is not was left by a process that was killed.
 void write_file(const std::string& path, std::string_view content);
 
+// Removes what write_file, killed, left in `folder` of files whose names begin like this.
+void remove_leftovers(const std::string& folder, std::string_view beginning);
+
+// One process at a time: a second Lock of the same path is refused, with `what` in the sentence. The
+// system gives it up when the process ends, however it ends. The file is removed with it.
+class Lock {
+ public:
+  Lock(const std::string& path, const std::string& what);
+  ~Lock();
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+
+ private:
+  std::string path_;
+  int fd_;
+};
+
 // Lines of a run that takes minutes. Each is in `path`.partial before the next is made, so that a
-// crash loses nothing; finish() gives the file its name. Until then an older `path` is untouched.
+// crash loses nothing; finish() gives the file its name. Until then an older `path` is untouched, and
+// a second writer of the same file is refused.
 class LineWriter {
  public:
   explicit LineWriter(const std::string& path);  // a .partial of an earlier run is overwritten
@@ -48,5 +68,6 @@ class LineWriter {
 void make_folders(const std::string& path);  // it and what is missing above it
 void remove_file(const std::string& path);   // silent when there is none
 bool exists(const std::string& path);
+std::vector<std::string> names_in(const std::string& folder);  // of its plain files, sorted
 
 }  // namespace annulus::files

@@ -100,6 +100,51 @@ TEST_F(Files, RowsOfARunThatWasBrokenOffStayBesideTheOldFile) {
   EXPECT_EQ(content("rows.partial"), "row\n");
 }
 
+TEST_F(Files, OneWriterAtATime) {
+  put("rows.partial", "of a run that was killed");
+  LineWriter first(path("rows"));
+  first.write("row");
+  try {
+    const LineWriter second(path("rows"));
+    ADD_FAILURE() << "a second writer";
+  } catch (const FileError& e) {
+    EXPECT_EQ(e.what(), "cannot write " + path("rows") + ": another process writes " +
+                            path("rows") + ".partial");
+  }
+  EXPECT_EQ(content("rows.partial"), "row\n");
+  first.finish();
+  EXPECT_NO_THROW(LineWriter{path("rows")});
+  EXPECT_EQ(content("rows"), "row\n");
+}
+
+TEST_F(Files, ALockIsHeldByOneAndLeavesNothing) {
+  put("lock", "left by a kill");
+  {
+    const Lock lock(path("lock"), "first");
+    EXPECT_THROW(Lock(path("lock"), "in use"), FileError);
+  }
+  EXPECT_EQ(entries(), 0u);
+  fs::create_symlink(path("target"), path("lock"));
+  EXPECT_THROW(Lock(path("lock"), "in use"), FileError);
+  EXPECT_THROW(Lock("/nonexistent/lock", "in use"), FileError);
+}
+
+TEST_F(Files, LeftoversOfAKillGoAndNothingElse) {
+  for (const char* name : {"page.1.tmp", "page.4000000.tmp"}) put(name, "left");
+  for (const char* name :
+       {"page.tmp", "page.x1.tmp", "page1.tmp", "page.1.tmp.old", "other.1.tmp"}) {
+    put(name, "kept");
+  }
+  fs::create_symlink("page.tmp", path("page.2.tmp"));
+  // What another process writes just now is locked.
+  put("page.3.tmp", "written");
+  const Lock held(path("page.3.tmp"), "");
+  write_file(path("page"), "new");
+  EXPECT_EQ(entries(), 8u);
+  EXPECT_FALSE(exists(path("page.1.tmp")) || exists(path("page.4000000.tmp")));
+  EXPECT_EQ(names_in(path("")).size(), 7u);  // without the link
+}
+
 TEST_F(Files, ReadsPlainFilesUpToTheLimit) {
   put("x", std::string("a\0b", 3));
   EXPECT_EQ(read_file(path("x"), 3), std::string("a\0b", 3));

@@ -109,5 +109,14 @@ TEST(Words, TheNeighbourIsMeantOrNothing) {
   EXPECT_EQ(meant("qqqqqqqqqq", {"suite", "device"}), "");
 }
 
+TEST(Words, NoControlCharacterIsPrinted) {
+  const std::string text =
+      "a\x1b]0;t\x07\x7f\xc2\x9b"
+      "31m \xc3\xa9|\n";
+  EXPECT_EQ(escaped(text), "a\\x1b]0;t\\x07\\x7f\\x9b31m \xc3\xa9|\\x0a");
+  EXPECT_EQ(printable(text), "a\\x1b]0;t\\x07\\x7f\\xc2\\x9b31m \\xc3\\xa9|\\x0a");
+  EXPECT_EQ(printable("abc", 2), "ab...");
+}
+
 }  // namespace
 }  // namespace annulus::files

@@ -31,9 +31,35 @@ std::string meant(std::string_view word, const std::vector<std::string>& candida
   return best.empty() ? "" : ", did you mean \"" + best + "\"?";
 }
 
+namespace {
+
+std::string hexadecimal(unsigned char c) {
+  constexpr const char* kDigits = "0123456789abcdef";
+  return {'\\', 'x', kDigits[c >> 4], kDigits[c & 15]};
+}
+
+}  // namespace
+
+std::string escaped(std::string_view text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto c = static_cast<unsigned char>(text[i]);
+    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : '\0');
+    if (c == 0xc2 && next >= 0x80 && next < 0xa0) {  // U+0080 to U+009F, of which one is ESC [
+      out += hexadecimal(next);
+      ++i;
+    } else {
+      out += c < ' ' || c == 0x7f ? hexadecimal(c) : std::string(1, text[i]);
+    }
+  }
+  return out;
+}
+
 std::string printable(std::string_view text, std::size_t max) {
   std::string out;
-  for (const char c : text.substr(0, max)) out += (c >= ' ' && c <= '~') ? c : '?';
+  for (const char c : text.substr(0, max)) {
+    out += c >= ' ' && c <= '~' ? std::string(1, c) : hexadecimal(static_cast<unsigned char>(c));
+  }
   if (text.size() > max) out += "...";
   return out;
 }

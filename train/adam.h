@@ -8,6 +8,11 @@
 
 namespace annulus::train {
 
+struct NamedShape {
+  std::string name;
+  std::vector<std::int64_t> shape;
+};
+
 // What is trained: a named tensor on the host with its gradient and Adam's two averages.
 struct Parameter {
   std::string name;

@@ -41,11 +41,16 @@ struct Pass {
 
 }  // namespace
 
+std::vector<NamedShape> gain_shapes(std::int64_t hidden, std::int64_t K) {
+  return {{"gain.W1", {hidden, 2}},
+          {"gain.b1", {hidden}},
+          {"gain.W2", {2 * K, hidden}},
+          {"gain.b2", {2 * K}}};
+}
+
 std::vector<Parameter> gain_network(std::int64_t hidden, std::int64_t K, Rng rng) {
-  std::vector<Parameter> p = {{"gain.W1", {hidden, 2}},
-                              {"gain.b1", {hidden}},
-                              {"gain.W2", {2 * K, hidden}},
-                              {"gain.b2", {2 * K}}};
+  std::vector<Parameter> p;
+  for (auto& [name, shape] : gain_shapes(hidden, K)) p.emplace_back(name, shape);
   for (float& w : p[0].value) w = static_cast<float>(rng.normal());
   for (float& b : p[1].value) b = static_cast<float>(rng.uniform(-1, 1));
   std::fill_n(p[3].value.begin(), K, 1.0f);

@@ -19,7 +19,9 @@
 
 namespace annulus::train {
 
-// W1, b1, W2, b2, at their start; what `p` is below.
+// W1, b1, W2, b2.
+std::vector<NamedShape> gain_shapes(std::int64_t hidden, std::int64_t K);
+// At their start; what `p` is below.
 std::vector<Parameter> gain_network(std::int64_t hidden, std::int64_t K, Rng rng);
 
 // velocity (B, T) and its plain actions (B, T, K) -> A (B, T, K).

@@ -11,7 +11,19 @@ constexpr std::uint64_t kWeightsStream = 1, kGainStream = 2;
 
 std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
 
+std::vector<NamedShape> ring_shapes(const Recipe& r) {
+  return {{"Wa", {r.actions, r.neurons, r.neurons}}, {"Wo", {r.neurons, r.neurons}}};
+}
+
 }  // namespace
+
+std::vector<NamedShape> parameter_shapes(const Recipe& r) {
+  std::vector<NamedShape> shapes = ring_shapes(r);
+  if (r.gain_hidden > 0) {
+    for (NamedShape& s : gain_shapes(r.gain_hidden, r.actions)) shapes.push_back(std::move(s));
+  }
+  return shapes;
+}
 
 TensorView DeviceTensor::shaped(std::initializer_list<std::int64_t> shape) {
   std::int64_t n = 1;
@@ -39,7 +51,7 @@ RingModel::RingModel(const Recipe& recipe, Device device, int threads)
   context_.threads = threads;
   options_.activation = recipe_.activation;
   const std::int64_t N = recipe_.neurons, K = recipe_.actions;
-  parameters_ = {{"Wa", {K, N, N}}, {"Wo", {N, N}}};
+  for (auto& [name, shape] : ring_shapes(recipe_)) parameters_.emplace_back(name, shape);
   Rng rng(recipe_.seed, kWeightsStream, 0);
   const double scale = recipe_.spread / std::sqrt(static_cast<double>(N));
   for (Parameter& p : parameters_) {

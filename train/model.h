@@ -29,6 +29,9 @@ class DeviceTensor {
   TensorView view_;
 };
 
+// Of everything a recipe trains: Wa, Wo, then the gain network's.
+std::vector<NamedShape> parameter_shapes(const Recipe& recipe);
+
 class RingModel {
  public:
   RingModel(const Recipe& recipe, Device device, int threads);

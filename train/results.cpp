@@ -9,6 +9,7 @@
 #include "annulus/core/info.h"
 #include "files/file.h"
 #include "files/json.h"
+#include "files/words.h"
 
 namespace annulus::train {
 namespace {
@@ -174,9 +175,8 @@ std::string results_table(const Results& results) {
       "| model | steps | seconds | parameters | T | mean rad | std | max | final |\n"
       "|---|--:|--:|--:|--:|--:|--:|--:|--:|\n";
   for (ResultRow& r : result_rows(results)) {
-    for (char& c : r.name) {  // a peer's may be anything
-      if (c == '|' || static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-    }
+    r.name = files::escaped(r.name);  // a peer's may be anything
+    std::replace(r.name.begin(), r.name.end(), '|', '?');
     s += fmt::format("| {}{} | {} | {} | {} | {} | {:.4f} | {:.4f} | {:.3f} | {:.4f} |\n", r.name,
                      r.abrupt ? ", moving at once" : "",
                      r.steps > 0 ? fmt::format("{}", r.steps) : "",

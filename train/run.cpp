@@ -2,8 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include "annulus/core/errors.h"
 #include "files/file.h"
+#include "files/words.h"
 #include "train/checkpoint.h"
 #include "train/page.h"
 
@@ -12,11 +15,14 @@ namespace {
 
 std::string folder_of(const RunOptions& o, const Recipe& r) { return o.out + "/" + r.name; }
 
+[[noreturn]] void nothing_to_resume(const RunOptions& o) {
+  throw InvalidArgument("--resume: " + o.out + " holds no run");
+}
+
 // Where every recipe stands before anything is written.
 void look_before(const RunOptions& o) {
   bool any = false;
   for (const Recipe& r : o.recipes) {
-    check(r);
     const std::string folder = folder_of(o, r);
     if (!has_checkpoint(folder)) continue;
     any = true;
@@ -32,8 +38,19 @@ void look_before(const RunOptions& o) {
       throw InvalidArgument(
           fmt::format("{} was started with {}: a run is continued as it was started", folder, d));
     }
+    (void)read_checkpoint(folder, m);
   }
-  if (o.resume && !any) throw InvalidArgument("--resume: " + o.out + " holds no run");
+  if (o.resume && !any) nothing_to_resume(o);
+}
+
+// Weights that are all numbers can still lead to states that are none.
+void check_finite(const RecipeResult& r) {
+  for (const Evaluation* e : {&r.test, &r.long_test, &r.abrupt}) {
+    if (std::isfinite(e->mean)) continue;
+    throw Diverged(fmt::format(
+        "[train] the error of recipe \"{}\" over {} steps is not finite: its states are not",
+        r.recipe.name, e->T));
+  }
 }
 
 // Trains to the end, or until the watcher says stop; false then.
@@ -54,7 +71,14 @@ bool train(const RunOptions& o, const RunWatcher& watcher, Trainer& trainer) {
 }  // namespace
 
 RunOutcome run(const RunOptions& o, const RunWatcher& watcher) {
+  for (const Recipe& r : o.recipes) check(r);
+  if (o.resume && !files::exists(o.out)) nothing_to_resume(o);
+  files::make_folders(o.out);
+  const files::Lock lock(
+      o.out + "/.lock",
+      o.out + ": another process is training here; wait for it or give another --out");
   look_before(o);
+  for (const Recipe& r : o.recipes) remove_leftovers(folder_of(o, r));
   // A first checkpoint of every recipe, so that a run that is stopped in one of them knows the others.
   for (const Recipe& r : o.recipes) {
     const std::string folder = folder_of(o, r);
@@ -68,11 +92,12 @@ RunOutcome run(const RunOptions& o, const RunWatcher& watcher) {
   for (const Recipe& r : o.recipes) {
     const std::string folder = folder_of(o, r);
     const Manifest manifest = read_manifest(folder);
+    const std::string bytes = read_checkpoint(folder, manifest);
     Trainer trainer(r, o.device, o.threads);
-    load_checkpoint(folder, manifest, trainer);
+    load_checkpoint(bytes, manifest, trainer);
     if (manifest.device != outcome.results.device) {
       watcher.note(fmt::format("{} was begun on {}; going on on {} gives other bits", r.name,
-                               manifest.device, outcome.results.device));
+                               files::printable(manifest.device), outcome.results.device));
     }
     watcher.begin(trainer);
     if (!train(o, watcher, trainer)) {
@@ -81,6 +106,7 @@ RunOutcome run(const RunOptions& o, const RunWatcher& watcher) {
     }
     watcher.evaluating(trainer);
     outcome.results.recipes.push_back(collect(trainer, o.test_sequences));
+    check_finite(outcome.results.recipes.back());
     save_model(folder + "/model.safetensors", trainer);
     files::write_file(folder + "/curve.csv", curve_csv(outcome.results.recipes.back()));
   }

@@ -1,5 +1,6 @@
 // A whole run: train each recipe in its folder with checkpoints, evaluate, write what there is to
-// see. It prints nothing; who calls it watches.
+// see. It prints nothing; who calls it watches. One run a folder: OUT/.lock is held while it lasts, and
+// a second one is refused. What a run that was killed left behind is removed by the next.
 //
 //   OUT/<recipe>/manifest.json, checkpoint-<step>.safetensors   checkpoint.h
 //   OUT/<recipe>/model.safetensors                              the trained weights

@@ -9,6 +9,7 @@ Progress goes to stderr. Exit codes: 0 done, 1 a row of annulus failed, 2 bad us
 import argparse
 import datetime
 import errno
+import fcntl
 import importlib
 import json
 import os
@@ -46,13 +47,27 @@ class Output:
         if path:
             if os.path.exists(path) and not os.path.isfile(path):
                 raise OSError(errno.EINVAL, "it exists and is not a regular file", path)
-            self._file = open(self.partial, "w", encoding="utf-8")
+            self._file = self._open_locked()
         print("| row | dtype | implementation | median ms | p95 ms | peak MiB | error | x baseline |")
         print("|---|---|---|--:|--:|--:|--:|--:|")
 
     @property
     def partial(self):
         return self._path + ".partial"
+
+    def _open_locked(self):
+        """As `annulus bench` does: one writer at a time, by a lock that ends with the process."""
+        while True:
+            file = open(self.partial, "a", encoding="utf-8")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.close()
+                raise OSError(errno.EBUSY, f"another process writes {self.partial}", self.partial) from None
+            if os.path.exists(self.partial) and os.path.samestat(os.fstat(file.fileno()), os.stat(self.partial)):
+                file.truncate(0)
+                return file
+            file.close()  # it took its name while we waited
 
     def write(self, record, baseline_ms=None):
         self.failed |= record["status"] == "failed"
@@ -76,18 +91,18 @@ class Output:
     def finish(self):
         """All rows are there: the file takes its name."""
         if self._file:
+            os.replace(self.partial, self._path)  # every row is flushed
             self._file.close()
-            os.replace(self.partial, self._path)
 
     def break_off(self):
         """Says where the rows are that an unfinished run leaves; a run without any leaves no file."""
         if not self._file:
             return
-        self._file.close()
         if self.rows:
             print(f"peers: {self.rows} row{'' if self.rows == 1 else 's'} saved to {self.partial}", file=sys.stderr)
         else:
             os.remove(self.partial)
+        self._file.close()
 
 
 def measure(suite, problem, directions, clock, reps, hardware, commit, output):

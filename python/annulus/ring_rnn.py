@@ -5,6 +5,7 @@ strides; Python only routes.
 """
 
 import math
+import os
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypedDict, overload
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
+from ._checkpoint import read_checkpoint
 from ._library import ops
 from ._module import _WideModule
 from ._operator import Operator, call_backward, fake, needs_autograd
@@ -166,6 +168,7 @@ class RingRNN(_WideModule):
 
     J0, J1 and alpha are numbers (alpha also n_neurons of them), parameters when learn_scalars. Those that are tensors are float32
     (float64) beside weights of 16 bits, and stay so when the module is cast. Gradients: as ring_rnn.
+    RingRNN.load reads one that `annulus train ring-attractor` trained; actions() makes a velocity's actions.
 
     >>> ring = RingRNN(n_neurons=64, n_actions=2)
     >>> states, last = ring(torch.rand(8, 100, 2))  # (batch, steps, actions), from a bump at angle 0
@@ -177,6 +180,7 @@ class RingRNN(_WideModule):
     J0: float | Tensor
     J1: float | Tensor
     alpha: float | Tensor
+    gain: torch.nn.Sequential | None
 
     def __init__(self, n_neurons: int, n_actions: int, activation: str = "gelu", *, J0: float = -0.1, J1: float = 0.1,
                  alpha: float | Sequence[float] | Tensor = 0.15, learn_scalars: bool = False, precision: str = "auto",
@@ -187,6 +191,7 @@ class RingRNN(_WideModule):
         require_placement("RingRNN", device, dtype)
         self.n_neurons, self.n_actions, self.activation = n_neurons, n_actions, activation
         self.precision, self.checkpoint = precision, checkpoint
+        self.encoding, self.delay, self.gain = "turns", 0, None  # of actions(), as load() finds them
         self.Wa = torch.nn.Parameter(torch.empty(n_actions, n_neurons, n_neurons, device=device, dtype=dtype))
         self.Wo = torch.nn.Parameter(torch.empty(n_neurons, n_neurons, device=device, dtype=dtype))
         for name, value in (("J0", J0), ("J1", J1), ("alpha", alpha)):
@@ -226,6 +231,52 @@ class RingRNN(_WideModule):
             pass  # on this device
         except InvalidArgument as e:
             raise InvalidArgument(str(e).replace("[ring_rnn]", "[RingRNN]")) from None
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], *, device: torch.device | str | None = None) -> "RingRNN":
+        """The ring in `folder`, OUT/<recipe> of `annulus train ring-attractor`, as its last checkpoint has it, gain network
+        included. What is damaged, forged or not finite there raises InvalidArgument; nothing in it is executed.
+
+            ring = annulus.nn.RingRNN.load("ring-attractor/default")
+            states, last = ring(ring.actions(velocity), ring.bump(start))    # velocity (B, T), start (B,), in radians
+            angle, amplitude = annulus.ring_readout(states)
+        """
+        if not isinstance(folder, (str, os.PathLike)):
+            raise InvalidArgument(f"[RingRNN.load] folder must be a path but is {folder!r}")
+        require_placement("RingRNN.load", device)
+        recipe, tensors = read_checkpoint(os.fsdecode(folder))
+        numbers = {name: float(recipe[name]) for name in ("J0", "J1", "alpha") if name in recipe}
+        ring = cls(recipe["neurons"], recipe["actions"], recipe["activation"], **numbers)
+        ring.encoding, ring.delay = recipe["encoding"], recipe["delay"]
+        weights = {"Wa": ring.Wa, "Wo": ring.Wo}
+        if recipe["gain_hidden"]:
+            first = torch.nn.Linear(2, recipe["gain_hidden"])
+            last = torch.nn.Linear(recipe["gain_hidden"], 2 * recipe["actions"])
+            ring.gain = torch.nn.Sequential(first, torch.nn.Tanh(), last)
+            weights |= {"gain.W1": first.weight, "gain.b1": first.bias, "gain.W2": last.weight, "gain.b2": last.bias}
+        with torch.no_grad():
+            for name, weight in weights.items():
+                weight.copy_(tensors[name])
+        return ring.to(device)
+
+    def actions(self, velocity: Tensor) -> Tensor:
+        """velocity (B, T), radians a step -> A (B, T, n_actions), as `annulus train ring-attractor` tells its rings: action 0 is
+        max(-v, 0) and turns left, action 1 is max(v, 0) and turns right, others are 0. A ring that was loaded may spread v over
+        all its actions, hear of it some steps later, and let its gain network say how much of each turns it."""
+        require(isinstance(velocity, torch.Tensor) and velocity.dim() == 2 and velocity.is_floating_point(),
+                "RingRNN", "velocity", "be a real tensor of shape (B, T)", velocity)
+        require(self.n_actions >= 2, "RingRNN", "n_actions", "be at least 2 for velocities", self.n_actions)
+        later = lambda x, steps: torch.cat([torch.zeros_like(x[:, :steps]), x[:, :max(x.size(1) - steps, 0)]], 1)  # noqa: E731
+        v = later(velocity, self.delay)
+        turns = torch.linspace(-1, 1, self.n_actions, dtype=torch.float64)
+        if self.encoding == "turns":
+            turns = torch.tensor([-1.0, 1.0] + [0.0] * (self.n_actions - 2))
+        A = torch.relu(v[..., None] * turns.to(v))
+        if self.gain is not None:
+            seen = torch.stack([v, later(v, 1)], -1) / (0.1 * math.pi)
+            now, before = self.gain(seen.to(self.gain[0].weight.dtype)).chunk(2, -1)
+            A = now * A + before * later(A, 1)
+        return A.to(self.Wo.dtype)
 
     def bump(self, angle: Tensor) -> Tensor:
         """angle (B,) in radians -> state (B, n_neurons): a Gaussian bump, a tenth of the ring wide, of length 1."""

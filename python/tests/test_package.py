@@ -193,6 +193,8 @@ def test_peers_keep_the_old_file_until_all_rows_are_there(capsys, tmp_path):
 
     stopped = peers.Output(str(path))
     stopped.write(record)
+    assert peers.main(["--filter", "1d-n1024", "--save", str(path)]) == 2  # one writer at a time
+    assert f"another process writes {partial}" in capsys.readouterr().err
     stopped.break_off()
     assert path.read_text() == "old" and json.loads(partial.read_text()) == record
     assert f"1 row saved to {partial}" in capsys.readouterr().err
