@@ -46,7 +46,7 @@ void apply(const TrainOptions& o, train::Recipe& r) {
 
 std::vector<train::Recipe> pick_recipes(const TrainOptions& o) {
   std::vector<train::Recipe> picked;
-  for (train::Recipe r : {train::seed_recipe(), train::default_recipe()}) {
+  for (train::Recipe r : {train::original_recipe(), train::default_recipe()}) {
     if (o.recipe != "both" && o.recipe != r.name) continue;
     const std::string folder = o.run.out + "/" + r.name;
     if (o.run.resume && train::has_checkpoint(folder)) {
@@ -102,6 +102,9 @@ int run_training(const TrainOptions& o) {
     return stop_code();
   }
   std::cout << train::results_table(outcome.results);
+  for (const std::string& line : train::what_did_not_learn(outcome.results)) {
+    std::cerr << "annulus: recipe " << line << "\n";
+  }
   std::cerr << fmt::format("annulus: figures in {}, numbers in {}/results.json\n", outcome.page,
                            options.out);
   return kDone;
@@ -121,8 +124,8 @@ void add_train_command(CLI::App& app, int& exit_code) {
       "code 130 (143 after a polite kill); --resume goes on to the bits of a run that was never\n"
       "stopped. Other exit codes: 0 done, 1 the loss diverged, 2 bad usage or input, 3 not\n"
       "available here.");
-  o->recipe_option = add_choice(*command, "--recipe", o->recipe, {"seed", "default", "both"},
-                                "seed: the original's; default: ours; or both");
+  o->recipe_option = add_choice(*command, "--recipe", o->recipe, {"original", "default", "both"},
+                                "original: the papers' values; default: ours; or both");
   command->add_option("--neurons", o->neurons, "on the ring (default: the recipe's, 128)");
   command->add_option("--actions", o->actions, "channels a velocity is spread over (2)");
   add_choice(*command, "--encoding", o->encoding, {"turns", "spread"},

@@ -23,7 +23,7 @@ def train(*arguments, cwd=None):
 
 def outputs(folder):
     """What a run leaves that does not hold a time."""
-    return {f"{r}/{name}": read(folder, r, name) for r in ("seed", "default")
+    return {f"{r}/{name}": read(folder, r, name) for r in ("original", "default")
             for name in ("model.safetensors", "curve.csv")}
 
 
@@ -32,8 +32,11 @@ def test_run(out):
     if not expect_code(0, got, "a small run"):
         return
     expect(len(got.stdout.splitlines()) == 8 and got.stdout.startswith("| model |"), f"the table: {got.stdout!r}")
+    expect(got.stdout.count("| no |") == 6 and got.stderr.count("did not learn: mean error") == 2,
+           f"six steps teach nothing, and nobody says so: {got.stdout!r} {got.stderr!r}")
     results = json.loads(read(out, "results.json"))
-    expect([r["recipe"]["name"] for r in results["recipes"]] == ["seed", "default"], "results.json lacks a recipe")
+    expect([r["learned"] for r in results["recipes"]] == [False, False], "results.json: learned")
+    expect([r["recipe"]["name"] for r in results["recipes"]] == ["original", "default"], "results.json lacks a recipe")
     expect(b"</html>" in read(out, "ring-attractor.html"), "no page")
 
     # A run is not overwritten unasked, and a finished one can be evaluated again.
@@ -47,12 +50,12 @@ def test_run(out):
 
 def test_ctrl_c(folder):
     """Code 130, a message that says how to go on, and going on gives the bits of a run never stopped."""
-    long = [*SMALL[:-4], "--steps", "3000", "--device", "cpu", "--recipe", "seed"]
+    long = [*SMALL[:-4], "--steps", "3000", "--device", "cpu", "--recipe", "original"]
     stopped, never = os.path.join(folder, "stopped"), os.path.join(folder, "never")
     begun = []
 
     def ready():
-        if not begun and os.path.exists(os.path.join(stopped, "seed", "manifest.json")):
+        if not begun and os.path.exists(os.path.join(stopped, "original", "manifest.json")):
             begun.append(time.monotonic())
         return begun and time.monotonic() - begun[0] > 0.2
 
@@ -65,7 +68,7 @@ def test_ctrl_c(folder):
         expect(not os.path.exists(os.path.join(stopped, "results.json")), "Ctrl-C: there are results all the same")
     expect_code(0, train("--out", stopped, "--resume", "--device", "cpu"), "after Ctrl-C")
     expect_code(0, train(*long, "--out", never), "the run that is never stopped")
-    expect(read(stopped, "seed", "model.safetensors") == read(never, "seed", "model.safetensors"),
+    expect(read(stopped, "original", "model.safetensors") == read(never, "original", "model.safetensors"),
            "after Ctrl-C: other weights")
 
 

@@ -29,6 +29,7 @@ p{margin:6px 0;max-width:76ch}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(214px,1fr));gap:12px;margin:16px 0 6px}
 .tile{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 16px 12px}
 .tile.lead{background:var(--wash);border-color:transparent}
+.tile.failed{border-color:var(--bad)}.tile.failed .v{color:var(--bad)}
 .tile .v{font-size:27px;line-height:1.15;font-weight:600;font-variant-numeric:tabular-nums;
 letter-spacing:-.02em}
 .tile .k{color:var(--soft);font-size:13px}

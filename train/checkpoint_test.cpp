@@ -248,7 +248,7 @@ class TrainRun : public ::testing::Test {
 
   const testing::ScratchFolder scratch_;
   RunOptions options_{.out = scratch_.path() + "/a/b",
-                      .recipes = {tiny(seed_recipe()), tiny(default_recipe())},
+                      .recipes = {tiny(original_recipe()), tiny(default_recipe())},
                       .checkpoint_every = 4,
                       .test_sequences = 3};
   int steps_ = 0, stop_at_ = -1;
@@ -273,7 +273,7 @@ TEST_F(TrainRun, StoppedAnywhereItEndsWithTheSameFiles) {
   EXPECT_FALSE(whole.stopped);
   EXPECT_EQ(steps_, 12);
   std::vector<std::string> names, expected;
-  for (const char* recipe : {"/seed", "/default"}) {
+  for (const char* recipe : {"/original", "/default"}) {
     for (const char* name :
          {"/model.safetensors", "/curve.csv", "/checkpoint-000006.safetensors"}) {
       names.push_back(std::string(recipe) + name);
@@ -296,7 +296,7 @@ TEST_F(TrainRun, StoppedAnywhereItEndsWithTheSameFiles) {
     }
     if (at != 6) {
       ASSERT_TRUE(first.stopped);
-      EXPECT_EQ(first.stopped->recipe, at < 6 ? "seed" : "default");
+      EXPECT_EQ(first.stopped->recipe, at < 6 ? "original" : "default");
       EXPECT_EQ(first.stopped->step, at < 6 ? at : at - 6);
     }
     stop_at_ = -1;

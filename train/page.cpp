@@ -32,10 +32,14 @@ std::string alone(const std::string& figure) { return card(figure, " alone"); }
 std::string tiles(const Results& results) {
   std::string s = "<div class=\"tiles\">";
   for (const RecipeResult& r : results.recipes | std::views::reverse) {
-    s += tile(radians(r.test.mean) + " rad", fmt::format("mean error, {} recipe", r.recipe.name),
+    s += tile(radians(r.test.mean) + " rad",
+              fmt::format("mean error, {} recipe{}", r.recipe.name,
+                          r.learned() ? "" : ", which did not learn"),
               fmt::format("{} over {} sequences of {} steps", degrees(r.test.mean),
                           r.test.sequences, r.test.T),
-              r.recipe.name != "seed" ? "lead" : "");
+              !r.learned()                  ? "failed"
+              : r.recipe.name != "original" ? "lead"
+                                            : "");
   }
   for (const RecipeResult& r : results.recipes | std::views::reverse) {
     s += tile(radians(r.long_test.mean) + " rad",
@@ -54,6 +58,7 @@ std::string tiles(const Results& results) {
 
 std::string results_rows(const Results& results) {
   std::string s = draw::open_table({{"model", true},
+                                    {"learned", true},
                                     {"steps"},
                                     {"time"},
                                     {"parameters"},
@@ -69,7 +74,9 @@ std::string results_rows(const Results& results) {
     };
     s += r.first ? "<tr class=\"g\">" : "<tr>";
     s +=
-        cell(r.first ? text(r.name, 48) : "", "l") + said(r.steps > 0, fmt::format("{}", r.steps)) +
+        cell(r.first ? text(r.name, 48) : "", "l") +
+        cell(r.first ? verdict(r.learned) : "", r.learned == false ? "l bad" : "l") +
+        said(r.steps > 0, fmt::format("{}", r.steps)) +
         said(r.seconds > 0, fmt::format("{:.0f} s", r.seconds)) +
         said(r.parameters > 0, fmt::format("{}", r.parameters)) +
         cell(fmt::format("{} steps{}", r.error.T, r.abrupt ? ", moving almost at once" : ""), "l") +
@@ -117,7 +124,7 @@ std::string recipe_section(const RecipeResult& r, const Detail& detail) {
   s += "<h3>The same sequence</h3>";
   s += alone(bump_figure(r, detail.columns));
   s += alone(angle_figure(r));
-  s += "<h3>What it learned</h3><div class=\"beside three\">";
+  s += "<h3>Its weights</h3><div class=\"beside three\">";
   s += card(matrix_figure("Wo, which always acts", r.Wo.data(), N, detail.cells));
   s += card(
       matrix_figure(turns ? "Wa, turning left" : "Wa, first action", r.Wa.data(), N, detail.cells));
@@ -126,6 +133,18 @@ std::string recipe_section(const RecipeResult& r, const Detail& detail) {
   s += "</div><div class=\"beside two\">";
   s += card(profile_figure(r)) + card(gain_figure(r));
   return s + "</div>";
+}
+
+// What a reader takes away from the page: never that a run learned which did not.
+std::string heading(const Results& results) {
+  std::string learned, failed;
+  for (const RecipeResult& r : results.recipes) {
+    std::string& names = r.learned() ? learned : failed;
+    names += (names.empty() ? "" : ", ") + text(r.recipe.name, 40);
+  }
+  if (failed.empty()) return "A ring attractor that learned to keep its bearings";
+  if (learned.empty()) return "A ring attractor that did not learn to keep its bearings";
+  return fmt::format("Keeping its bearings: {} learned to, {} did not", learned, failed);
 }
 
 std::string render_with(const Results& results, const Detail& detail) {
@@ -145,15 +164,16 @@ std::string render_with(const Results& results, const Detail& detail) {
   s += results_rows(results);
   s += fmt::format(
       "<p class=\"note\">Circular error |decoded - target|, over {} sequences and all their steps; "
-      "final: at the last step. \"moving almost at once\": still for 1 % of the steps instead of "
+      "final: at the last step; learned: mean below {:g} over {} steps (guessing is wrong by "
+      "1.57). \"moving almost at once\": still for 1 % of the steps instead of "
       "10 %, as in the original's own evaluation, so that the bump has no time to settle.</p>",
-      results.recipes.empty() ? 0 : results.recipes[0].test.sequences);
+      results.recipes.empty() ? 0 : results.recipes[0].test.sequences, kLearned, kTestLength);
   s += "<h3>One of the sequences, the one that turns farthest</h3>";
   s += alone(example_error_figure(results));
   for (const RecipeResult& r : results.recipes | std::views::reverse)
     s += recipe_section(r, detail);
   return draw::page(
-      "Ring attractor", "A ring attractor that learned to keep its bearings", s,
+      "Ring attractor", heading(results), s,
       "Task: start anywhere on the circle; angular velocity zero for the first tenth, "
       "then zero with probability 0.2, 0.5 or 0.8 (one of them a sequence), else uniform within "
       "±18° a step. The target of a step is the start plus all velocities before that step, so the "

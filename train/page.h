@@ -11,7 +11,7 @@ namespace annulus::train {
 
 std::string render_page(const Results& results);
 
-// Its figures (page_figures.cpp). Colours: our recipe, the seed's, then peers; the same in all.
+// Its figures (page_figures.cpp). Colours: our recipe, the original, then peers; the same in all.
 std::string loss_figure(const Results& results);
 std::string training_error_figure(const Results& results);
 std::string error_by_length_figure(const Results& results);

@@ -23,7 +23,7 @@ constexpr double kDegrees = 180 / std::numbers::pi;
 constexpr std::size_t kBlocks = 240;  // points of a curve of training
 
 // Ours is the first colour, whichever recipes ran.
-int style_of(const Recipe& recipe) { return recipe.name == "seed" ? 1 : 0; }
+int style_of(const Recipe& recipe) { return recipe.name == "original" ? 1 : 0; }
 
 // The means over windows of so many values, which lie `step` apart.
 template <class T>

@@ -43,7 +43,7 @@ void for_fields(R& r, F&& f) {
 
 }  // namespace
 
-Recipe seed_recipe() { return {.name = "seed"}; }
+Recipe original_recipe() { return {.name = "original"}; }
 
 Recipe default_recipe() {
   return {.name = "default",

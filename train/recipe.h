@@ -32,8 +32,8 @@ struct Recipe {
   std::uint64_t seed = 0;
 };
 
-// The original's: 1000 steps of Adam at 1e-3, no gain network.
-Recipe seed_recipe();
+// The papers': 1000 steps of Adam at 1e-3, no gain network.
+Recipe original_recipe();
 // Ours; README.md says why and what it gains.
 Recipe default_recipe();
 

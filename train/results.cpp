@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <numbers>
 
 #include "annulus/core/errors.h"
 #include "annulus/core/info.h"
@@ -129,6 +130,7 @@ std::string results_json(const Results& results) {
     one["seconds"] = rounded(r.seconds);
     one["test"] = {to_json(r.test, kLead), to_json(r.long_test, kLead),
                    to_json(r.abrupt, kAbruptLead)};
+    one["learned"] = r.learned();
     one["growth"] = rounded(r.growth());
     for (const double v : r.long_test.curve) one["curve"].push_back(rounded(v));
     j["recipes"].push_back(one);
@@ -159,26 +161,43 @@ std::vector<ResultRow> result_rows(const Results& results) {
   std::vector<ResultRow> rows;
   for (const RecipeResult& r : results.recipes) {
     for (const Evaluation* e : {&r.test, &r.long_test, &r.abrupt}) {
-      rows.push_back({r.recipe.name, e == &r.test, e == &r.abrupt, r.recipe.steps, r.parameters,
-                      r.seconds, *e});
+      rows.push_back({r.recipe.name, e == &r.test, e == &r.abrupt, r.learned(), r.recipe.steps,
+                      r.parameters, r.seconds, *e});
     }
   }
   for (const Peer& p : results.peers) {
-    rows.push_back({p.name, true, false, p.steps, p.parameters, p.seconds, p});
+    const auto learned = p.T < kTestLength ? std::nullopt : std::optional<bool>(p.mean < kLearned);
+    rows.push_back({p.name, true, false, learned, p.steps, p.parameters, p.seconds, p});
   }
   return rows;
 }
 
+std::string verdict(std::optional<bool> learned) {
+  return learned ? (*learned ? "yes" : "no") : "";
+}
+
+std::vector<std::string> what_did_not_learn(const Results& results) {
+  std::vector<std::string> lines;
+  for (const RecipeResult& r : results.recipes) {
+    if (r.learned()) continue;
+    lines.push_back(fmt::format(
+        "{} did not learn: mean error {:.2f} rad over {} steps, and learned is below {:g} "
+        "(guessing: {:.2f})",
+        r.recipe.name, r.test.mean, r.test.T, kLearned, std::numbers::pi / 2));
+  }
+  return lines;
+}
+
 std::string results_table(const Results& results) {
   std::string s =
-      "| model | steps | seconds | parameters | T | mean rad | std | max | final |\n"
-      "|---|--:|--:|--:|--:|--:|--:|--:|--:|\n";
+      "| model | learned | steps | seconds | parameters | T | mean rad | std | max | final |\n"
+      "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|\n";
   for (ResultRow& r : result_rows(results)) {
     for (char& c : r.name) {  // a peer's may be anything
       if (c == '|' || static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
     }
-    s += fmt::format("| {}{} | {} | {} | {} | {} | {:.4f} | {:.4f} | {:.3f} | {:.4f} |\n", r.name,
-                     r.abrupt ? ", moving at once" : "",
+    s += fmt::format("| {}{} | {} | {} | {} | {} | {} | {:.4f} | {:.4f} | {:.3f} | {:.4f} |\n",
+                     r.name, r.abrupt ? ", moving at once" : "", verdict(r.learned),
                      r.steps > 0 ? fmt::format("{}", r.steps) : "",
                      r.seconds > 0 ? fmt::format("{:.1f}", r.seconds) : "",
                      r.parameters > 0 ? fmt::format("{}", r.parameters) : "", r.error.T,
