@@ -16,23 +16,33 @@ namespace annulus::cli {
 namespace {
 
 struct TrainOptions {
-  std::string recipe = "both", device, encoding;
+  std::string recipe = "both", device, encoding, activation;
   const CLI::Option* recipe_option = nullptr;
   std::optional<std::int64_t> neurons, actions, batch, steps, length, gain;
   std::optional<std::uint64_t> seed;
+  std::optional<double> J0, J1, alpha, rate, velocity_noise, state_noise;
   std::vector<std::string> peers;
   train::RunOptions run{.out = "ring-attractor", .recipes = {}};
 };
 
 // What was given on the command line goes over what the recipe, or the checkpoint, says.
-void apply(const TrainOptions& o, train::Recipe& r) {
+void apply(const TrainOptions& o, bool goes_on, train::Recipe& r) {
   r.neurons = o.neurons.value_or(r.neurons);
   r.actions = o.actions.value_or(r.actions);
   if (!o.encoding.empty()) {
     r.encoding = o.encoding == "spread" ? train::Encoding::kSpread : train::Encoding::kTurns;
   }
+  if (!o.activation.empty()) r.activation = train::activation_of(o.activation);
+  r.J0 = o.J0.value_or(r.J0);
+  r.J1 = o.J1.value_or(r.J1);
+  r.alpha = o.alpha.value_or(r.alpha);
+  r.schedule.rate = o.rate.value_or(r.schedule.rate);
+  r.noise.velocity = o.velocity_noise.value_or(r.noise.velocity);
+  r.noise.state = o.state_noise.value_or(r.noise.state);
   r.batch = o.batch.value_or(r.batch);
-  if (o.steps) {
+  if (o.steps && goes_on) {
+    r = train::with_steps(r, *o.steps);
+  } else if (o.steps) {
     r.steps = *o.steps;
     r.schedule.warm_up = std::min(r.schedule.warm_up, r.steps / 10);
   }
@@ -49,12 +59,13 @@ std::vector<train::Recipe> pick_recipes(const TrainOptions& o) {
   for (train::Recipe r : {train::original_recipe(), train::default_recipe()}) {
     if (o.recipe != "both" && o.recipe != r.name) continue;
     const std::string folder = o.run.out + "/" + r.name;
-    if (o.run.resume && train::has_checkpoint(folder)) {
+    const bool goes_on = o.run.resume && train::has_checkpoint(folder);
+    if (goes_on) {
       r = train::read_manifest(folder).recipe;
     } else if (o.run.resume && o.recipe_option->count() == 0) {
       continue;  // the run that is continued had only the other
     }
-    apply(o, r);
+    apply(o, goes_on, r);
     picked.push_back(std::move(r));
   }
   return picked;
@@ -130,8 +141,19 @@ void add_train_command(CLI::App& app, int& exit_code) {
   command->add_option("--actions", o->actions, "channels a velocity is spread over (2)");
   add_choice(*command, "--encoding", o->encoding, {"turns", "spread"},
              "turns: left, right, and unused channels; spread: over all channels (turns)");
+  command->add_option("--J0", o->J0, "what every neuron gets of the sum of all (-0.1)");
+  command->add_option("--J1", o->J1, "times Wo (0.1)");
+  command->add_option("--alpha", o->alpha, "share of a state that is new in a step (0.15)");
+  add_choice(*command, "--activation", o->activation, train::kActivations, "of a neuron (gelu)");
+  command->add_option("--rate", o->rate, "Adam's, at its highest");
+  command->add_option("--velocity-noise", o->velocity_noise,
+                      "in training, on the velocity: standard deviation in radians a step (0)");
+  command->add_option("--state-noise", o->state_noise,
+                      "in training, on what every neuron receives: standard deviation as a share\n"
+                      "of the first bump's peak (0)");
   command->add_option("--batch", o->batch, "sequences a step (128)");
-  command->add_option("--steps", o->steps, "of training");
+  command->add_option("--steps", o->steps,
+                      "of training; with --resume more than the run had trains on");
   command->add_option("--length", o->length, "steps of a training sequence");
   command->add_option("--gain", o->gain, "hidden neurons of the gain network; 0: none");
   command->add_option("--seed", o->seed, "the same seed gives the same figures (0)")

@@ -44,8 +44,21 @@ def test_run(out):
     expect_code(2, train(*SMALL, "--out", out), "over a run", "--resume")
     expect_code(0, train("--out", out, "--resume", "--device", "cpu"), "a finished run, resumed")
     expect(outputs(out) == whole, "a finished run, resumed: other files")
-    expect_code(2, train("--out", out, "--resume", "--steps", "7", "--device", "cpu"),
-                "resumed with other steps", "steps 6, not 7")
+    expect_code(2, train("--out", out, "--resume", "--steps", "5", "--device", "cpu"),
+                "resumed with fewer steps", "at step 6 already: --steps must be at least that but is 5")
+    expect_code(0, train("--out", out, "--resume", "--steps", "8", "--device", "cpu"), "trained on")
+    expect(read(out, "default", "curve.csv").count(b"\n") == 9, "trained on: not eight steps")
+
+
+def test_options(folder):
+    """Every one reaches the recipe, and the model with it."""
+    out = os.path.join(folder, "options")
+    given = {"J0": -0.2, "J1": 0.3, "alpha": 0.25, "activation": "tanh", "rate": 0.002, "velocity_noise": 0.01,
+             "state_noise": 0.05}
+    words = [w for key, value in given.items() for w in ("--" + key.replace("_", "-"), str(value))]
+    if expect_code(0, train(*SMALL, "--recipe", "default", *words, "--out", out), "options"):
+        recipe = json.loads(read(out, "results.json"))["recipes"][0]["recipe"]
+        expect({key: recipe[key] for key in given} == given, f"options: {recipe}")
 
 
 def test_ctrl_c(folder):
@@ -80,7 +93,9 @@ def test_bad_usage(folder, out):
     for bad, word in ((["--neurons", "2"], "neurons"), (["--neurons", "many"], "--neurons"),
                       (["--neurons", "-5"], "neurons"), (["--actions", "1"], "actions"),
                       (["--batch", "0"], "batch"), (["--steps", "0"], "steps must be between 1"),
-                      (["--length", "0"], "length"), (["--gain", "-1"], "gain"), (["--recipe", "best"], "--recipe"),
+                      (["--length", "0"], "length"), (["--alpha", "1.5"], "alpha"), (["--J0", "nan"], "J0"),
+                      (["--J1", "1e9"], "J1"), (["--rate", "-1"], "rate"), (["--activation", "cos"], "--activation"),
+                      (["--velocity-noise", "-1"], "velocity_noise"), (["--state-noise", "x"], "--state-noise"), (["--gain", "-1"], "gain"), (["--recipe", "best"], "--recipe"),
                       (["--encoding", "x"], "--encoding"), (["--device", "tpu"], "--device"),
                       (["--checkpoint-every", "0"], "--checkpoint-every"), (["--threads", "-1"], "--threads"),
                       (["--seed", "-1"], "--seed"), (["--peer", "/nonexistent.json"], "nonexistent"),
@@ -98,6 +113,7 @@ def test_command(folder):
     out = os.path.join(folder, "run")
     test_run(out)
     test_ctrl_c(folder)
+    test_options(folder)
     test_bad_usage(folder, out)
 
 

@@ -211,6 +211,7 @@ TEST_F(TrainCheckpoint, RefusesManifestsThatAreWrong) {
       // The same type says nothing here: a name may be any text, a rate 1.5.
       if (value == "text" && (key == "/device" || key == "/recipe/name")) continue;
       if (value == 1.5 && json[at].is_number_float()) continue;
+      if (value == -1 && (key == "/recipe/J0" || key == "/recipe/J1")) continue;
       bad = json;
       bad[at] = value;
       EXPECT_TRUE(refused(bad.dump())) << key << " = " << value.dump();
@@ -318,6 +319,21 @@ TEST_F(TrainRun, ARunIsNotOverwrittenUnasked) {
   EXPECT_NO_THROW((void)go());
 }
 
+// A finished run of a constant rate trains on to the bits of one that had more steps from the start.
+TEST_F(TrainRun, TrainsOn) {
+  options_.recipes = {tiny(original_recipe())};
+  (void)go();
+  options_.recipes[0] = with_steps(options_.recipes[0], 9);
+  options_.resume = true;
+  EXPECT_FALSE(go().stopped);
+  EXPECT_EQ(steps_, 9);
+  const std::string on = text(options_.out + "/original/model.safetensors");
+  options_.resume = false;
+  options_.overwrite = true;
+  (void)go();
+  EXPECT_EQ(text(options_.out + "/original/model.safetensors"), on);
+}
+
 TEST_F(TrainRun, ContinuesOnlyWhatWasStarted) {
   options_.resume = true;
   EXPECT_THROW((void)go(), InvalidArgument);  // nothing there
@@ -325,6 +341,10 @@ TEST_F(TrainRun, ContinuesOnlyWhatWasStarted) {
   stop_at_ = 2;
   (void)go();
   options_.resume = true;
+  options_.recipes[0].steps = 1;
+  EXPECT_NE(refusal<InvalidArgument>([&] { (void)go(); }).find("at step 2 already"),
+            std::string::npos);
+  options_.recipes[0].steps = 6;
   options_.recipes[0].batch = 5;
   const std::string message = refusal<InvalidArgument>([&] { (void)go(); });
   EXPECT_NE(message.find("batch 4, not 5"), std::string::npos) << message;

@@ -9,6 +9,7 @@ namespace {
 
 // Purposes of random streams; never renumber them.
 constexpr std::uint64_t kBatchStream = 3, kEvaluationStream = 4, kEvaluationSeed = 1;
+constexpr std::uint64_t kNoiseStream = 5, kEvaluationNoiseStream = 6;
 constexpr std::int64_t kStretch = 100;
 
 std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
@@ -27,9 +28,9 @@ LossFigures Trainer::step() {
   const auto begin = std::chrono::steady_clock::now();
   const Recipe& r = recipe();
   const std::int64_t step = steps_done();
-  const Sequences batch =
-      draw_sequences(r.batch, length_at(r, step), r.lead,
-                     Rng(r.seed, kBatchStream, static_cast<std::uint64_t>(step)));
+  Sequences batch = draw_sequences(r.batch, length_at(r, step), r.lead,
+                                   Rng(r.seed, kBatchStream, static_cast<std::uint64_t>(step)));
+  add_noise(batch, r.noise, Rng(r.seed, kNoiseStream, static_cast<std::uint64_t>(step)));
   const LossFigures figures = model_.gradients(batch);
   // The gain network waits until there is a ring to steer: trained from the start, it helps to keep
   // the first, fading bumps alive and never finds its way back.
@@ -54,8 +55,10 @@ void Trainer::restore(History history, double seconds) {
   seconds_ = seconds;
 }
 
-Evaluation evaluate(RingModel& model, std::int64_t sequences, std::int64_t T, double lead) {
-  const Sequences s = test_sequences(sequences, T, lead);
+Evaluation evaluate(RingModel& model, std::int64_t sequences, std::int64_t T, double lead,
+                    const Noise& noise) {
+  Sequences s = test_sequences(sequences, T, lead);
+  add_noise(s, noise, Rng(kEvaluationSeed, kEvaluationNoiseStream, static_cast<std::uint64_t>(T)));
   const std::vector<float> decoded = model.decode(s, kStretch);
   Evaluation e;
   e.sequences = sequences;

@@ -60,7 +60,8 @@ struct ErrorFigures {
 struct Evaluation : ErrorFigures {  // its curve has T values
   std::int64_t sequences = 0;
 };
-Evaluation evaluate(RingModel& model, std::int64_t sequences, std::int64_t T, double lead = kLead);
+Evaluation evaluate(RingModel& model, std::int64_t sequences, std::int64_t T, double lead = kLead,
+                    const Noise& noise = {});
 
 // The mean error, on the same sequences, of an integrator that makes no mistake but turns at once:
 // the target is a step behind the input (task.h).
