@@ -1,6 +1,8 @@
 // annulus train ring-attractor: trains, evaluates, and writes the curves and a page of figures.
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <iostream>
 #include <limits>
 #include <memory>
@@ -71,6 +73,23 @@ std::vector<train::Recipe> pick_recipes(const TrainOptions& o) {
   return picked;
 }
 
+// Where stderr is no terminal, a line every ten seconds and one at the end of a recipe.
+class Lines {
+ public:
+  void step(const train::Trainer& t, const train::LossFigures& f) {
+    if (terminal_) return;
+    const auto now = std::chrono::steady_clock::now();
+    if (now - last_ < std::chrono::seconds(10) && !t.finished()) return;
+    last_ = now;
+    std::cerr << fmt::format("annulus: {}, step {} of {}: loss {:.4f}, error {:.4f} rad\n",
+                             t.recipe().name, t.steps_done(), t.recipe().steps, f.total, f.error);
+  }
+
+ private:
+  bool terminal_ = ::isatty(STDERR_FILENO) == 1;
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
 int run_training(const TrainOptions& o) {
   train::RunOptions options = o.run;
   options.device = pick_device(o.device);
@@ -80,6 +99,7 @@ int run_training(const TrainOptions& o) {
   }
 
   std::unique_ptr<Progress> progress;
+  Lines lines;
   train::RunWatcher watcher;
   watcher.begin = [&](const train::Trainer& t) {
     const std::int64_t left = t.recipe().steps - t.steps_done();
@@ -91,6 +111,7 @@ int run_training(const TrainOptions& o) {
     progress->start(
         fmt::format("{}  loss {:.4f}  error {:.4f} rad", t.recipe().name, f.total, f.error));
     progress->advance();
+    lines.step(t, f);
   };
   watcher.evaluating = [&](const train::Trainer& t) {
     progress->start("evaluating " + t.recipe().name);

@@ -34,6 +34,8 @@ def test_run(out):
     expect(len(got.stdout.splitlines()) == 8 and got.stdout.startswith("| model |"), f"the table: {got.stdout!r}")
     expect(got.stdout.count("| no |") == 6 and got.stderr.count("did not learn: mean error") == 2,
            f"six steps teach nothing, and nobody says so: {got.stdout!r} {got.stderr!r}")
+    for recipe in ("original", "default"):
+        expect(f"annulus: {recipe}, step 6 of 6: loss " in got.stderr, f"redirected, no word of {recipe}: {got.stderr!r}")
     results = json.loads(read(out, "results.json"))
     expect([r["learned"] for r in results["recipes"]] == [False, False], "results.json: learned")
     expect([r["recipe"]["name"] for r in results["recipes"]] == ["original", "default"], "results.json lacks a recipe")

@@ -41,9 +41,15 @@ TEST(TrainPage, IsSelfContainedAndSmall) {
   EXPECT_EQ(count(page, "default-src 'none'; style-src 'unsafe-inline'; img-src data:"), 1u);
   EXPECT_EQ(count(page, "<svg"), count(page, "</svg>"));
   EXPECT_GE(count(page, "<svg"), 14u);
+  // Every figure has its sentence; all but the matrices and the mark on top are drawn for both screens.
+  EXPECT_EQ(count(page, "<div class=\"wide\">"), count(page, "<div class=\"narrow\">"));
+  EXPECT_EQ(count(page, "<p class=\"look\">"), count(page, "<div class=\"wide\">") + 6);
+  EXPECT_EQ(count(page, "<svg"), 2 * count(page, "<div class=\"wide\">") + 6 + 1);
   EXPECT_LE(page.size(), draw::kMaxPageBytes);
   for (const char* word : {"original recipe", "default recipe", "Wo, which always acts", "Loss",
-                           "Decoded against true angle", "Error against sequence length"}) {
+                           "Decoded against true angle", "Error against sequence length",
+                           "Velocity told", "Drift at rest", "Gain curve", "Noise in the velocity",
+                           "Noise in the state", "y<sub>i</sub> = J<sub>0</sub>"}) {
     EXPECT_GE(count(page, word), 1u) << word;
   }
 }

@@ -19,6 +19,7 @@ using json = files::Json;
 
 constexpr int kResultsSchema = 1;
 constexpr int kGainPoints = 41;
+constexpr std::int64_t kMostProbes = 64;  // starts at rest, and sequences with noise
 
 // Six digits: more than the figures are good for, and the same text for the same bits.
 double rounded(double v) { return std::stod(fmt::format("{:.6g}", v)); }
@@ -31,6 +32,17 @@ json to_json(const Evaluation& e, double lead) {
           {"std", rounded(e.std)},
           {"max", rounded(e.max)},
           {"final", rounded(e.final)}};
+}
+
+std::vector<double> all_rounded(std::vector<double> values) {
+  for (double& v : values) v = rounded(v);
+  return values;
+}
+
+json to_json(const NoiseCurve& c) {
+  return {{"level", c.level},
+          {"mean", all_rounded(c.error)},
+          {"integrator", all_rounded(c.integrator)}};
 }
 
 constexpr std::size_t kMostPeerBytes = std::size_t{1} << 20, kMostPeers = 16, kMostPoints = 4000;
@@ -101,6 +113,11 @@ RecipeResult collect(Trainer& trainer, std::int64_t sequences) {
   r.example = example(model, sequences, kTestLength);
   r.Wa = model.parameters()[0].value;
   r.Wo = model.parameters()[1].value;
+  const std::int64_t probes = std::min(sequences, kMostProbes);
+  r.rest = drift_at_rest(model, probes, kRestSteps);
+  r.turning = turn_curve(model);
+  r.velocity_noise = velocity_noise_curve(model, probes, kTestLength);
+  r.state_noise = state_noise_curve(model, probes, kTestLength);
   if (model.has_gain()) {
     const auto K = static_cast<std::size_t>(r.recipe.actions);
     const auto right = static_cast<std::size_t>(right_action(r.recipe));
@@ -132,6 +149,14 @@ std::string results_json(const Results& results) {
                    to_json(r.abrupt, kAbruptLead)};
     one["learned"] = r.learned();
     one["growth"] = rounded(r.growth());
+    one["rest"] = {{"steps", r.rest.mean.size()},
+                   {"starts", r.rest.starts},
+                   {"mean", rounded(r.rest.mean.back())},
+                   {"max", rounded(r.rest.most.back())}};
+    one["turning"] = {{"told", all_rounded(r.turning.told)},
+                      {"turned", all_rounded(r.turning.turned)}};
+    one["velocity_noise"] = to_json(r.velocity_noise);
+    one["state_noise"] = to_json(r.state_noise);
     for (const double v : r.long_test.curve) one["curve"].push_back(rounded(v));
     j["recipes"].push_back(one);
   }

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "train/probe.h"
 #include "train/trainer.h"
 
 namespace annulus::train {
@@ -15,6 +16,7 @@ inline constexpr std::int64_t kTestLength = 500, kLongTestLength = 1000;
 // A ring has learned when its mean error over kTestLength steps is below this many radians. One that
 // guesses is wrong by 1.57 (pi / 2), one that turns at once by 0.067 (task.h). No number has not learned.
 inline constexpr double kLearned = 0.2;
+inline constexpr std::int64_t kRestSteps = 2000;
 inline constexpr double kAbruptLead = 0.01;  // the original's own evaluation starts like this
 
 // Another model on the same task, measured elsewhere: a JSON file with one object or a list of at
@@ -44,6 +46,10 @@ struct RecipeResult {
   struct Gains {
     std::vector<double> velocity, now, before;
   } gains;
+
+  Drift rest;
+  TurnCurve turning;
+  NoiseCurve velocity_noise, state_noise;
 
   double growth() const { return long_test.mean / test.mean; }
   bool learned() const { return test.mean < kLearned; }

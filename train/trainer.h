@@ -67,11 +67,15 @@ Evaluation evaluate(RingModel& model, std::int64_t sequences, std::int64_t T, do
 // the target is a step behind the input (task.h).
 double error_of_turning_at_once(std::int64_t sequences, std::int64_t T);
 
+// The same of one that is told with this noise and turns when it should.
+double error_of_integrating(std::int64_t sequences, std::int64_t T, const Noise& noise);
+
 // One of these sequences in full, for the figures: the one whose target turns farthest.
 struct Example {
-  std::vector<double> target;  // (T,)
-  std::vector<float> decoded;  // (T,)
-  std::vector<float> states;   // (T, N)
+  std::vector<float> velocity;  // (T,)
+  std::vector<double> target;   // (T,)
+  std::vector<float> decoded;   // (T,)
+  std::vector<float> states;    // (T, N)
 };
 Example example(RingModel& model, std::int64_t sequences, std::int64_t T);
 
