@@ -158,7 +158,7 @@ std::string recipe_section(const RecipeResult& r, const Detail& detail) {
   s += "<h3>The same sequence</h3>";
   s += card(
       "The bright band is the bump. It should lie under the line, which is the true angle, all "
-      "the way to the right, and stay as bright and as wide as it is at first.",
+      "the way to the right, and keep its brightness and width once it has settled.",
       Width::kFull, [&](Width w) {
         return bump_figure(r, w, w == Width::kNarrow ? detail.columns / 2 : detail.columns);
       });
@@ -167,17 +167,18 @@ std::string recipe_section(const RecipeResult& r, const Detail& detail) {
       "its way.",
       Width::kFull, [&](Width w) { return angle_figure(r, w); });
   s += "<h3>Its weights</h3><div class=\"beside three\">";
-  s += card("A band along the diagonal: every neuron excites its neighbours, which holds the bump.",
+  s += card("Look for a band along the diagonal: neurons that excite their neighbours hold a bump.",
             matrix_figure("Wo, which always acts", r.Wo.data(), N, detail.cells));
   s += card(
-      "The same band with the other sign on either side: it pushes the bump one way.",
+      "Look for two bands of opposite sign beside the diagonal: they push a bump one way.",
       matrix_figure(turns ? "Wa, turning left" : "Wa, first action", r.Wa.data(), N, detail.cells));
-  s += card("The mirror image of its neighbour.",
+  s += card("It should be the mirror image of its neighbour.",
             matrix_figure(turns ? "Wa, turning right" : "Wa, last action",
                           r.Wa.data() + right_action(r.recipe) * N * N, N, detail.cells));
   s += "</div><div class=\"beside two\">";
-  s += card("Wo even about 0, the two Wa odd and opposite: symmetry that no one asked for.",
-            Width::kHalf, [&](Width w) { return profile_figure(r, w); });
+  s += card(
+      "In a ring that works Wo is even about 0, and the two Wa are mirror images of each other.",
+      Width::kHalf, [&](Width w) { return profile_figure(r, w); });
   s += card(
       "How much of a velocity turns the ring in the step it is told and in the step after. 1 and "
       "0 would be no network at all; a curve over speed makes up for the ring's own.",
@@ -211,7 +212,7 @@ std::string render_with(const Results& results, const Detail& detail) {
   s += kEquations;
   s += "<h3>Training</h3><div class=\"beside two\">";
   s += card(
-      "It should fall by a factor of a hundred and end flat. A rise where sequences grow longer "
+      "It should fall steeply once and end flat. A rise where sequences grow longer "
       "is no fault.",
       Width::kHalf, [&](Width w) { return loss_figure(results, w); });
   s += card(
