@@ -240,9 +240,10 @@ std::string render_with(const Results& results, const Detail& detail) {
             Width::kFull, [&](Width w) { return example_error_figure(results, w); });
   s += "<h3>Left alone, turned evenly, disturbed</h3><div class=\"beside two\">";
   s += card(
-      fmt::format("{} starts around the circle, then nothing for {} steps. A perfect ring stays at "
-                  "0; a slow rise to a plateau is a ring whose bump rests at some angles only.",
-                  results.recipes.empty() ? 0 : results.recipes[0].rest.starts, kRestSteps),
+      fmt::format(
+          "{} starts around the circle, then nothing for {} steps. A perfect ring stays at "
+          "0; a rise is a ring that creeps, a plateau one whose bump rests at some angles only.",
+          results.recipes.empty() ? 0 : results.recipes[0].rest.starts, kRestSteps),
       Width::kHalf, [&](Width w) { return rest_figure(results, w); });
   s += card(
       "How fast the bump turns when it is told one velocity all the time. On the thick line it "
