@@ -1,6 +1,8 @@
 // annulus train ring-attractor: trains, evaluates, and writes the curves and a page of figures.
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <iostream>
 #include <limits>
 #include <memory>
@@ -16,23 +18,33 @@ namespace annulus::cli {
 namespace {
 
 struct TrainOptions {
-  std::string recipe = "both", device, encoding;
+  std::string recipe = "both", device, encoding, activation;
   const CLI::Option* recipe_option = nullptr;
   std::optional<std::int64_t> neurons, actions, batch, steps, length, gain;
   std::optional<std::uint64_t> seed;
+  std::optional<double> J0, J1, alpha, rate, velocity_noise, state_noise;
   std::vector<std::string> peers;
   train::RunOptions run{.out = "ring-attractor", .recipes = {}};
 };
 
 // What was given on the command line goes over what the recipe, or the checkpoint, says.
-void apply(const TrainOptions& o, train::Recipe& r) {
+void apply(const TrainOptions& o, bool goes_on, train::Recipe& r) {
   r.neurons = o.neurons.value_or(r.neurons);
   r.actions = o.actions.value_or(r.actions);
   if (!o.encoding.empty()) {
     r.encoding = o.encoding == "spread" ? train::Encoding::kSpread : train::Encoding::kTurns;
   }
+  if (!o.activation.empty()) r.activation = train::activation_of(o.activation);
+  r.J0 = o.J0.value_or(r.J0);
+  r.J1 = o.J1.value_or(r.J1);
+  r.alpha = o.alpha.value_or(r.alpha);
+  r.schedule.rate = o.rate.value_or(r.schedule.rate);
+  r.noise.velocity = o.velocity_noise.value_or(r.noise.velocity);
+  r.noise.state = o.state_noise.value_or(r.noise.state);
   r.batch = o.batch.value_or(r.batch);
-  if (o.steps) {
+  if (o.steps && goes_on) {
+    r = train::with_steps(r, *o.steps);
+  } else if (o.steps) {
     r.steps = *o.steps;
     r.schedule.warm_up = std::min(r.schedule.warm_up, r.steps / 10);
   }
@@ -46,19 +58,37 @@ void apply(const TrainOptions& o, train::Recipe& r) {
 
 std::vector<train::Recipe> pick_recipes(const TrainOptions& o) {
   std::vector<train::Recipe> picked;
-  for (train::Recipe r : {train::seed_recipe(), train::default_recipe()}) {
+  for (train::Recipe r : {train::original_recipe(), train::default_recipe()}) {
     if (o.recipe != "both" && o.recipe != r.name) continue;
     const std::string folder = o.run.out + "/" + r.name;
-    if (o.run.resume && train::has_checkpoint(folder)) {
+    const bool goes_on = o.run.resume && train::has_checkpoint(folder);
+    if (goes_on) {
       r = train::read_manifest(folder).recipe;
     } else if (o.run.resume && o.recipe_option->count() == 0) {
       continue;  // the run that is continued had only the other
     }
-    apply(o, r);
+    apply(o, goes_on, r);
     picked.push_back(std::move(r));
   }
   return picked;
 }
+
+// Where stderr is no terminal, a line every ten seconds and one at the end of a recipe.
+class Lines {
+ public:
+  void step(const train::Trainer& t, const train::LossFigures& f) {
+    if (terminal_) return;
+    const auto now = std::chrono::steady_clock::now();
+    if (now - last_ < std::chrono::seconds(10) && !t.finished()) return;
+    last_ = now;
+    std::cerr << fmt::format("annulus: {}, step {} of {}: loss {:.4f}, error {:.4f} rad\n",
+                             t.recipe().name, t.steps_done(), t.recipe().steps, f.total, f.error);
+  }
+
+ private:
+  bool terminal_ = ::isatty(STDERR_FILENO) == 1;
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
 
 int run_training(const TrainOptions& o) {
   train::RunOptions options = o.run;
@@ -69,6 +99,7 @@ int run_training(const TrainOptions& o) {
   }
 
   std::unique_ptr<Progress> progress;
+  Lines lines;
   train::RunWatcher watcher;
   watcher.begin = [&](const train::Trainer& t) {
     const std::int64_t left = t.recipe().steps - t.steps_done();
@@ -80,6 +111,7 @@ int run_training(const TrainOptions& o) {
     progress->start(
         fmt::format("{}  loss {:.4f}  error {:.4f} rad", t.recipe().name, f.total, f.error));
     progress->advance();
+    lines.step(t, f);
   };
   watcher.evaluating = [&](const train::Trainer& t) {
     progress->start("evaluating " + t.recipe().name);
@@ -102,6 +134,9 @@ int run_training(const TrainOptions& o) {
     return stop_code();
   }
   std::cout << train::results_table(outcome.results);
+  for (const std::string& line : train::what_did_not_learn(outcome.results)) {
+    std::cerr << "annulus: recipe " << line << "\n";
+  }
   std::cerr << fmt::format("annulus: figures in {}, numbers in {}/results.json\n", outcome.page,
                            options.out);
   return kDone;
@@ -121,14 +156,25 @@ void add_train_command(CLI::App& app, int& exit_code) {
       "code 130 (143 after a polite kill); --resume goes on to the bits of a run that was never\n"
       "stopped. Other exit codes: 0 done, 1 the loss diverged, 2 bad usage or input, 3 not\n"
       "available here.");
-  o->recipe_option = add_choice(*command, "--recipe", o->recipe, {"seed", "default", "both"},
-                                "seed: the original's; default: ours; or both");
+  o->recipe_option = add_choice(*command, "--recipe", o->recipe, {"original", "default", "both"},
+                                "original: the papers' values; default: ours; or both");
   command->add_option("--neurons", o->neurons, "on the ring (default: the recipe's, 128)");
   command->add_option("--actions", o->actions, "channels a velocity is spread over (2)");
   add_choice(*command, "--encoding", o->encoding, {"turns", "spread"},
              "turns: left, right, and unused channels; spread: over all channels (turns)");
+  command->add_option("--J0", o->J0, "what every neuron gets of the sum of all (-0.1)");
+  command->add_option("--J1", o->J1, "times Wo (0.1)");
+  command->add_option("--alpha", o->alpha, "share of a state that is new in a step (0.15)");
+  add_choice(*command, "--activation", o->activation, train::kActivations, "of a neuron (gelu)");
+  command->add_option("--rate", o->rate, "Adam's, at its highest");
+  command->add_option("--velocity-noise", o->velocity_noise,
+                      "in training, on the velocity: standard deviation in radians a step (0)");
+  command->add_option("--state-noise", o->state_noise,
+                      "in training, on what every neuron receives: standard deviation as a share\n"
+                      "of the first bump's peak (0)");
   command->add_option("--batch", o->batch, "sequences a step (128)");
-  command->add_option("--steps", o->steps, "of training");
+  command->add_option("--steps", o->steps,
+                      "of training; with --resume more than the run had trains on");
   command->add_option("--length", o->length, "steps of a training sequence");
   command->add_option("--gain", o->gain, "hidden neurons of the gain network; 0: none");
   command->add_option("--seed", o->seed, "the same seed gives the same figures (0)")

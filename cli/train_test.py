@@ -23,7 +23,7 @@ def train(*arguments, cwd=None):
 
 def outputs(folder):
     """What a run leaves that does not hold a time."""
-    return {f"{r}/{name}": read(folder, r, name) for r in ("seed", "default")
+    return {f"{r}/{name}": read(folder, r, name) for r in ("original", "default")
             for name in ("model.safetensors", "curve.csv")}
 
 
@@ -32,8 +32,13 @@ def test_run(out):
     if not expect_code(0, got, "a small run"):
         return
     expect(len(got.stdout.splitlines()) == 8 and got.stdout.startswith("| model |"), f"the table: {got.stdout!r}")
+    expect(got.stdout.count("| no |") == 6 and got.stderr.count("did not learn: mean error") == 2,
+           f"six steps teach nothing, and nobody says so: {got.stdout!r} {got.stderr!r}")
+    for recipe in ("original", "default"):
+        expect(f"annulus: {recipe}, step 6 of 6: loss " in got.stderr, f"redirected, no word of {recipe}: {got.stderr!r}")
     results = json.loads(read(out, "results.json"))
-    expect([r["recipe"]["name"] for r in results["recipes"]] == ["seed", "default"], "results.json lacks a recipe")
+    expect([r["learned"] for r in results["recipes"]] == [False, False], "results.json: learned")
+    expect([r["recipe"]["name"] for r in results["recipes"]] == ["original", "default"], "results.json lacks a recipe")
     expect(b"</html>" in read(out, "ring-attractor.html"), "no page")
 
     # A run is not overwritten unasked, and a finished one can be evaluated again.
@@ -41,18 +46,31 @@ def test_run(out):
     expect_code(2, train(*SMALL, "--out", out), "over a run", "--resume")
     expect_code(0, train("--out", out, "--resume", "--device", "cpu"), "a finished run, resumed")
     expect(outputs(out) == whole, "a finished run, resumed: other files")
-    expect_code(2, train("--out", out, "--resume", "--steps", "7", "--device", "cpu"),
-                "resumed with other steps", "steps 6, not 7")
+    expect_code(2, train("--out", out, "--resume", "--steps", "5", "--device", "cpu"),
+                "resumed with fewer steps", "at step 6 already: --steps must be at least that but is 5")
+    expect_code(0, train("--out", out, "--resume", "--steps", "8", "--device", "cpu"), "trained on")
+    expect(read(out, "default", "curve.csv").count(b"\n") == 9, "trained on: not eight steps")
+
+
+def test_options(folder):
+    """Every one reaches the recipe, and the model with it."""
+    out = os.path.join(folder, "options")
+    given = {"J0": -0.2, "J1": 0.3, "alpha": 0.25, "activation": "tanh", "rate": 0.002, "velocity_noise": 0.01,
+             "state_noise": 0.05}
+    words = [w for key, value in given.items() for w in ("--" + key.replace("_", "-"), str(value))]
+    if expect_code(0, train(*SMALL, "--recipe", "default", *words, "--out", out), "options"):
+        recipe = json.loads(read(out, "results.json"))["recipes"][0]["recipe"]
+        expect({key: recipe[key] for key in given} == given, f"options: {recipe}")
 
 
 def test_ctrl_c(folder):
     """Code 130, a message that says how to go on, and going on gives the bits of a run never stopped."""
-    long = [*SMALL[:-4], "--steps", "3000", "--device", "cpu", "--recipe", "seed"]
+    long = [*SMALL[:-4], "--steps", "3000", "--device", "cpu", "--recipe", "original"]
     stopped, never = os.path.join(folder, "stopped"), os.path.join(folder, "never")
     begun = []
 
     def ready():
-        if not begun and os.path.exists(os.path.join(stopped, "seed", "manifest.json")):
+        if not begun and os.path.exists(os.path.join(stopped, "original", "manifest.json")):
             begun.append(time.monotonic())
         return begun and time.monotonic() - begun[0] > 0.2
 
@@ -65,7 +83,7 @@ def test_ctrl_c(folder):
         expect(not os.path.exists(os.path.join(stopped, "results.json")), "Ctrl-C: there are results all the same")
     expect_code(0, train("--out", stopped, "--resume", "--device", "cpu"), "after Ctrl-C")
     expect_code(0, train(*long, "--out", never), "the run that is never stopped")
-    expect(read(stopped, "seed", "model.safetensors") == read(never, "seed", "model.safetensors"),
+    expect(read(stopped, "original", "model.safetensors") == read(never, "original", "model.safetensors"),
            "after Ctrl-C: other weights")
 
 
@@ -77,7 +95,9 @@ def test_bad_usage(folder, out):
     for bad, word in ((["--neurons", "2"], "neurons"), (["--neurons", "many"], "--neurons"),
                       (["--neurons", "-5"], "neurons"), (["--actions", "1"], "actions"),
                       (["--batch", "0"], "batch"), (["--steps", "0"], "steps must be between 1"),
-                      (["--length", "0"], "length"), (["--gain", "-1"], "gain"), (["--recipe", "best"], "--recipe"),
+                      (["--length", "0"], "length"), (["--alpha", "1.5"], "alpha"), (["--J0", "nan"], "J0"),
+                      (["--J1", "1e9"], "J1"), (["--rate", "-1"], "rate"), (["--activation", "cos"], "--activation"),
+                      (["--velocity-noise", "-1"], "velocity_noise"), (["--state-noise", "x"], "--state-noise"), (["--gain", "-1"], "gain"), (["--recipe", "best"], "--recipe"),
                       (["--encoding", "x"], "--encoding"), (["--device", "tpu"], "--device"),
                       (["--checkpoint-every", "0"], "--checkpoint-every"), (["--threads", "-1"], "--threads"),
                       (["--seed", "-1"], "--seed"), (["--peer", "/nonexistent.json"], "nonexistent"),
@@ -95,6 +115,7 @@ def test_command(folder):
     out = os.path.join(folder, "run")
     test_run(out)
     test_ctrl_c(folder)
+    test_options(folder)
     test_bad_usage(folder, out)
 
 

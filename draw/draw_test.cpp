@@ -99,5 +99,16 @@ TEST(Figure, NamesAtTheEndAreApart) {
   for (std::size_t i = 1; i < 3; ++i) EXPECT_GE(heights[i] - heights[i - 1], 13.9);
 }
 
+// What the y axis shows stands beside the title, and below it where both have no room on one line.
+TEST(Drawing, TitleAndUnitDoNotTouch) {
+  const Axis y{.label = "mean circular error at that step, rad"};
+  const auto drawn = [&](double width) {
+    return Drawing({.width = width, .top = 46}, {}, y, "Error against sequence length").finish();
+  };
+  EXPECT_NE(drawn(1120).find("text-anchor=\"end\" x=\"1024.0\" y=\"17.0\">mean"),
+            std::string::npos);
+  EXPECT_NE(drawn(360).find("class=\"fl\" x=\"58.0\" y=\"34.0\">mean"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace annulus::draw

@@ -10,7 +10,9 @@
 namespace annulus::draw {
 namespace {
 
-constexpr double kNameStep = 14;  // closer than this two names would touch
+constexpr double kNameStep = 14;                        // closer than this two names would touch
+constexpr double kTitleLetter = 7.6, kLabelLetter = 6;  // widths, about
+constexpr double kTwoLines = 44;                        // room above the axes for a second line
 
 std::vector<std::pair<double, std::string>> ticks_of(const Axis& axis, const Scale& scale) {
   if (!axis.ticks.empty()) return axis.ticks;
@@ -31,7 +33,14 @@ Drawing::Drawing(const Frame& frame, const Axis& x, const Axis& y, const std::st
   svg_ = fmt::format("<svg class=\"fig\" viewBox=\"0 0 {:g} {:g}\" role=\"img\" aria-label=\"{}\">",
                      frame.width, frame.height, draw::text(about.empty() ? title : about));
   text("ft", "start", frame.left, 17, title, 60);
-  text("fl", "end", right_, 17, y.label);
+  // Beside the title, or where both have no room on one line, below it.
+  const double letters = kTitleLetter * static_cast<double>(title.size()) +
+                         kLabelLetter * static_cast<double>(y.label.size());
+  if (letters < right_ - frame.left || frame.top < kTwoLines) {
+    text("fl", "end", right_, 17, y.label);
+  } else {
+    text("fl", "start", frame.left, 34, y.label);
+  }
   text("fl", "middle", (frame.left + right_) / 2, bottom_ + 36, x.label);
   for (const auto& [v, label] : ticks_of(y, y_)) {
     if (grid) path("g", fmt::format("M{:.1f} {:.1f}H{:.1f}", frame.left, y_(v), right_));

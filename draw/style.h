@@ -18,6 +18,7 @@ body{margin:0;background:var(--bg);color:var(--ink);font:15px/1.55 ui-sans-serif
 "Helvetica Neue",Arial,sans-serif;-webkit-font-smoothing:antialiased}
 main{max-width:1184px;margin:0 auto;padding:40px 32px 72px}
 header{display:flex;gap:18px;align-items:center;margin-bottom:6px}
+header svg{flex:none}
 h1,h2{font-family:"Iowan Old Style","Palatino Linotype",Palatino,"Book Antiqua",Georgia,serif;
 font-weight:600;letter-spacing:-.01em;line-height:1.2}
 h1{font-size:34px;margin:0}
@@ -29,6 +30,7 @@ p{margin:6px 0;max-width:76ch}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(214px,1fr));gap:12px;margin:16px 0 6px}
 .tile{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 16px 12px}
 .tile.lead{background:var(--wash);border-color:transparent}
+.tile.failed{border-color:var(--bad)}.tile.failed .v{color:var(--bad)}
 .tile .v{font-size:27px;line-height:1.15;font-weight:600;font-variant-numeric:tabular-nums;
 letter-spacing:-.02em}
 .tile .k{color:var(--soft);font-size:13px}
@@ -44,6 +46,10 @@ letter-spacing:-.02em}
 .three{grid-template-columns:repeat(3,minmax(0,1fr))}
 .beside .card,.card.alone{padding:14px 14px 10px}
 .card.alone{margin:12px 0}
+.look{color:var(--soft);font-size:13px;line-height:1.45;margin:4px 6px}
+.eq{font-family:"Iowan Old Style","Palatino Linotype",Palatino,Georgia,serif;font-size:16.5px;line-height:1.7;
+margin:4px 6px;max-width:none;overflow-wrap:break-word}.eq small{color:var(--soft);font-size:13.5px}
+.narrow{display:none}
 .c0{--c:var(--s0)}.c1{--c:var(--s1)}.c2{--c:var(--s2)}.c3{--c:var(--s3)}.c4{--c:var(--s4)}
 .c5{--c:var(--s5)}.c6{--c:var(--s6)}.c7{--c:var(--s7)}.c8{--c:var(--s8)}.hollow{--c:var(--faint)}
 .fig{display:block;width:100%;height:auto;font-size:12px;overflow:visible}
@@ -92,7 +98,10 @@ dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 18px;font-size:13.
 dt{color:var(--soft)}dd{margin:0}
 @media(max-width:820px){.two,.three{grid-template-columns:minmax(0,1fr)}}
 @media(max-width:640px){main{padding:24px 16px 48px}h1{font-size:27px}.card{padding:10px 6px 4px}
-.tiles{grid-template-columns:repeat(2,minmax(0,1fr))}.panels .fig{flex-basis:100%}td.row{white-space:normal;overflow-wrap:anywhere;min-width:132px}
+.tiles{grid-template-columns:repeat(2,minmax(0,1fr))}
+.panels .fig{flex-basis:100%}.wide{display:none}.narrow{display:block}td,th{padding:4px 7px}
+td.wrap{white-space:normal;min-width:92px}dl{grid-template-columns:1fr}dd{margin-bottom:6px}
+td.row{white-space:normal;overflow-wrap:anywhere;min-width:132px}
 .scroll::before{content:"more columns to the right →";position:sticky;left:0;display:inline-block;
 padding:6px 10px 0;color:var(--faint);font-size:12px}}
 @media print{.scroll,.card,.beside{break-inside:avoid}}

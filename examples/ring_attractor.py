@@ -1,6 +1,6 @@
 """A ring attractor learns to keep an angle, in PyTorch.
 
-    python examples/ring_attractor.py                      the seed's recipe: 1000 steps of Adam
+    python examples/ring_attractor.py                      the original recipe: 1000 steps of Adam
     python examples/ring_attractor.py --gain               a small network decides how much each velocity turns the ring
     python examples/ring_attractor.py --gru --save gru.json    a GRU of equal size on the same data, for
                                                            `annulus train ring-attractor --peer gru.json`

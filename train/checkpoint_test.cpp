@@ -290,6 +290,7 @@ TEST_F(TrainCheckpoint, RefusesManifestsThatAreWrong) {
       // The same type says nothing here: a name may be any text, a rate 1.5.
       if (value == "text" && key == "/device") continue;
       if (value == 1.5 && json[at].is_number_float()) continue;
+      if (value == -1 && (key == "/recipe/J0" || key == "/recipe/J1")) continue;
       bad = json;
       bad[at] = value;
       EXPECT_TRUE(refused_signed(bad)) << key << " = " << value.dump();
@@ -332,7 +333,7 @@ class TrainRun : public ::testing::Test {
 
   const testing::ScratchFolder scratch_;
   RunOptions options_{.out = scratch_.path() + "/a/b",
-                      .recipes = {tiny(seed_recipe()), tiny(default_recipe())},
+                      .recipes = {tiny(original_recipe()), tiny(default_recipe())},
                       .checkpoint_every = 4,
                       .test_sequences = 3};
   int steps_ = 0, stop_at_ = -1;
@@ -357,7 +358,7 @@ TEST_F(TrainRun, StoppedAnywhereItEndsWithTheSameFiles) {
   EXPECT_FALSE(whole.stopped);
   EXPECT_EQ(steps_, 12);
   std::vector<std::string> names, expected;
-  for (const char* recipe : {"/seed", "/default"}) {
+  for (const char* recipe : {"/original", "/default"}) {
     for (const char* name :
          {"/model.safetensors", "/curve.csv", "/checkpoint-000006.safetensors"}) {
       names.push_back(std::string(recipe) + name);
@@ -380,7 +381,7 @@ TEST_F(TrainRun, StoppedAnywhereItEndsWithTheSameFiles) {
     }
     if (at != 6) {
       ASSERT_TRUE(first.stopped);
-      EXPECT_EQ(first.stopped->recipe, at < 6 ? "seed" : "default");
+      EXPECT_EQ(first.stopped->recipe, at < 6 ? "original" : "default");
       EXPECT_EQ(first.stopped->step, at < 6 ? at : at - 6);
     }
     stop_at_ = -1;
@@ -416,6 +417,21 @@ TEST_F(TrainRun, ASecondWriterIsRefused) {
   EXPECT_FALSE(files::exists(options_.out + "/.lock"));
 }
 
+// A finished run of a constant rate trains on to the bits of one that had more steps from the start.
+TEST_F(TrainRun, TrainsOn) {
+  options_.recipes = {tiny(original_recipe())};
+  (void)go();
+  options_.recipes[0] = with_steps(options_.recipes[0], 9);
+  options_.resume = true;
+  EXPECT_FALSE(go().stopped);
+  EXPECT_EQ(steps_, 9);
+  const std::string on = text(options_.out + "/original/model.safetensors");
+  options_.resume = false;
+  options_.overwrite = true;
+  (void)go();
+  EXPECT_EQ(text(options_.out + "/original/model.safetensors"), on);
+}
+
 TEST_F(TrainRun, ContinuesOnlyWhatWasStarted) {
   options_.resume = true;
   EXPECT_THROW((void)go(), InvalidArgument);  // nothing there
@@ -423,6 +439,10 @@ TEST_F(TrainRun, ContinuesOnlyWhatWasStarted) {
   stop_at_ = 2;
   (void)go();
   options_.resume = true;
+  options_.recipes[0].steps = 1;
+  EXPECT_NE(refusal<InvalidArgument>([&] { (void)go(); }).find("at step 2 already"),
+            std::string::npos);
+  options_.recipes[0].steps = 6;
   options_.recipes[0].batch = 5;
   const std::string message = refusal<InvalidArgument>([&] { (void)go(); });
   EXPECT_NE(message.find("batch 4, not 5"), std::string::npos) << message;

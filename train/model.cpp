@@ -86,19 +86,24 @@ std::vector<float> RingModel::actions(const Sequences& s) const {
 }
 
 RingRnnInputs RingModel::upload(std::span<const float> actions, std::span<const float> r0,
-                                std::int64_t B, std::int64_t T) {
+                                std::span<const float> drive, std::int64_t B, std::int64_t T) {
   const std::int64_t N = recipe_.neurons, K = recipe_.actions;
   RingRnnInputs in;
   in.A = A_.upload({B, T, K}, actions);
   in.Wa = Wa_.upload({K, N, N}, parameters_[0].value);
   in.Wo = Wo_.upload({N, N}, parameters_[1].value);
   in.r0 = r0_.upload({B, N}, r0);
+  if (!drive.empty()) in.drive = drive_.upload({B, T, N}, drive);
+  in.J0 = recipe_.J0;
+  in.J1 = recipe_.J1;
+  in.alpha = recipe_.alpha;
   return in;
 }
 
 LossFigures RingModel::run(const Sequences& batch, bool backward) {
   const std::int64_t B = batch.B, T = batch.T, N = recipe_.neurons, K = recipe_.actions;
-  const RingRnnInputs in = upload(actions(batch), initial_bumps(batch.start, N), B, T);
+  const RingRnnInputs in = upload(actions(batch), initial_bumps(batch.start, N),
+                                  drive_noise(batch, 0, T, N, context_.threads), B, T);
   RingRnnOutputs out;
   out.out = out_.shaped({B, T, N});
   if (backward) {
@@ -145,7 +150,8 @@ std::vector<float> RingModel::decode(const Sequences& s, std::int64_t stretch, s
     for (std::int64_t b = 0; b < s.B; ++b) {
       std::copy_n(all.data() + (b * s.T + t) * K, steps * K, part.data() + b * steps * K);
     }
-    const RingRnnInputs in = upload(part, state, s.B, steps);
+    const RingRnnInputs in =
+        upload(part, state, drive_noise(s, t, steps, N, context_.threads), s.B, steps);
     RingRnnOutputs out;
     out.out = out_.shaped({s.B, steps, N});
     out.h_n = h_.shaped({s.B, N});

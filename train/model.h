@@ -63,8 +63,8 @@ class RingModel {
                             std::vector<float>* states = nullptr);
 
  private:
-  RingRnnInputs upload(std::span<const float> actions, std::span<const float> r0, std::int64_t B,
-                       std::int64_t T);
+  RingRnnInputs upload(std::span<const float> actions, std::span<const float> r0,
+                       std::span<const float> drive, std::int64_t B, std::int64_t T);
   LossFigures run(const Sequences& batch, bool backward);
 
   Recipe recipe_;
@@ -73,6 +73,7 @@ class RingModel {
   RingRnnOptions options_;
   std::vector<Parameter> parameters_;  // Wa, Wo, then the gain network's four
   DeviceTensor A_{device_}, Wa_{device_}, Wo_{device_}, r0_{device_}, out_{device_};
+  DeviceTensor drive_{device_};
   DeviceTensor saved_{device_}, ring_{device_}, sums_{device_}, h_{device_}, angle_{device_};
   DeviceTensor amplitude_{device_}, dsums_{device_}, dout_{device_}, dA_{device_}, dWa_{device_};
   DeviceTensor dWo_{device_};

@@ -149,13 +149,22 @@ TEST(TrainModel, GradientIsThatOfFiniteDifferences) {
     Recipe recipe = small(4);
     recipe.encoding = encoding;
     recipe.actions = 3;
+    // One of the two with everything that may be chosen.
+    const bool spread = encoding == Encoding::kSpread;
+    if (spread) {
+      recipe.J0 = -0.05;
+      recipe.J1 = 0.3;
+      recipe.alpha = 0.4;
+      recipe.activation = RingRnnActivation::kTanh;
+    }
     RingModel model(recipe, kCPU, 1);
     // The gain network away from its start, where half of its gradients are zero.
     Rng rng(8);
     for (std::size_t i = 2; i < model.parameters().size(); ++i) {
       for (float& v : model.parameters()[i].value) v += static_cast<float>(0.3 * rng.normal());
     }
-    const Sequences batch = draw_sequences(recipe.batch, recipe.length, 0.1, Rng(1));
+    Sequences batch = draw_sequences(recipe.batch, recipe.length, 0.1, Rng(1));
+    if (spread) add_noise(batch, {.velocity = 0.1, .state = 0.3}, Rng(2));
     model.gradients(batch);
     const std::vector<Parameter> saved = model.parameters();
     for (std::size_t i = 0; i < saved.size(); ++i) {
@@ -187,12 +196,35 @@ TEST(TrainModel, GradientIsThatOfFiniteDifferences) {
 
 TEST(TrainModel, DecodesTheSameInStretchesOfAnyLength) {
   RingModel model(small(4), kCPU, 0);
-  const Sequences s = draw_sequences(3, 57, 0.1, Rng(2));
+  Sequences s = draw_sequences(3, 57, 0.1, Rng(2));
+  add_noise(s, {.velocity = 0.1, .state = 0.3}, Rng(3));
   std::vector<float> all_states, cut_states;
   const std::vector<float> all = model.decode(s, 57, 1, &all_states);
   EXPECT_EQ(all, model.decode(s, 10, 1, &cut_states));
   EXPECT_EQ(all_states, cut_states);
   EXPECT_EQ(all_states.size(), 57u * 16u);
+}
+
+// Of the equation in ring_rnn.h, by one step by hand.
+TEST(TrainModel, TakesTheNumbersOfItsRecipe) {
+  Recipe recipe = small(0);
+  recipe.J0 = -0.2;
+  recipe.J1 = 0.7;
+  recipe.alpha = 0.6;
+  recipe.activation = RingRnnActivation::kTanh;
+  RingModel model(recipe, kCPU, 1);
+  const Sequences s{.B = 1, .T = 1, .velocity = {0.25f}, .start = {1.0}, .target = {1.0}};
+  std::vector<float> states;
+  (void)model.decode(s, 1, 0, &states);
+  const std::vector<float> r = initial_bumps(s.start, 16);
+  const std::vector<float>&Wa = model.parameters()[0].value, &Wo = model.parameters()[1].value;
+  for (std::size_t i = 0; i < 16; ++i) {
+    double y = 0;
+    for (std::size_t j = 0; j < 16; ++j) {
+      y += (-0.2 + 0.7 * Wo[i * 16 + j] + 0.25 * Wa[(16 + i) * 16 + j]) * r[j];  // 1: to the right
+    }
+    EXPECT_NEAR(states[i], 0.4 * r[i] + 0.6 * std::tanh(y), 1e-6) << i;
+  }
 }
 
 TEST(TrainModel, UnusedActionChannelsChangeNothing) {
@@ -250,6 +282,38 @@ TEST(TrainSteps, SameSeedSameBitsWhateverTheThreads) {
   Trainer other(recipe, kCPU, 1);
   other.step();
   EXPECT_NE(other.history().loss[0], a.history().loss[0]);
+}
+
+// A small ring's bump fades within a long sequence before its weights have grown, and the direction of
+// what is left is all that is trained: right for 100 steps, lost after 200.
+TEST(TrainSteps, ShortSequencesFirstTeachASmallRing) {
+  Recipe recipe = default_recipe();
+  recipe.neurons = 32;
+  recipe.batch = 16;
+  recipe.steps = 400;
+  recipe.schedule.rate = 1.2e-2;
+  recipe.gain_hidden = 0;
+  for (const bool short_first : {true, false}) {
+    if (!short_first) recipe.first_length = recipe.length;
+    Trainer trainer(recipe, kCPU, 0);
+    while (!trainer.finished()) trainer.step();
+    const double error = evaluate(trainer.model(), 20, 500).mean;
+    EXPECT_EQ(error < 0.1, short_first) << error;
+  }
+}
+
+TEST(TrainSteps, SharesOfTheStepsStayWhenThereAreMore) {
+  Recipe r = default_recipe();
+  for (const std::int64_t steps : {2000, 2001, 7777, 1500}) {
+    const Recipe more = with_steps(r, steps);
+    EXPECT_EQ(more.steps, steps);
+    EXPECT_EQ(first_gain_step(more), first_gain_step(r)) << steps;
+    for (const std::int64_t step : {0, 100, 333, 599, 600, 1000}) {
+      EXPECT_EQ(length_at(more, step), length_at(r, step)) << steps << " " << step;
+    }
+  }
+  EXPECT_EQ(difference(with_steps(r, r.steps), r), "");
+  EXPECT_EQ(first_gain_step(with_steps(r, 100)), 100);
 }
 
 TEST(TrainSteps, SequencesGrowAsTheRecipeSays) {

@@ -17,13 +17,21 @@ using draw::Line;
 using draw::LineChart;
 using draw::Points;
 
-constexpr draw::Frame kHalf = {.width = 552, .left = 50, .right = 100};  // two of them side by side
+// A figure beside another or alone on a desk's screen, or on a telephone's, where its letters stay as
+// large and a name at the end of a line is shorter.
+draw::Frame frame_of(Width width, double height = 300) {
+  if (width == Width::kNarrow) {
+    return {.width = 360, .height = 270, .left = 44, .right = 80, .top = 46, .bottom = 46};
+  }
+  if (width == Width::kHalf) return {.width = 552, .height = height, .left = 50, .right = 100};
+  return {.height = height, .right = 110};
+}
 constexpr double kGap = std::numeric_limits<double>::quiet_NaN();
 constexpr double kDegrees = 180 / std::numbers::pi;
 constexpr std::size_t kBlocks = 240;  // points of a curve of training
 
 // Ours is the first colour, whichever recipes ran.
-int style_of(const Recipe& recipe) { return recipe.name == "seed" ? 1 : 0; }
+int style_of(const Recipe& recipe) { return recipe.name == "original" ? 1 : 0; }
 
 // The means over windows of so many values, which lie `step` apart.
 template <class T>
@@ -76,9 +84,9 @@ void fit(Axis& axis, const std::vector<Line>& lines) {
   }
 }
 
-LineChart training_chart(const Results& results, const char* title, const char* unit,
+LineChart training_chart(const Results& results, Width width, const char* title, const char* unit,
                          std::vector<float> History::*curve) {
-  LineChart c{.title = title, .frame = kHalf};
+  LineChart c{.title = title, .frame = frame_of(width)};
   double steps = 1;
   for (const RecipeResult& r : results.recipes) {
     c.lines.push_back(blocked(r.history.*curve, r.recipe));
@@ -109,20 +117,21 @@ Axis steps_axis(double T) { return {.high = T, .label = "step of the sequence"};
 
 }  // namespace
 
-std::string loss_figure(const Results& results) {
-  return svg_of(training_chart(results, "Loss", "mean of a batch, log scale", &History::loss));
+std::string loss_figure(const Results& results, Width width) {
+  return svg_of(
+      training_chart(results, width, "Loss", "mean of a batch, log scale", &History::loss));
 }
 
-std::string training_error_figure(const Results& results) {
-  LineChart c =
-      training_chart(results, "Angle error while training", "rad, log scale", &History::error);
+std::string training_error_figure(const Results& results, Width width) {
+  LineChart c = training_chart(results, width, "Angle error while training", "rad, log scale",
+                               &History::error);
   if (results.turning_at_once > 0)
     c.rules.push_back({false, results.turning_at_once, "turning at once"});
   return svg_of(c);
 }
 
-std::string error_by_length_figure(const Results& results) {
-  LineChart c{.title = "Error against sequence length", .frame = {.height = 340, .right = 110}};
+std::string error_by_length_figure(const Results& results, Width width) {
+  LineChart c{.title = "Error against sequence length", .frame = frame_of(width, 340)};
   double T = 0, length = 0;
   for (const RecipeResult& r : results.recipes) {
     c.lines.push_back({.name = r.recipe.name,
@@ -157,9 +166,9 @@ std::string error_by_length_figure(const Results& results) {
   return svg_of(c);
 }
 
-std::string gain_figure(const RecipeResult& r) {
+std::string gain_figure(const RecipeResult& r, Width width) {
   if (r.gains.velocity.empty()) return "";
-  LineChart c{.title = "What the gain network learned", .frame = kHalf};
+  LineChart c{.title = "Gain network", .frame = frame_of(width)};
   for (const bool now : {true, false}) {
     Line line{.name = now ? "told now" : "told before", .style = now ? 4 : 0, .width = 2.2};
     const auto& gains = now ? r.gains.now : r.gains.before;
@@ -177,13 +186,105 @@ std::string gain_figure(const RecipeResult& r) {
   return svg_of(c);
 }
 
-std::string bump_figure(const RecipeResult& r, std::size_t most_columns) {
+std::string rest_figure(const Results& results, Width width) {
+  LineChart c{.title = "Drift at rest", .frame = frame_of(width)};
+  double steps = 1;
+  for (const RecipeResult& r : results.recipes) {
+    Line line{.name = r.recipe.name, .style = style_of(r.recipe), .width = 2.2};
+    const std::size_t n = r.rest.mean.size();
+    for (std::size_t t = 0; t < n; t += 20) {
+      line.points.emplace_back(static_cast<double>(t + 1), r.rest.mean[t] * kDegrees);
+      line.band.emplace_back(0, r.rest.most[t] * kDegrees);
+      c.y.high = std::max(c.y.high, r.rest.most[t] * kDegrees * 1.05);
+    }
+    steps = std::max(steps, static_cast<double>(n));
+    c.lines.push_back(std::move(line));
+  }
+  c.x = {.high = steps, .label = "steps without any velocity"};
+  c.y.label = "degrees from the start: mean, and up to the most";
+  return svg_of(c);
+}
+
+std::string turn_figure(const Results& results, Width width) {
+  LineChart c{.title = "Gain curve", .frame = frame_of(width)};
+  const double fastest = kFastest * kDegrees;
+  c.lines.push_back({.name = "as told",
+                     .style = 4,
+                     .points = {{-fastest, -fastest}, {fastest, fastest}},
+                     .width = 6,
+                     .soft = true});
+  for (const RecipeResult& r : results.recipes) {
+    Line line{.name = r.recipe.name, .style = style_of(r.recipe)};
+    for (std::size_t i = 0; i < r.turning.told.size(); ++i) {
+      line.points.emplace_back(r.turning.told[i] * kDegrees, r.turning.turned[i] * kDegrees);
+    }
+    c.lines.push_back(std::move(line));
+  }
+  c.x = {.low = -fastest, .high = fastest, .label = "told, degrees a step"};
+  fit(c.y, c.lines);
+  c.y.label = "turned, degrees a step";
+  return svg_of(c);
+}
+
+std::string noise_figure(const Results& results, Width width, bool velocity) {
+  LineChart c{.title = velocity ? "Noise in the velocity" : "Noise in the state",
+              .frame = frame_of(width)};
+  const auto curve = velocity ? &RecipeResult::velocity_noise : &RecipeResult::state_noise;
+  const auto points = [&](const NoiseCurve& n, const std::vector<double>& errors) {
+    Points p;
+    for (std::size_t i = 0; i < n.level.size(); ++i) {
+      const double level = velocity ? n.level[i] * kDegrees : n.level[i] * 100;
+      p.emplace_back(level, errors[i] * kDegrees);
+      c.x.high = std::max(c.x.high, level);
+    }
+    return p;
+  };
+  for (const RecipeResult& r : results.recipes) {
+    const NoiseCurve& n = r.*curve;
+    if (velocity && c.lines.empty()) {
+      c.lines.push_back({.name = "perfect",
+                         .style = 4,
+                         .points = points(n, n.integrator),
+                         .width = 6,
+                         .soft = true});
+    }
+    c.lines.push_back({.name = r.recipe.name,
+                       .style = style_of(r.recipe),
+                       .points = points(n, n.error),
+                       .width = 2.2});
+  }
+  c.x.label = velocity ? "standard deviation, degrees a step"
+                       : "standard deviation, % of the first bump's peak";
+  fit(c.y, c.lines);
+  c.y.low = 0;
+  c.y.label = "mean error, degrees";
+  return svg_of(c);
+}
+
+std::string velocity_figure(const RecipeResult& r, Width width) {
+  LineChart c{.title = "Velocity told", .frame = frame_of(width, 170)};
+  Line line{.style = 7, .width = 1.2};
+  for (std::size_t t = 0; t < r.example.velocity.size(); ++t) {
+    line.points.emplace_back(static_cast<double>(t + 1), r.example.velocity[t] * kDegrees);
+  }
+  c.lines.push_back(std::move(line));
+  c.x = steps_axis(static_cast<double>(r.example.velocity.size()));
+  c.y = {.low = -20,
+         .high = 20,
+         .label = "degrees a step",
+         .ticks = {{-18, "-18"}, {0, "0"}, {18, "18"}}};
+  return svg_of(c);
+}
+
+std::string bump_figure(const RecipeResult& r, Width width, std::size_t most_columns) {
   const auto N = static_cast<std::size_t>(r.recipe.neurons);
   const std::size_t T = r.example.target.size();
   HeatMap m{.title = fmt::format("Activity of the {} neurons", N),
-            .frame = {.top = 28, .bottom = 66},
+            .frame = frame_of(width),
             .rows = N,
             .columns = T};
+  m.frame.bottom = 66;
+  m.frame.right = width == Width::kNarrow ? 8 : m.frame.right;
   m.values.resize(N * T);
   for (std::size_t t = 0; t < T; ++t) {
     for (std::size_t i = 0; i < N; ++i) {
@@ -204,8 +305,8 @@ std::string bump_figure(const RecipeResult& r, std::size_t most_columns) {
   return svg_of(pooled(m, 128, most_columns));
 }
 
-std::string angle_figure(const RecipeResult& r) {
-  LineChart c{.title = "Decoded against true angle", .frame = {.height = 250}};
+std::string angle_figure(const RecipeResult& r, Width width) {
+  LineChart c{.title = "Decoded against true angle", .frame = frame_of(width, 250)};
   c.lines = {{.name = "true",
               .style = 4,
               .points = angle_points(r.example.target, 1, 0, 360),
@@ -221,8 +322,8 @@ std::string angle_figure(const RecipeResult& r) {
   return svg_of(c);
 }
 
-std::string example_error_figure(const Results& results) {
-  LineChart c{.title = "How far apart", .frame = {.height = 210}};
+std::string example_error_figure(const Results& results, Width width) {
+  LineChart c{.title = "How far apart", .frame = frame_of(width, 210)};
   for (const RecipeResult& r : results.recipes) {
     Line line{.name = r.recipe.name, .style = style_of(r.recipe), .width = 1.3};
     for (std::size_t t = 0; t < r.example.target.size(); ++t) {
@@ -261,9 +362,9 @@ std::string matrix_figure(const std::string& title, const float* weights, std::i
   return svg_of(pooled(m, most_cells, most_cells));
 }
 
-std::string profile_figure(const RecipeResult& r) {
+std::string profile_figure(const RecipeResult& r, Width width) {
   const std::int64_t N = r.recipe.neurons;
-  LineChart c{.title = "Weight by distance around the ring", .frame = kHalf};
+  LineChart c{.title = "Weight by distance around the ring", .frame = frame_of(width)};
   const auto profile = [&](const float* W, const char* name, int style) {
     Line line{.name = name, .style = style, .width = 2.2};
     // d: to minus from, from half a turn behind to half a turn ahead.

@@ -8,12 +8,14 @@
 #include "files/json.h"
 
 namespace annulus::train {
+
+const std::vector<std::string> kActivations = {"relu", "gelu", "tanh", "silu"};
+
 namespace {
 
 using files::Json;
 
 const std::vector<std::string> kEncodings = {"turns", "spread"};
-const std::vector<std::string> kActivations = {"relu", "gelu", "tanh", "silu"};
 
 // f(key, field, what it may be) of every field: a number's least and most, or the names of an enum.
 template <class R, class F>
@@ -23,6 +25,9 @@ void for_fields(R& r, F&& f) {
   f("actions", r.actions, 2, 1024);
   f("encoding", r.encoding, kEncodings);
   f("activation", r.activation, kActivations);
+  f("J0", r.J0, -1000, 1000);
+  f("J1", r.J1, -1000, 1000);
+  f("alpha", r.alpha, 0, 1);
   f("batch", r.batch, 1, 65536);
   f("steps", r.steps, 1, 10'000'000);
   f("length", r.length, 1, 100'000);
@@ -32,6 +37,8 @@ void for_fields(R& r, F&& f) {
   f("warm_up", r.schedule.warm_up, 0, 10'000'000);
   f("final", r.schedule.final, 0, 1);
   f("lead", r.lead, 0, 1);
+  f("velocity_noise", r.noise.velocity, 0, 10);
+  f("state_noise", r.noise.state, 0, 1000);
   f("clip", r.clip, 0, 1e30);
   f("amplitude_weight", r.amplitude_weight, 0, 1e6);
   f("delay", r.delay, 0, 1000);
@@ -43,16 +50,31 @@ void for_fields(R& r, F&& f) {
 
 }  // namespace
 
-Recipe seed_recipe() { return {.name = "seed"}; }
+Recipe original_recipe() { return {.name = "original"}; }
 
 Recipe default_recipe() {
   return {.name = "default",
           .steps = 2000,
+          .first_length = 20,
+          .growth = 0.3,
           .schedule = {.rate = 3e-3, .warm_up = 50, .final = 0.02},
           .delay = 1,
           .spread = 0.1,
           .gain_hidden = 16,
-          .gain_start = 0.2};
+          .gain_start = 0.3};
+}
+
+Recipe with_steps(Recipe r, std::int64_t steps) {
+  if (steps == r.steps || steps < 1) {
+    r.steps = steps;
+    return r;
+  }
+  const double old = static_cast<double>(r.steps), now = static_cast<double>(steps);
+  // Half a step more than the first: its share of the steps is rounded down.
+  r.gain_start = std::min(1.0, (static_cast<double>(first_gain_step(r)) + 0.5) / now);
+  r.growth = std::min(1.0, r.growth * old / now);
+  r.steps = steps;
+  return r;
 }
 
 std::int64_t right_action(const Recipe& r) {
@@ -124,6 +146,11 @@ std::string difference(const Recipe& saved, const Recipe& asked) {
     if (b.at(key) != value) return key + " " + value.dump() + ", not " + b.at(key).dump();
   }
   return "";
+}
+
+RingRnnActivation activation_of(const std::string& name) {
+  const auto at = std::find(kActivations.begin(), kActivations.end(), name);
+  return static_cast<RingRnnActivation>(at - kActivations.begin());
 }
 
 std::string name_of(RingRnnActivation a) { return kActivations[static_cast<std::size_t>(a)]; }

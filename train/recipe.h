@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <vector>
 
 #include "annulus/ring_rnn/ring_rnn.h"
 #include "train/adam.h"
@@ -17,12 +18,14 @@ struct Recipe {
   std::int64_t neurons = 128, actions = 2;
   Encoding encoding = Encoding::kTurns;
   RingRnnActivation activation = RingRnnActivation::kGelu;
+  double J0 = -0.1, J1 = 0.1, alpha = 0.15;  // ring_rnn.h
   std::int64_t batch = 128, steps = 1000;
   std::int64_t length = 100;        // steps of a training sequence
   std::int64_t first_length = 100;  // at the start; it grows evenly to `length` over `growth`
   double growth = 0;                // of all steps, as a share
   Schedule schedule = {};
   double lead = kLead;  // share of a training sequence that is still at first
+  Noise noise = {};     // of the training
   double clip = 1.0;
   double amplitude_weight = 0.2;
   std::int64_t delay = 0;        // steps by which the ring hears of a velocity later
@@ -32,10 +35,14 @@ struct Recipe {
   std::uint64_t seed = 0;
 };
 
-// The original's: 1000 steps of Adam at 1e-3, no gain network.
-Recipe seed_recipe();
+// The papers': 1000 steps of Adam at 1e-3, no gain network.
+Recipe original_recipe();
 // Ours; README.md says why and what it gains.
 Recipe default_recipe();
+
+// The same to more steps, or fewer: what is a share of them begins and ends in the step it did, and
+// the rate falls to its end in the new last one.
+Recipe with_steps(Recipe recipe, std::int64_t steps);
 
 // The channel that turns to the right: 1, or the last where a velocity is spread over all.
 std::int64_t right_action(const Recipe& recipe);
@@ -58,5 +65,7 @@ Recipe recipe_from_json(const nlohmann::ordered_json& json);
 std::string difference(const Recipe& saved, const Recipe& asked);
 
 std::string name_of(RingRnnActivation a);
+RingRnnActivation activation_of(const std::string& name);  // one of kActivations
+extern const std::vector<std::string> kActivations;
 
 }  // namespace annulus::train

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <numbers>
 
 #include "annulus/core/errors.h"
 #include "annulus/core/info.h"
@@ -19,6 +20,7 @@ using json = files::Json;
 
 constexpr int kResultsSchema = 1;
 constexpr int kGainPoints = 41;
+constexpr std::int64_t kMostProbes = 64;  // starts at rest, and sequences with noise
 
 // Six digits: more than the figures are good for, and the same text for the same bits.
 double rounded(double v) { return std::stod(fmt::format("{:.6g}", v)); }
@@ -31,6 +33,17 @@ json to_json(const Evaluation& e, double lead) {
           {"std", rounded(e.std)},
           {"max", rounded(e.max)},
           {"final", rounded(e.final)}};
+}
+
+std::vector<double> all_rounded(std::vector<double> values) {
+  for (double& v : values) v = rounded(v);
+  return values;
+}
+
+json to_json(const NoiseCurve& c) {
+  return {{"level", c.level},
+          {"mean", all_rounded(c.error)},
+          {"integrator", all_rounded(c.integrator)}};
 }
 
 constexpr std::size_t kMostPeerBytes = std::size_t{1} << 20, kMostPeers = 16, kMostPoints = 4000;
@@ -101,6 +114,11 @@ RecipeResult collect(Trainer& trainer, std::int64_t sequences) {
   r.example = example(model, sequences, kTestLength);
   r.Wa = model.parameters()[0].value;
   r.Wo = model.parameters()[1].value;
+  const std::int64_t probes = std::min(sequences, kMostProbes);
+  r.rest = drift_at_rest(model, probes, kRestSteps);
+  r.turning = turn_curve(model);
+  r.velocity_noise = velocity_noise_curve(model, probes, kTestLength);
+  r.state_noise = state_noise_curve(model, probes, kTestLength);
   if (model.has_gain()) {
     const auto K = static_cast<std::size_t>(r.recipe.actions);
     const auto right = static_cast<std::size_t>(right_action(r.recipe));
@@ -130,7 +148,16 @@ std::string results_json(const Results& results) {
     one["seconds"] = rounded(r.seconds);
     one["test"] = {to_json(r.test, kLead), to_json(r.long_test, kLead),
                    to_json(r.abrupt, kAbruptLead)};
+    one["learned"] = r.learned();
     one["growth"] = rounded(r.growth());
+    one["rest"] = {{"steps", r.rest.mean.size()},
+                   {"starts", r.rest.starts},
+                   {"mean", rounded(r.rest.mean.back())},
+                   {"max", rounded(r.rest.most.back())}};
+    one["turning"] = {{"told", all_rounded(r.turning.told)},
+                      {"turned", all_rounded(r.turning.turned)}};
+    one["velocity_noise"] = to_json(r.velocity_noise);
+    one["state_noise"] = to_json(r.state_noise);
     for (const double v : r.long_test.curve) one["curve"].push_back(rounded(v));
     j["recipes"].push_back(one);
   }
@@ -160,25 +187,43 @@ std::vector<ResultRow> result_rows(const Results& results) {
   std::vector<ResultRow> rows;
   for (const RecipeResult& r : results.recipes) {
     for (const Evaluation* e : {&r.test, &r.long_test, &r.abrupt}) {
-      rows.push_back({r.recipe.name, e == &r.test, e == &r.abrupt, r.recipe.steps, r.parameters,
-                      r.seconds, *e});
+      rows.push_back({r.recipe.name, e == &r.test, e == &r.abrupt, r.learned(), r.recipe.steps,
+                      r.parameters, r.seconds, *e});
     }
   }
   for (const Peer& p : results.peers) {
-    rows.push_back({p.name, true, false, p.steps, p.parameters, p.seconds, p});
+    const auto learned = p.T < kTestLength ? std::nullopt : std::optional<bool>(p.mean < kLearned);
+    rows.push_back({p.name, true, false, learned, p.steps, p.parameters, p.seconds, p});
   }
   return rows;
 }
 
+std::string verdict(std::optional<bool> learned) {
+  return learned ? (*learned ? "yes" : "no") : "";
+}
+
+std::vector<std::string> what_did_not_learn(const Results& results) {
+  std::vector<std::string> lines;
+  for (const RecipeResult& r : results.recipes) {
+    if (r.learned()) continue;
+    lines.push_back(fmt::format(
+        "{} did not learn: mean error {:.2f} rad over {} steps, and learned is below {:g} "
+        "(guessing: {:.2f})",
+        r.recipe.name, r.test.mean, r.test.T, kLearned, std::numbers::pi / 2));
+  }
+  return lines;
+}
+
 std::string results_table(const Results& results) {
   std::string s =
-      "| model | steps | seconds | parameters | T | mean rad | std | max | final |\n"
-      "|---|--:|--:|--:|--:|--:|--:|--:|--:|\n";
+      "| model | learned | steps | seconds | parameters | T | mean rad | std | max | final |\n"
+      "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|\n";
   for (ResultRow& r : result_rows(results)) {
     r.name = files::escaped(r.name);  // a peer's may be anything
     std::replace(r.name.begin(), r.name.end(), '|', '?');
-    s += fmt::format("| {}{} | {} | {} | {} | {} | {:.4f} | {:.4f} | {:.3f} | {:.4f} |\n", r.name,
-                     r.abrupt ? ", moving at once" : "",
+    s += fmt::format("| {}{} | {} | {} | {} | {} | {} | {:.4f} | {:.4f} | {:.3f} | {:.4f} |
+",
+                     r.name, r.abrupt ? ", moving at once" : "", verdict(r.learned),
                      r.steps > 0 ? fmt::format("{}", r.steps) : "",
                      r.seconds > 0 ? fmt::format("{:.1f}", r.seconds) : "",
                      r.parameters > 0 ? fmt::format("{}", r.parameters) : "", r.error.T,

@@ -1,16 +1,22 @@
 // What a run found out: in memory for the page, and as results.json and curve.csv for other programs.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "train/probe.h"
 #include "train/trainer.h"
 
 namespace annulus::train {
 
 inline constexpr std::int64_t kTestSequences = 200;
 inline constexpr std::int64_t kTestLength = 500, kLongTestLength = 1000;
+// A ring has learned when its mean error over kTestLength steps is below this many radians. One that
+// guesses is wrong by 1.57 (pi / 2), one that turns at once by 0.067 (task.h). No number has not learned.
+inline constexpr double kLearned = 0.2;
+inline constexpr std::int64_t kRestSteps = 2000;
 inline constexpr double kAbruptLead = 0.01;  // the original's own evaluation starts like this
 
 // Another model on the same task, measured elsewhere: a JSON file with one object or a list of at
@@ -41,7 +47,12 @@ struct RecipeResult {
     std::vector<double> velocity, now, before;
   } gains;
 
+  Drift rest;
+  TurnCurve turning;
+  NoiseCurve velocity_noise, state_noise;
+
   double growth() const { return long_test.mean / test.mean; }
+  bool learned() const { return test.mean < kLearned; }
 };
 
 struct Results {
@@ -56,10 +67,12 @@ struct ResultRow {
   std::string name;
   bool first = true;  // of its model
   bool abrupt = false;
+  std::optional<bool> learned;             // of its model; not judged: a peer of fewer steps
   std::int64_t steps = 0, parameters = 0;  // 0: not said
   double seconds = 0;                      // 0: not said
   const ErrorFigures& error;               // within the results
 };
+std::string verdict(std::optional<bool> learned);  // "yes", "no", or empty
 std::vector<ResultRow> result_rows(const Results& results);
 
 RecipeResult collect(Trainer& trainer, std::int64_t sequences = kTestSequences);
@@ -67,5 +80,8 @@ RecipeResult collect(Trainer& trainer, std::int64_t sequences = kTestSequences);
 std::string results_json(const Results& results);
 std::string curve_csv(const RecipeResult& result);  // step, length, rate, loss, error
 std::string results_table(const Results& results);  // Markdown, for a terminal
+
+// "default did not learn: ...", a line for each recipe that did not; empty where all did.
+std::vector<std::string> what_did_not_learn(const Results& results);
 
 }  // namespace annulus::train

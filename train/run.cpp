@@ -34,7 +34,12 @@ void look_before(const RunOptions& o) {
           "--overwrite, or give another --out",
           folder, m.step, m.recipe.steps));
     }
-    if (const std::string d = difference(m.recipe, r); !d.empty()) {
+    if (m.step > r.steps) {
+      throw InvalidArgument(
+          fmt::format("{} is at step {} already: --steps must be at least that but is {}", folder,
+                      m.step, r.steps));
+    }
+    if (const std::string d = difference(with_steps(m.recipe, r.steps), r); !d.empty()) {
       throw InvalidArgument(
           fmt::format("{} was started with {}: a run is continued as it was started", folder, d));
     }

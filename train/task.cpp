@@ -4,6 +4,8 @@
 #include <array>
 #include <cmath>
 
+#include "annulus/cpu/parallel.h"
+
 namespace annulus::train {
 
 Sequences draw_sequences(std::int64_t B, std::int64_t T, double lead, Rng rng) {
@@ -31,6 +33,28 @@ Sequences draw_sequences(std::int64_t B, std::int64_t T, double lead, Rng rng) {
     }
   }
   return s;
+}
+
+void add_noise(Sequences& s, const Noise& noise, Rng rng) {
+  s.state_noise = noise.state;
+  s.noise_seed = rng.next();
+  if (noise.velocity == 0) return;
+  for (float& v : s.velocity) v += static_cast<float>(noise.velocity * rng.normal());
+}
+
+std::vector<float> drive_noise(const Sequences& s, std::int64_t t, std::int64_t steps,
+                               std::int64_t N, int threads) {
+  if (s.state_noise == 0) return {};
+  const auto n = static_cast<std::size_t>(N);
+  const double scale = s.state_noise * std::ranges::max(initial_bumps(std::array{0.0}, N));
+  std::vector<float> drive(static_cast<std::size_t>(s.B * steps) * n);
+  cpu::parallel_for(s.B * steps, threads, [&](std::int64_t row) {
+    const std::int64_t number = row / steps * s.T + t + row % steps;
+    Rng rng(s.noise_seed, 0, static_cast<std::uint64_t>(number));
+    float* to = drive.data() + static_cast<std::size_t>(row) * n;
+    for (std::size_t i = 0; i < n; ++i) to[i] = static_cast<float>(scale * rng.normal());
+  });
+  return drive;
 }
 
 std::vector<float> encode(std::span<const float> velocity, std::int64_t K, Encoding encoding) {

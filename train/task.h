@@ -23,13 +23,28 @@ namespace annulus::train {
 inline constexpr double kFastest = 0.1 * std::numbers::pi;  // radians a step
 inline constexpr double kLead = 0.1;                        // the task's
 
+// What a ring is disturbed by, normal and new in every step: the velocity it is told, in radians, and
+// what every neuron receives (the drive of ring_rnn.h), as a share of the highest peak of a bump.
+struct Noise {
+  double velocity = 0, state = 0;  // standard deviations
+};
+
 struct Sequences {
   std::int64_t B = 0, T = 0;
   std::vector<float> velocity;  // (B, T)
   std::vector<double> start;    // (B,)
   std::vector<double> target;   // (B, T), not wrapped
+  double state_noise = 0;
+  std::uint64_t noise_seed = 0;
 };
 Sequences draw_sequences(std::int64_t B, std::int64_t T, double lead, Rng rng);
+
+// Targets stay those of the velocities without noise.
+void add_noise(Sequences& s, const Noise& noise, Rng rng);
+// Of steps t .. t + steps - 1 for N neurons, (B, steps, N); empty without noise. The noise of a step
+// is the same however a sequence is cut, and for every number of threads.
+std::vector<float> drive_noise(const Sequences& s, std::int64_t t, std::int64_t steps,
+                               std::int64_t N, int threads);
 
 // How a velocity becomes K >= 2 actions.
 enum class Encoding : std::uint8_t {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 namespace annulus::train {
@@ -78,6 +79,37 @@ TEST(TrainTask, SeedDecidesAll) {
   EXPECT_EQ(a.velocity, b.velocity);
   EXPECT_EQ(a.start, b.start);
   EXPECT_NE(a.velocity, draw_sequences(4, 50, 0.1, Rng(6)).velocity);
+}
+
+TEST(TrainTask, NoiseIsOfTheVelocityToldAndOfEveryNeuron) {
+  const std::int64_t B = 20, T = 100, N = 32;
+  const Sequences plain = draw_sequences(B, T, 0.1, Rng(5));
+  Sequences s = plain;
+  EXPECT_TRUE(drive_noise(s, 0, T, N, 1).empty());
+  add_noise(s, {}, Rng(1));
+  EXPECT_EQ(s.velocity, plain.velocity);
+  add_noise(s, {.velocity = 0.05, .state = 0.5}, Rng(1));
+  EXPECT_EQ(s.target, plain.target);
+  const auto deviation = [](const std::vector<float>& values, const std::vector<float>* from) {
+    double squares = 0;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const double d = values[i] - (from ? (*from)[i] : 0.0f);
+      squares += d * d;
+    }
+    return std::sqrt(squares / static_cast<double>(values.size()));
+  };
+  EXPECT_NEAR(deviation(s.velocity, &plain.velocity), 0.05, 0.003);
+  const double peak = std::ranges::max(initial_bumps(std::vector<double>{0}, N));
+  const std::vector<float> whole = drive_noise(s, 0, T, N, 1);
+  ASSERT_EQ(whole.size(), size(B * T * N));
+  EXPECT_NEAR(deviation(whole, nullptr), 0.5 * peak, 0.01 * peak);
+  // The same for other threads, and in a piece.
+  EXPECT_EQ(drive_noise(s, 0, T, N, 3), whole);
+  const std::vector<float> piece = drive_noise(s, 30, 7, N, 2);
+  for (std::int64_t b = 0; b < B; ++b) {
+    EXPECT_TRUE(std::equal(piece.begin() + b * 7 * N, piece.begin() + (b + 1) * 7 * N,
+                           whole.begin() + (b * T + 30) * N));
+  }
 }
 
 TEST(TrainTask, Actions) {

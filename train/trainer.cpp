@@ -9,13 +9,17 @@ namespace {
 
 // Purposes of random streams; never renumber them.
 constexpr std::uint64_t kBatchStream = 3, kEvaluationStream = 4, kEvaluationSeed = 1;
+constexpr std::uint64_t kNoiseStream = 5, kEvaluationNoiseStream = 6;
 constexpr std::int64_t kStretch = 100;
 
 std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
 
-Sequences test_sequences(std::int64_t B, std::int64_t T, double lead = kLead) {
-  return draw_sequences(B, T, lead,
-                        Rng(kEvaluationSeed, kEvaluationStream, static_cast<std::uint64_t>(T)));
+Sequences test_sequences(std::int64_t B, std::int64_t T, double lead = kLead,
+                         const Noise& noise = {}) {
+  const auto number = static_cast<std::uint64_t>(T);
+  Sequences s = draw_sequences(B, T, lead, Rng(kEvaluationSeed, kEvaluationStream, number));
+  add_noise(s, noise, Rng(kEvaluationSeed, kEvaluationNoiseStream, number));
+  return s;
 }
 
 }  // namespace
@@ -27,9 +31,9 @@ LossFigures Trainer::step() {
   const auto begin = std::chrono::steady_clock::now();
   const Recipe& r = recipe();
   const std::int64_t step = steps_done();
-  const Sequences batch =
-      draw_sequences(r.batch, length_at(r, step), r.lead,
-                     Rng(r.seed, kBatchStream, static_cast<std::uint64_t>(step)));
+  Sequences batch = draw_sequences(r.batch, length_at(r, step), r.lead,
+                                   Rng(r.seed, kBatchStream, static_cast<std::uint64_t>(step)));
+  add_noise(batch, r.noise, Rng(r.seed, kNoiseStream, static_cast<std::uint64_t>(step)));
   const LossFigures figures = model_.gradients(batch);
   // The gain network waits until there is a ring to steer: trained from the start, it helps to keep
   // the first, fading bumps alive and never finds its way back.
@@ -54,8 +58,9 @@ void Trainer::restore(History history, double seconds) {
   seconds_ = seconds;
 }
 
-Evaluation evaluate(RingModel& model, std::int64_t sequences, std::int64_t T, double lead) {
-  const Sequences s = test_sequences(sequences, T, lead);
+Evaluation evaluate(RingModel& model, std::int64_t sequences, std::int64_t T, double lead,
+                    const Noise& noise) {
+  const Sequences s = test_sequences(sequences, T, lead, noise);
   const std::vector<float> decoded = model.decode(s, kStretch);
   Evaluation e;
   e.sequences = sequences;
@@ -85,6 +90,19 @@ double error_of_turning_at_once(std::int64_t sequences, std::int64_t T) {
   return sum / static_cast<double>(s.velocity.size());
 }
 
+double error_of_integrating(std::int64_t sequences, std::int64_t T, const Noise& noise) {
+  const Sequences s = test_sequences(sequences, T, kLead, noise);
+  double sum = 0;
+  for (std::int64_t b = 0; b < sequences; ++b) {
+    double angle = s.start[size(b)];
+    for (std::int64_t t = 0; t < T; ++t) {
+      sum += circular_distance(angle, s.target[size(b * T + t)]);
+      angle += s.velocity[size(b * T + t)];
+    }
+  }
+  return sum / static_cast<double>(s.velocity.size());
+}
+
 Example example(RingModel& model, std::int64_t sequences, std::int64_t T) {
   const Sequences all = test_sequences(sequences, T);
   std::int64_t number = 0;
@@ -105,6 +123,7 @@ Example example(RingModel& model, std::int64_t sequences, std::int64_t T) {
                       .target = {target, target + T}};
   Example e;
   e.decoded = model.decode(one, kStretch, 0, &e.states);
+  e.velocity = one.velocity;
   e.target = one.target;
   return e;
 }

@@ -60,17 +60,22 @@ struct ErrorFigures {
 struct Evaluation : ErrorFigures {  // its curve has T values
   std::int64_t sequences = 0;
 };
-Evaluation evaluate(RingModel& model, std::int64_t sequences, std::int64_t T, double lead = kLead);
+Evaluation evaluate(RingModel& model, std::int64_t sequences, std::int64_t T, double lead = kLead,
+                    const Noise& noise = {});
 
 // The mean error, on the same sequences, of an integrator that makes no mistake but turns at once:
 // the target is a step behind the input (task.h).
 double error_of_turning_at_once(std::int64_t sequences, std::int64_t T);
 
+// The same of one that is told with this noise and turns when it should.
+double error_of_integrating(std::int64_t sequences, std::int64_t T, const Noise& noise);
+
 // One of these sequences in full, for the figures: the one whose target turns farthest.
 struct Example {
-  std::vector<double> target;  // (T,)
-  std::vector<float> decoded;  // (T,)
-  std::vector<float> states;   // (T, N)
+  std::vector<float> velocity;  // (T,)
+  std::vector<double> target;   // (T,)
+  std::vector<float> decoded;   // (T,)
+  std::vector<float> states;    // (T, N)
 };
 Example example(RingModel& model, std::int64_t sequences, std::int64_t T);
 
