@@ -221,8 +221,7 @@ std::string results_table(const Results& results) {
   for (ResultRow& r : result_rows(results)) {
     r.name = files::escaped(r.name);  // a peer's may be anything
     std::replace(r.name.begin(), r.name.end(), '|', '?');
-    s += fmt::format("| {}{} | {} | {} | {} | {} | {} | {:.4f} | {:.4f} | {:.3f} | {:.4f} |
-",
+    s += fmt::format("| {}{} | {} | {} | {} | {} | {} | {:.4f} | {:.4f} | {:.3f} | {:.4f} |\n",
                      r.name, r.abrupt ? ", moving at once" : "", verdict(r.learned),
                      r.steps > 0 ? fmt::format("{}", r.steps) : "",
                      r.seconds > 0 ? fmt::format("{:.1f}", r.seconds) : "",
