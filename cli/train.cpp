@@ -58,7 +58,8 @@ void apply(const TrainOptions& o, bool goes_on, train::Recipe& r) {
 
 std::vector<train::Recipe> pick_recipes(const TrainOptions& o) {
   std::vector<train::Recipe> picked;
-  for (train::Recipe r : {train::original_recipe(), train::default_recipe()}) {
+  for (train::Recipe r :
+       {train::original_recipe(), train::default_recipe(o.neurons.value_or(128))}) {
     if (o.recipe != "both" && o.recipe != r.name) continue;
     const std::string folder = o.run.out + "/" + r.name;
     const bool goes_on = o.run.resume && train::has_checkpoint(folder);
@@ -162,7 +163,9 @@ void add_train_command(CLI::App& app, int& exit_code) {
   command->add_option("--actions", o->actions, "channels a velocity is spread over (2)");
   add_choice(*command, "--encoding", o->encoding, {"turns", "spread"},
              "turns: left, right, and unused channels; spread: over all channels (turns)");
-  command->add_option("--J0", o->J0, "what every neuron gets of the sum of all (-0.1)");
+  command->add_option("--J0", o->J0,
+                      "what every neuron gets of the sum of all (-0.1; default beyond\n128 "
+                      "neurons: -12.8 over their number)");
   command->add_option("--J1", o->J1, "times Wo (0.1)");
   command->add_option("--alpha", o->alpha, "share of a state that is new in a step (0.15)");
   add_choice(*command, "--activation", o->activation, train::kActivations, "of a neuron (gelu)");

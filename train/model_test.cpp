@@ -302,6 +302,12 @@ TEST(TrainSteps, ShortSequencesFirstTeachASmallRing) {
   }
 }
 
+TEST(TrainSteps, TheDefaultInhibitsLargeRingsLess) {
+  EXPECT_EQ(default_recipe(512).J0, -0.025);
+  for (const std::int64_t N : {32, 128}) EXPECT_EQ(default_recipe(N).J0, -0.1) << N;
+  EXPECT_EQ(difference(default_recipe(64), default_recipe()), "neurons 64, not 128");
+}
+
 TEST(TrainSteps, SharesOfTheStepsStayWhenThereAreMore) {
   Recipe r = default_recipe();
   for (const std::int64_t steps : {2000, 2001, 7777, 1500}) {

@@ -52,16 +52,19 @@ void for_fields(R& r, F&& f) {
 
 Recipe original_recipe() { return {.name = "original"}; }
 
-Recipe default_recipe() {
-  return {.name = "default",
-          .steps = 2000,
-          .first_length = 20,
-          .growth = 0.3,
-          .schedule = {.rate = 3e-3, .warm_up = 50, .final = 0.02},
-          .delay = 1,
-          .spread = 0.1,
-          .gain_hidden = 16,
-          .gain_start = 0.3};
+Recipe default_recipe(std::int64_t neurons) {
+  return {
+      .name = "default",
+      .neurons = neurons,
+      .J0 = -0.1 * std::min(1.0, 128.0 / static_cast<double>(std::max<std::int64_t>(neurons, 1))),
+      .steps = 2000,
+      .first_length = 20,
+      .growth = 0.3,
+      .schedule = {.rate = 3e-3, .warm_up = 50, .final = 0.02},
+      .delay = 1,
+      .spread = 0.1,
+      .gain_hidden = 16,
+      .gain_start = 0.3};
 }
 
 Recipe with_steps(Recipe r, std::int64_t steps) {
