@@ -8,7 +8,7 @@
 #include "files/file.h"
 #include "files/words.h"
 #include "train/checkpoint.h"
-#include "train/page.h"
+#include "train/page/page.h"
 
 namespace annulus::train {
 namespace {

@@ -19,7 +19,7 @@ def example():
 
 
 def test_random_numbers_are_those_of_cpp(example):
-    """The first numbers of splitmix64 from state 0 (train/task_test.cpp has the same), and one batch of the task."""
+    """The first numbers of splitmix64 from state 0 (train/test/task_test.cpp has the same), and one batch of the task."""
     rng = example.Rng(0, 0, 0)
     assert [n & rng.MASK for n in rng.next(3).tolist()] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
     velocity, start, target = example.draw_sequences(7, 53, example.Rng(5, 3, 17))

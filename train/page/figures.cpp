@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "draw/charts.h"
-#include "train/page.h"
+#include "train/page/page.h"
 
 namespace annulus::train {
 namespace {

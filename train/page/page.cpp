@@ -1,4 +1,4 @@
-#include "train/page.h"
+#include "train/page/page.h"
 
 #include <fmt/format.h>
 

@@ -1,5 +1,5 @@
 // The page: self-contained, small, markup from a file shown as text, right in what it says first.
-#include "train/page.h"
+#include "train/page/page.h"
 
 #include <gtest/gtest.h>
 
