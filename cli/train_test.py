@@ -70,7 +70,7 @@ def test_ctrl_c(folder):
     begun = []
 
     def ready():
-        if not begun and os.path.exists(os.path.join(stopped, "original", "manifest.json")):
+        if not begun and os.path.exists(os.path.join(stopped, ".lock")):
             begun.append(time.monotonic())
         return begun and time.monotonic() - begun[0] > 0.2
 
@@ -97,7 +97,8 @@ def test_bad_usage(folder, out):
                       (["--batch", "0"], "batch"), (["--steps", "0"], "steps must be between 1"),
                       (["--length", "0"], "length"), (["--alpha", "1.5"], "alpha"), (["--J0", "nan"], "J0"),
                       (["--J1", "1e9"], "J1"), (["--rate", "-1"], "rate"), (["--activation", "cos"], "--activation"),
-                      (["--velocity-noise", "-1"], "velocity_noise"), (["--state-noise", "x"], "--state-noise"), (["--gain", "-1"], "gain"), (["--recipe", "best"], "--recipe"),
+                      (["--velocity-noise", "-1"], "velocity_noise"), (["--state-noise", "x"], "--state-noise"),
+                      (["--gain", "-1"], "gain"), (["--recipe", "best"], "--recipe"),
                       (["--encoding", "x"], "--encoding"), (["--device", "tpu"], "--device"),
                       (["--checkpoint-every", "0"], "--checkpoint-every"), (["--threads", "-1"], "--threads"),
                       (["--seed", "-1"], "--seed"), (["--peer", "/nonexistent.json"], "nonexistent"),
