@@ -4,10 +4,10 @@
 #include <sys/stat.h>
 
 #include <charconv>
-#include <fstream>
+#include <cstdio>
+#include <cstring>
 #include <map>
 #include <mutex>
-#include <sstream>
 #include <string>
 
 #include "annulus/core/info.h"
@@ -121,14 +121,18 @@ std::string last_backends_json() {
 // Whether this module is loaded in the child of a fork whose parent had threads. libgomp, which torch shares, then
 // believes in the parent's threads and waits for them for ever. (Forks after loading: annulus/cpu/parallel.cpp.)
 bool loaded_in_a_fork() {
-  std::ifstream file("/proc/self/stat");
-  std::string text;
-  std::getline(file, text);
-  std::istringstream fields(text.substr(text.rfind(')') + 1));
-  std::string before;
-  for (int i = 0; i < 6; ++i) fields >> before;  // state, ppid, pgrp, session, tty_nr, tpgid
+  // By the C library: this runs while the module is loaded, and C++ streams made there ended the process
+  // ("free(): invalid pointer") under an x86_64 torch whose wheel carries parts of another libstdc++.
   unsigned long flags = 0;
-  fields >> flags;
+  if (std::FILE* file = std::fopen("/proc/self/stat", "re")) {
+    char text[1024] = {};
+    text[std::fread(text, 1, sizeof text - 1, file)] = '\0';
+    std::fclose(file);
+    if (const char* name_end = std::strrchr(text, ')')) {
+      // state, ppid, pgrp, session, tty_nr, tpgid, flags
+      (void)std::sscanf(name_end + 1, " %*c %*d %*d %*d %*d %*d %lu", &flags);
+    }
+  }
   constexpr unsigned long kForkedWithoutExec = 0x40;
   // Not in every glibc that this module may be loaded beside.
   const auto* never_threads =
