@@ -183,25 +183,43 @@ inline void split(T x, T* term, std::int64_t step) {
   }
 }
 
-template <class T, bool Round, int Terms>
-void pack_rows(Side side, const T* x, std::int64_t ld, int valid, std::int64_t depth, void* to) {
-  const int R = side == Side::kLeft ? kTileRows : kTileCols<T>;
-  T* p = static_cast<T*>(to);
+#if ANNULUS_SIMD
+// Blocks of 16 bytes of T from memory of another type: what packing turns in registers.
+template <class T>
+using Block = hn::CappedTag<T, 16 / sizeof(T)>;
+template <class T>
+HWY_INLINE hn::Vec<Block<T>> load_block(const T* p) {
+  return hn::LoadU(Block<T>(), p);
+}
+HWY_INLINE hn::Vec<Block<float>> load_block(const bfloat16* p) {
+  const Block<float> d;
+  return hn::PromoteTo(d, hn::LoadU(hn::Rebind<hwy::bfloat16_t, decltype(d)>(),
+                                    reinterpret_cast<const hwy::bfloat16_t*>(p)));
+}
+HWY_INLINE hn::Vec<Block<float>> load_block(const float16* p) {
+  const Block<float> d;
+  return hn::PromoteTo(d, hn::LoadU(hn::Rebind<hwy::float16_t, decltype(d)>(),
+                                    reinterpret_cast<const hwy::float16_t*>(p)));
+}
+#endif
+
+template <class T, bool Round, int Terms, class From>
+void pack_rows_of(int R, const From* x, std::int64_t ld, int valid, std::int64_t depth, T* p) {
   const std::int64_t step = depth * R;
   int r = 0;
 #if ANNULUS_SIMD
   if constexpr (!Round && std::is_same_v<T, float>) {
     // Four rows by four elements at a time, turned in registers.
-    const hn::CappedTag<float, 4> d;
+    const Block<float> d;
     if (hn::Lanes(d) == 4) {
       for (; r + 4 <= valid; r += 4) {
-        const float* row = x + r * ld;
+        const From* row = x + r * ld;
         std::int64_t i = 0;
         for (; i + 4 <= depth; i += 4) {
-          const auto a0 = hn::LoadU(d, row + i);
-          const auto a1 = hn::LoadU(d, row + ld + i);
-          const auto a2 = hn::LoadU(d, row + 2 * ld + i);
-          const auto a3 = hn::LoadU(d, row + 3 * ld + i);
+          const auto a0 = load_block(row + i);
+          const auto a1 = load_block(row + ld + i);
+          const auto a2 = load_block(row + 2 * ld + i);
+          const auto a3 = load_block(row + 3 * ld + i);
           const auto low01 = hn::InterleaveLower(d, a0, a1);
           const auto low23 = hn::InterleaveLower(d, a2, a3);
           const auto high01 = hn::InterleaveUpper(d, a0, a1);
@@ -213,7 +231,7 @@ void pack_rows(Side side, const T* x, std::int64_t ld, int valid, std::int64_t d
           hn::StoreU(hn::ConcatUpperUpper(d, high23, high01), d, q + 3 * R);
         }
         for (; i < depth; ++i) {
-          for (int k = 0; k < 4; ++k) p[i * R + r + k] = row[k * ld + i];
+          for (int k = 0; k < 4; ++k) p[i * R + r + k] = static_cast<float>(row[k * ld + i]);
         }
       }
     }
@@ -221,7 +239,7 @@ void pack_rows(Side side, const T* x, std::int64_t ld, int valid, std::int64_t d
 #endif
   for (; r < valid; ++r) {
     for (std::int64_t i = 0; i < depth; ++i) {
-      split<T, Round, Terms>(x[r * ld + i], p + i * R + r, step);
+      split<T, Round, Terms>(static_cast<T>(x[r * ld + i]), p + i * R + r, step);
     }
   }
   for (; r < R; ++r) {
@@ -229,32 +247,50 @@ void pack_rows(Side side, const T* x, std::int64_t ld, int valid, std::int64_t d
   }
 }
 
-template <class T, bool Round, int Terms>
-void pack_columns(Side side, const T* x, std::int64_t ld, const std::int32_t* index, const T* scale,
-                  int valid, std::int64_t depth, void* to) {
-  const int R = side == Side::kLeft ? kTileRows : kTileCols<T>;
-  T* p = static_cast<T*>(to);
+template <class T, bool Round, int Terms, class From>
+void pack_columns_of(int R, const From* x, std::int64_t ld, const std::int32_t* index,
+                     const T* scale, int valid, std::int64_t depth, T* p) {
   const std::int64_t step = depth * R;
   for (std::int64_t i = 0; i < depth; ++i) {
-    const T* row = x + (index != nullptr ? index[i] : i) * ld;
+    const From* row = x + (index != nullptr ? index[i] : i) * ld;
     const T c = scale != nullptr ? scale[i] : T(1);
     T* q = p + i * R;
     int r = 0;
 #if ANNULUS_SIMD
     if constexpr (!Round) {
-      const hn::CappedTag<T, 16 / sizeof(T)> d;
+      const Block<T> d;
       const int lanes = static_cast<int>(hn::Lanes(d));
       const auto factor = hn::Set(d, c);
       for (; r + lanes <= valid; r += lanes) {
-        hn::StoreU(hn::Mul(factor, hn::LoadU(d, row + r)), d, q + r);
+        hn::StoreU(hn::Mul(factor, load_block(row + r)), d, q + r);
       }
     }
 #endif
-    for (; r < valid; ++r) split<T, Round, Terms>(c * row[r], q + r, step);
+    for (; r < valid; ++r) split<T, Round, Terms>(c * static_cast<T>(row[r]), q + r, step);
     for (; r < R; ++r) {
       for (int k = 0; k < Terms; ++k) q[k * step + r] = T(0);
     }
   }
+}
+
+template <class T>
+inline int panel_rows(Side side) {
+  return side == Side::kLeft ? kTileRows : kTileCols<T>;
+}
+template <class T, bool Round, int Terms>
+void pack_rows(Side side, const Matrix& x, int valid, std::int64_t depth, void* to) {
+  annulus::cpu::detail::visit_rows<T>(x, [&](auto* rows) {
+    pack_rows_of<T, Round, Terms>(panel_rows<T>(side), rows, x.ld, valid, depth,
+                                  static_cast<T*>(to));
+  });
+}
+template <class T, bool Round, int Terms>
+void pack_columns(Side side, const Matrix& x, const std::int32_t* index, const T* scale, int valid,
+                  std::int64_t depth, void* to) {
+  annulus::cpu::detail::visit_rows<T>(x, [&](auto* rows) {
+    pack_columns_of<T, Round, Terms>(panel_rows<T>(side), rows, x.ld, index, scale, valid, depth,
+                                     static_cast<T*>(to));
+  });
 }
 
 template <class T, bool Round, int Terms>

@@ -13,13 +13,27 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
+#include "annulus/core/dtype.h"
 #include "annulus/core/macros.h"
 #include "annulus/core/precision.h"
 
 namespace annulus::cpu {
 
 enum class Side : std::uint8_t { kLeft, kRight };
+
+// What a panel is packed from: rows `ld` elements apart, as they lie in a tensor or in scratch. Tiles of
+// float take f32 and widen f16 and bf16 on the way, tiles of double take f64.
+struct Matrix {
+  const void* data;
+  DType dtype;
+  std::int64_t ld;
+
+  Matrix(const void* x, DType type, std::int64_t step) : data(x), dtype(type), ld(step) {}
+  template <class T>
+  Matrix(const T* x, std::int64_t step) : Matrix(x, dtype_of<T>, step) {}
+};
 
 // No tile of the result is larger, so that callers can keep parts of one on their stacks.
 inline constexpr int kMaxTileRows = 32;
@@ -63,12 +77,15 @@ struct Tiles : TileShape {
     return static_cast<int>(std::min<std::int64_t>(rows, (some + 7) & -std::int64_t{8}));
   }
 
-  // Panel from x[r * ld + d], r < valid; rows beyond are zero.
-  void (*pack_rows)(Side side, const Real* x, std::int64_t ld, int valid, std::int64_t depth,
-                    void* to);
-  // Panel from scale[d] * x[index[d] * ld + r]. No index: d itself. No scale: 1.
-  void (*pack_columns)(Side side, const Real* x, std::int64_t ld, const std::int32_t* index,
-                       const Real* scale, int valid, std::int64_t depth, void* to);
+  // Whether a panel can be packed straight from a tensor of this type.
+  static bool packs(DType dtype) {
+    return dtype == dtype_of<Real> || (sizeof(Real) == 4 && size_of(dtype) == 2);
+  }
+  // Panel from x[r][d], r < valid; rows beyond are zero.
+  void (*pack_rows)(Side side, const Matrix& x, int valid, std::int64_t depth, void* to);
+  // Panel from scale[d] * x[index[d]][r]. No index: d itself. No scale: 1.
+  void (*pack_columns)(Side side, const Matrix& x, const std::int32_t* index, const Real* scale,
+                       int valid, std::int64_t depth, void* to);
   // y[r * ldy + c] = (add ? y : 0) + sum_f scale_f[r] sum_d a[r][d] b_f[c][d] for r < rows, all
   // columns; in rows up to touched_rows(rows) it may leave anything. `dots` may be nullptr.
   void (*multiply)(const void* a, const Factor<Real>* factors, int count, std::int64_t depth,
@@ -86,6 +103,16 @@ template <>
 ANNULUS_API const Tiles<double>& tiles<double>(Precision precision);
 
 namespace detail {
+// Calls f with the type that the rows of x have, and the first of them.
+template <class Real, class Call>
+void visit_rows(const Matrix& x, Call&& f) {
+  if constexpr (std::is_same_v<Real, float>) {
+    if (x.dtype == DType::kBF16) return f(static_cast<const bfloat16*>(x.data));
+    if (x.dtype == DType::kF16) return f(static_cast<const float16*>(x.data));
+  }
+  f(static_cast<const Real*>(x.data));
+}
+
 // By machine: nullptr where the instructions are not there. tiles() takes the first there is; tests
 // try them all.
 ANNULUS_API const Tiles<float>* bf16_tiles_arm(Precision precision);

@@ -186,22 +186,20 @@ inline void store_tile(Side side, const __m512i (&v)[kHalf], int half, Element* 
 
 // 16 rows of the operand over a unit of depth are, rounded, the rows of a left tile in memory.
 // Those of a right tile are pairs along the depth: the same, turned.
-template <int Terms>
-void pack_rows(Side side, const float* x, std::int64_t ld, int valid, std::int64_t depth,
-               void* to) {
+template <int Terms, class T>
+void pack_rows_of(Side side, const T* x, std::int64_t ld, int valid, std::int64_t depth, void* to) {
   auto* p = static_cast<Element*>(to);
   const std::int64_t units = units_of(depth);
   for (std::int64_t u = 0; u < units; ++u) {
     const std::int64_t d = u * kUnit;
-    const __mmask16 mask0 = first_lanes(depth - d), mask1 = first_lanes(depth - d - kLanes);
     for (int half = 0; half < 2; ++half) {
       __m512i v[Terms][kHalf];
       ANNULUS_UNROLL
       for (int i = 0; i < kHalf; ++i) {
         const int r = half * kHalf + i;
-        const float* row = x + (r < valid ? r * ld + d : 0);
-        __m512 low = _mm512_maskz_loadu_ps(r < valid ? mask0 : __mmask16{0}, row);
-        __m512 high = _mm512_maskz_loadu_ps(r < valid ? mask1 : __mmask16{0}, row + kLanes);
+        const std::int64_t some = r < valid ? depth - d : 0;
+        __m512 low = load_some(x, r * ld + d, some);
+        __m512 high = load_some(x, r * ld + d + kLanes, some - kLanes);
         ANNULUS_UNROLL
         for (int t = 0; t < Terms; ++t) v[t][i] = take_row(low, high);
       }
@@ -212,14 +210,17 @@ void pack_rows(Side side, const float* x, std::int64_t ld, int valid, std::int64
     }
   }
 }
+template <int Terms>
+void pack_rows(Side side, const Matrix& x, int valid, std::int64_t depth, void* to) {
+  detail::visit_rows<float>(
+      x, [&](auto* rows) { pack_rows_of<Terms>(side, rows, x.ld, valid, depth, to); });
+}
 
 // The other way round: from columns come the pairs, and a left tile has them turned.
-template <int Terms>
-void pack_columns(Side side, const float* x, std::int64_t ld, const std::int32_t* index,
-                  const float* scale, int valid, std::int64_t depth, void* to) {
+template <int Terms, class T>
+void pack_columns_of(Side side, const Columns<T>& columns, std::int64_t depth, void* to) {
   auto* p = static_cast<Element*>(to);
   const std::int64_t units = units_of(depth);
-  const Columns columns = {x, ld, index, scale, valid, depth};
   for (std::int64_t u = 0; u < units; ++u) {
     for (int half = 0; half < 2; ++half) {
       __m512i v[Terms][kHalf];
@@ -237,6 +238,13 @@ void pack_columns(Side side, const float* x, std::int64_t ld, const std::int32_t
       }
     }
   }
+}
+template <int Terms>
+void pack_columns(Side side, const Matrix& x, const std::int32_t* index, const float* scale,
+                  int valid, std::int64_t depth, void* to) {
+  detail::visit_rows<float>(x, [&]<class T>(const T* rows) {
+    pack_columns_of<Terms>(side, Columns<T>{rows, x.ld, index, scale, valid, depth}, depth, to);
+  });
 }
 
 template <int Terms>

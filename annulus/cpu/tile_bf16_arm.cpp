@@ -116,14 +116,22 @@ inline void store_terms(float32x4_t low, float32x4_t high, bfloat16_t* to, std::
   }
 }
 
-inline float32x4_t load_some(const float* x, std::int64_t n) {
+inline float32x4_t load4(const float* x) { return vld1q_f32(x); }
+inline float32x4_t load4(const bfloat16* x) {
+  return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(&x->bits), 16));
+}
+inline float32x4_t load4(const float16* x) {
+  return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&x->bits)));
+}
+template <class T>
+inline float32x4_t load_some(const T* x, std::int64_t n) {
   float v[4] = {};
-  for (std::int64_t i = 0; i < n; ++i) v[i] = x[i];
+  for (std::int64_t i = 0; i < n; ++i) v[i] = static_cast<float>(x[i]);
   return vld1q_f32(v);
 }
 
-template <int Terms>
-void pack_rows(Side, const float* x, std::int64_t ld, int valid, std::int64_t depth, void* to) {
+template <int Terms, class T>
+void pack_rows_of(const T* x, std::int64_t ld, int valid, std::int64_t depth, void* to) {
   static_assert(kRows == kCols);
   constexpr int R = kRows;
   auto* p = static_cast<bfloat16_t*>(to);
@@ -131,16 +139,15 @@ void pack_rows(Side, const float* x, std::int64_t ld, int valid, std::int64_t de
   const std::int64_t step = units * R * kUnit;
   const std::int64_t whole = depth / kUnit;
   for (int r = 0; r < R; r += 2) {
-    const float* x0 = x + r * ld;
-    const float* x1 = x0 + ld;
+    const T* x0 = x + r * ld;
+    const T* x1 = x0 + ld;
     const bool first = r < valid, second = r + 1 < valid;
     const float32x4_t zero = vdupq_n_f32(0);
     bfloat16_t* q = p + r * kUnit;
     std::int64_t u = 0;
     if (second) {
       for (; u < whole; ++u) {
-        store_terms<Terms>(vld1q_f32(x0 + u * kUnit), vld1q_f32(x1 + u * kUnit), q + u * R * kUnit,
-                           step);
+        store_terms<Terms>(load4(x0 + u * kUnit), load4(x1 + u * kUnit), q + u * R * kUnit, step);
       }
     }
     for (; u < units; ++u) {
@@ -149,6 +156,11 @@ void pack_rows(Side, const float* x, std::int64_t ld, int valid, std::int64_t de
                          second ? load_some(x1 + u * kUnit, rest) : zero, q + u * R * kUnit, step);
     }
   }
+}
+template <int Terms>
+void pack_rows(Side, const Matrix& x, int valid, std::int64_t depth, void* to) {
+  detail::visit_rows<float>(x,
+                            [&](auto* rows) { pack_rows_of<Terms>(rows, x.ld, valid, depth, to); });
 }
 
 // Eight rows by four along the depth, of which v has one each: rounded, then turned.
@@ -178,9 +190,9 @@ inline void store_turned(float32x4_t (&v)[4][2], bfloat16_t* to, std::int64_t st
   }
 }
 
-template <int Terms>
-void pack_columns(Side, const float* x, std::int64_t ld, const std::int32_t* index,
-                  const float* scale, int valid, std::int64_t depth, void* to) {
+template <int Terms, class T>
+void pack_columns_of(const T* x, std::int64_t ld, const std::int32_t* index, const float* scale,
+                     int valid, std::int64_t depth, void* to) {
   static_assert(kRows == 8 && kCols == 8);
   constexpr int R = kRows;
   auto* p = static_cast<bfloat16_t*>(to);
@@ -194,9 +206,9 @@ void pack_columns(Side, const float* x, std::int64_t ld, const std::int32_t* ind
       v[k][0] = v[k][1] = vdupq_n_f32(0);
       if (k >= some) continue;
       const std::int64_t d = u * kUnit + k;
-      const float* row = x + (index != nullptr ? index[d] : d) * ld;
-      v[k][0] = valid >= 4 ? vld1q_f32(row) : load_some(row, valid);
-      v[k][1] = valid == 8 ? vld1q_f32(row + 4) : load_some(row + 4, valid - 4);
+      const T* row = x + (index != nullptr ? index[d] : d) * ld;
+      v[k][0] = valid >= 4 ? load4(row) : load_some(row, valid);
+      v[k][1] = valid == 8 ? load4(row + 4) : load_some(row + 4, valid - 4);
       if (scale != nullptr) {
         v[k][0] = vmulq_n_f32(v[k][0], scale[d]);
         v[k][1] = vmulq_n_f32(v[k][1], scale[d]);
@@ -204,6 +216,12 @@ void pack_columns(Side, const float* x, std::int64_t ld, const std::int32_t* ind
     }
     store_turned<Terms>(v, p + u * R * kUnit, step);
   }
+}
+template <int Terms>
+void pack_columns(Side, const Matrix& x, const std::int32_t* index, const float* scale, int valid,
+                  std::int64_t depth, void* to) {
+  detail::visit_rows<float>(
+      x, [&](auto* rows) { pack_columns_of<Terms>(rows, x.ld, index, scale, valid, depth, to); });
 }
 
 template <int Terms>

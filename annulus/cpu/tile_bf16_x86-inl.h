@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "annulus/core/dtype.h"
+
 namespace annulus::cpu {
 
 namespace {
@@ -20,14 +22,28 @@ inline __mmask16 first_lanes(std::int64_t n) {
                      : static_cast<__mmask16>((1u << n) - 1);
 }
 
+// 16 numbers of bfloat16, each in a 32-bit element, as floats.
+inline __m512 as_floats(__m512i v) { return _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)); }
+
 // n of 16 numbers from x[first] on; the others are zero and not touched.
 inline __m512 load_some(const float* x, std::int64_t first, std::int64_t n) {
   return _mm512_maskz_loadu_ps(first_lanes(n), x + (n > 0 ? first : 0));
 }
+template <class T>
+inline __m256i load_some16(const T* x, std::int64_t first, std::int64_t n) {
+  return _mm256_maskz_loadu_epi16(first_lanes(n), x + (n > 0 ? first : 0));
+}
+inline __m512 load_some(const bfloat16* x, std::int64_t first, std::int64_t n) {
+  return as_floats(_mm512_cvtepu16_epi32(load_some16(x, first, n)));
+}
+inline __m512 load_some(const float16* x, std::int64_t first, std::int64_t n) {
+  return _mm512_cvtph_ps(load_some16(x, first, n));
+}
 
 // The operand of pack_columns: 16 rows from r on, at depth d.
+template <class T>
 struct Columns {
-  const float* x;
+  const T* x;
   std::int64_t ld;
   const std::int32_t* index;
   const float* scale;
@@ -40,9 +56,6 @@ struct Columns {
     return scale != nullptr ? _mm512_mul_ps(v, _mm512_set1_ps(scale[d])) : v;
   }
 };
-
-// 16 numbers of bfloat16, each in a 32-bit element, as floats.
-inline __m512 as_floats(__m512i v) { return _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)); }
 
 // What of 16 numbers bfloat16 holds, widened to 32-bit elements; the rest stays in v.
 inline __m512i take_term(__m512& v) {

@@ -88,9 +88,8 @@ void multiply(const void* a, const Factor<float>* factors, int count, std::int64
   return multiply_rows<Terms, 1>(pa, factors, count, units, y, ldy, add, dots);
 }
 
-template <int Terms>
-void pack_rows(Side side, const float* x, std::int64_t ld, int valid, std::int64_t depth,
-               void* to) {
+template <int Terms, class T>
+void pack_rows_of(Side side, const T* x, std::int64_t ld, int valid, std::int64_t depth, void* to) {
   const int R = side == Side::kLeft ? kRows : kCols;
   auto* p = static_cast<Pair*>(to);
   const std::int64_t units = (depth + kUnit - 1) / kUnit;
@@ -109,15 +108,18 @@ void pack_rows(Side side, const float* x, std::int64_t ld, int valid, std::int64
     }
   }
 }
-
 template <int Terms>
-void pack_columns(Side side, const float* x, std::int64_t ld, const std::int32_t* index,
-                  const float* scale, int valid, std::int64_t depth, void* to) {
+void pack_rows(Side side, const Matrix& x, int valid, std::int64_t depth, void* to) {
+  detail::visit_rows<float>(
+      x, [&](auto* rows) { pack_rows_of<Terms>(side, rows, x.ld, valid, depth, to); });
+}
+
+template <int Terms, class T>
+void pack_columns_of(Side side, const Columns<T>& columns, std::int64_t depth, void* to) {
   const int R = side == Side::kLeft ? kRows : kCols;
   auto* p = static_cast<Pair*>(to);
   const std::int64_t units = (depth + kUnit - 1) / kUnit;
   const std::int64_t step = units * R;
-  const Columns columns = {x, ld, index, scale, valid, depth};
   for (std::int64_t u = 0; u < units; ++u) {
     for (int r = 0; r < R; r += kLanes) {
       __m512 first = columns.load(kUnit * u, r);
@@ -128,6 +130,13 @@ void pack_columns(Side side, const float* x, std::int64_t ld, const std::int32_t
       }
     }
   }
+}
+template <int Terms>
+void pack_columns(Side side, const Matrix& x, const std::int32_t* index, const float* scale,
+                  int valid, std::int64_t depth, void* to) {
+  detail::visit_rows<float>(x, [&]<class T>(const T* rows) {
+    pack_columns_of<Terms>(side, Columns<T>{rows, x.ld, index, scale, valid, depth}, depth, to);
+  });
 }
 
 template <int Terms>

@@ -1,5 +1,5 @@
 // All tiles of this machine against plain sums: packing from rows and columns, gathered and scaled,
-// odd depths, tiles that are not full, several right operands, dots. Small whole numbers are exact
+// of 16 and of 32 bits, odd depths, tiles that are not full, several right operands, dots. Small whole numbers are exact
 // in every arithmetic, so what is misplaced shows in full; random numbers show its error.
 
 #include "annulus/cpu/tile.h"
@@ -11,6 +11,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace annulus::cpu {
@@ -106,6 +107,23 @@ class TileCheck {
     return v;
   }
 
+  // x as a tensor may hold it, in `kept`: in 16 bits, which small whole numbers survive and others are rounded to.
+  Matrix as_matrix(std::vector<Real>& x, std::int64_t ld, std::vector<std::uint16_t>& kept) {
+    if constexpr (std::is_same_v<Real, float>) {
+      const auto narrowed = [&]<class T>(T) {
+        for (Real& v : x) {
+          kept.push_back(T(v).bits);
+          v = static_cast<Real>(T(v));
+        }
+        return Matrix(kept.data(), dtype_of<T>, ld);
+      };
+      if (const int which = below(3); which > 0) {
+        return which == 1 ? narrowed(bfloat16()) : narrowed(float16());
+      }
+    }
+    return {x.data(), ld};
+  }
+
   // Packed from rows, or from columns in another order and with a factor each.
   Operand<Real> operand(Side side, int valid, std::int64_t depth) {
     const auto size = static_cast<std::size_t>(tiles_.panel_rows(side) * depth);
@@ -113,18 +131,21 @@ class TileCheck {
     const auto value = [&](std::int64_t r, std::int64_t d) -> Real& {
       return o.value[static_cast<std::size_t>(r * depth + d)];
     };
+    std::vector<std::uint16_t> kept;
     if (below(2) == 0) {
       const std::int64_t ld = depth + below(4);
-      const std::vector<Real> x = numbers(valid * ld);
+      std::vector<Real> x = numbers(valid * ld);
+      const Matrix matrix = as_matrix(x, ld, kept);
       for (std::int64_t r = 0; r < valid; ++r) {
         for (std::int64_t d = 0; d < depth; ++d)
           value(r, d) = x[static_cast<std::size_t>(r * ld + d)];
       }
-      tiles_.pack_rows(side, x.data(), ld, valid, depth, o.panel.data.get());
+      tiles_.pack_rows(side, matrix, valid, depth, o.panel.data.get());
       return o;
     }
     const std::int64_t ld = valid + below(4);
-    const std::vector<Real> x = numbers(depth * ld);
+    std::vector<Real> x = numbers(depth * ld);
+    const Matrix matrix = as_matrix(x, ld, kept);
     const bool gather = below(2) == 1, scaled = below(2) == 1;
     const std::vector<Real> scale = numbers(depth);
     std::vector<std::int32_t> index;
@@ -136,7 +157,7 @@ class TileCheck {
                       (scaled ? scale[static_cast<std::size_t>(d)] : Real(1));
       }
     }
-    tiles_.pack_columns(side, x.data(), ld, gather ? index.data() : nullptr,
+    tiles_.pack_columns(side, matrix, gather ? index.data() : nullptr,
                         scaled ? scale.data() : nullptr, valid, depth, o.panel.data.get());
     return o;
   }

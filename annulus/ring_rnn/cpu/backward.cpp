@@ -73,7 +73,7 @@ struct Backward : Network<Real> {
   void begin(std::int64_t b, std::int64_t t, std::int64_t slot) {
     Real* s = this->state + b * ld;
     if (plan.checkpoint > 0 && t % plan.checkpoint == 0) {
-      row.load(row_at3(plan.out.saved, t / plan.checkpoint, b), N, s);
+      row.load(row_at(plan.out.saved, t / plan.checkpoint, b), N, s);
       std::fill(s + N, s + ld, Real(0));
     } else if (t == 0) {
       this->load_state(plan.in.r0, b, s);
@@ -89,11 +89,11 @@ struct Backward : Network<Real> {
       begin(b, t, t);
       if (t + 1 == T || !live(b, t)) continue;
       if (exact) {
-        row.load(row_at3(plan.out.out, b, t), N, this->state + b * ld);
+        row.load(row_at(plan.out.out, b, t), N, this->state + b * ld);
         continue;
       }
       // l is not in use yet: y of the step passes through it.
-      row.load(row_at3(plan.out.saved, t, b), N, l + b * ld);
+      row.load(row_at(plan.out.saved, t, b), N, l + b * ld);
       std::fill(l + b * ld + N, l + (b + 1) * ld, Real(0));
       this->step(b, t, Real(0), {}, l + b * ld);
     }
@@ -157,7 +157,7 @@ struct Backward : Network<Real> {
     for (std::int64_t i = 0; i < N; i += kRun) {
       const std::int64_t n = std::min(kRun, N - i);
       if (plan.dout.defined()) {
-        row.load(row_from(row_at3(plan.dout, b, t), i), n, run);
+        row.load(row_from(row_at(plan.dout, b, t), i), n, run);
         for (std::int64_t j = 0; j < n; ++j) lb[i + j] += run[j];
       }
       if (!on) {
@@ -166,7 +166,7 @@ struct Backward : Network<Real> {
       }
       const Real* y = all_y + ((t - t0) * padded_B + b) * ld + i;
       if (plan.checkpoint == 0) {
-        row.load(row_from(row_at3(plan.out.saved, t, b), i), n, run);
+        row.load(row_from(row_at(plan.out.saved, t, b), i), n, run);
         std::fill(run + n, run + std::min(kRun, round_up(n, kPad)), Real(0));
         y = run;
       }
@@ -177,7 +177,7 @@ struct Backward : Network<Real> {
       }
     }
     std::fill(g + N, g + ld, Real(0));
-    if (plan.grad.ddrive.defined()) row.store(g, N, row_at3(plan.grad.ddrive, b, t));
+    if (plan.grad.ddrive.defined()) row.store(g, N, row_at(plan.grad.ddrive, b, t));
     const Real sum = row.sum(g, N);
     this->constant[b] = this->J0 * sum;
     if (on && plan.grad.dJ0.defined()) {
@@ -275,10 +275,10 @@ struct Backward : Network<Real> {
       if (plan.in.reset.defined() && !plan.in.reset_state.defined()) {
         for (std::int64_t j = 0; j < N; ++j) l[b * ld + j] += to_reset[b * ld + j];
       }
-      row.store(l + b * ld, N, row_at2(grad.dr0, b));
+      row.store(l + b * ld, N, row_at(grad.dr0, b));
     }
     if (grad.dreset_state.defined()) {
-      row.store(to_reset + b * ld, N, row_at2(grad.dreset_state, b));
+      row.store(to_reset + b * ld, N, row_at(grad.dreset_state, b));
     }
   }
 

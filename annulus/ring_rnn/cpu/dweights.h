@@ -98,7 +98,7 @@ struct WeightGradients {
       if (!asked(k)) return;
       const Real* from = total + (k * tiles * net.tile.rows + i) * net.ld;
       net.row.store(from, net.N,
-                    k == 0 ? row_at2(net.plan.grad.dWo, i) : row_at3(net.plan.grad.dWa, k - 1, i));
+                    k == 0 ? row_at(net.plan.grad.dWo, i) : row_at(net.plan.grad.dWa, k - 1, i));
     });
   }
 
@@ -147,11 +147,11 @@ struct WeightGradients {
     };
     if (i < tiles) {
       const std::int64_t first = i * tile.rows;
-      tile.pack_columns(Side::kLeft, g + first, net.ld, index + k * kRows, scale + k * kRows,
+      tile.pack_columns(Side::kLeft, {g + first, net.ld}, index + k * kRows, scale + k * kRows,
                         valid(first, tile.rows), length[k], a + ((k - k0) * tiles + i) * a_bytes);
     } else if (dense[k] == 0) {
       const std::int64_t first = (i - tiles) * tile.cols;
-      tile.pack_columns(Side::kRight, s + first, net.ld, index + k * kRows, nullptr,
+      tile.pack_columns(Side::kRight, {s + first, net.ld}, index + k * kRows, nullptr,
                         valid(first, tile.cols), length[k],
                         b + ((k - k0) * net.panels + i - tiles) * b_bytes);
     }
@@ -159,7 +159,7 @@ struct WeightGradients {
 
   void pack_all(std::int64_t panel, const Real* s) {
     const std::int64_t first = panel * net.tile.cols;
-    net.tile.pack_columns(Side::kRight, s + first, net.ld, index + (net.K + 1) * kRows, nullptr,
+    net.tile.pack_columns(Side::kRight, {s + first, net.ld}, index + (net.K + 1) * kRows, nullptr,
                           static_cast<int>(std::min<std::int64_t>(net.tile.cols, net.N - first)),
                           length[net.K + 1], b_all + panel * b_bytes);
   }

@@ -36,9 +36,9 @@ struct Forward : Network<Real> {
     Real* s = this->state + b * ld;
     Real* yb = y + b * ld;
     this->step(b, t, this->constant[b], plan.in.drive, yb);
-    row.store(s, N, row_at3(plan.out.out, b, t));
+    row.store(s, N, row_at(plan.out.out, b, t));
     const TensorView& saved = plan.out.saved;
-    if (saved.defined() && plan.checkpoint == 0) row.store(yb, N, row_at3(saved, t, b));
+    if (saved.defined() && plan.checkpoint == 0) row.store(yb, N, row_at(saved, t, b));
     if (plan.out.angle.defined()) {
       Population p;
       p.add(s, N, cosine, sine);
@@ -54,7 +54,7 @@ struct Forward : Network<Real> {
     Real* s = this->state + b * ld;
     const TensorView& saved = plan.out.saved;
     if (saved.defined() && plan.checkpoint > 0 && t % plan.checkpoint == 0) {
-      row.store(s, N, row_at3(saved, t / plan.checkpoint, b));
+      row.store(s, N, row_at(saved, t / plan.checkpoint, b));
     }
     this->reset_where_asked(b, t);
     this->constant[b] = this->J0 * row.sum(s, N);
@@ -80,7 +80,7 @@ struct Forward : Network<Real> {
     if (t > 0) finish(b, t - 1);
     if (t < T) begin(b, t);
     if (t == T && plan.out.h_n.defined()) {
-      row.store(this->state + b * ld, N, row_at2(plan.out.h_n, b));
+      row.store(this->state + b * ld, N, row_at(plan.out.h_n, b));
     }
   }
   void pack(std::int64_t i, std::int64_t t) {

@@ -30,7 +30,7 @@ void Network<Real>::fill_coefficients(std::int64_t t, std::int64_t i, bool drop_
     if (drop_masked && !read_flag(plan.in.mask, b, t, true)) continue;
     if (J1 != Real(0)) u[0] = 1;
     c[r] = J1;
-    const Row actions = row_at3(plan.in.A, b, t);
+    const Row actions = row_at(plan.in.A, b, t);
     Real run[kRun];
     for (std::int64_t k0 = 0; k0 < K; k0 += kRun) {
       const std::int64_t n = std::min(kRun, K - k0);
@@ -79,27 +79,25 @@ void Network<Real>::pack_panel(bool transposed, std::int64_t k, std::int64_t pan
   const std::int64_t base = k == 0 ? 0 : (k - 1) * v.stride[0];
   const std::int64_t row_step = v.stride[k == 0 ? 0 : 1];
   const std::int64_t column_step = v.stride[k == 0 ? 1 : 2];
-  const bool direct = v.dtype == dtype_of<Real> && column_step == 1;
+  const bool direct = tile.packs(v.dtype) && column_step == 1;
   for (std::int64_t d0 = 0; d0 < N; d0 += kDepth) {
     const std::int64_t depth = std::min(kDepth, N - d0);
     std::byte* panel_to = to + weights_at(panel, d0, k);
     const std::int64_t corner = base + (transposed ? d0 * row_step + first * column_step
                                                    : first * row_step + d0 * column_step);
-    const Real* x = static_cast<const Real*>(v.data) + (direct ? corner : 0);
-    std::int64_t step = row_step;
+    annulus::cpu::Matrix x(row_from(v, corner, 1).data, v.dtype, row_step);
     if (!direct) {
-      step = transposed ? tile.cols : kDepth;
+      x = {stage, transposed ? tile.cols : kDepth};
       const std::int64_t rows_here = transposed ? depth : valid;
       for (std::int64_t r = 0; r < rows_here; ++r) {
-        row.load(row_at(v, corner + r * row_step, column_step), transposed ? valid : depth,
-                 stage + r * step);
+        row.load(row_from(v, corner + r * row_step, column_step), transposed ? valid : depth,
+                 stage + r * x.ld);
       }
-      x = stage;
     }
     if (transposed) {
-      tile.pack_columns(Side::kRight, x, step, nullptr, nullptr, valid, depth, panel_to);
+      tile.pack_columns(Side::kRight, x, nullptr, nullptr, valid, depth, panel_to);
     } else {
-      tile.pack_rows(Side::kRight, x, step, valid, depth, panel_to);
+      tile.pack_rows(Side::kRight, x, valid, depth, panel_to);
     }
   }
 }
@@ -107,7 +105,7 @@ void Network<Real>::pack_panel(bool transposed, std::int64_t k, std::int64_t pan
 template <class Real>
 void Network<Real>::pack_left(std::int64_t i, const Real* rows_of_tile) const {
   for (std::int64_t d0 = 0; d0 < N; d0 += kDepth) {
-    tile.pack_rows(Side::kLeft, rows_of_tile + d0, ld, count(i), std::min(kDepth, N - d0),
+    tile.pack_rows(Side::kLeft, {rows_of_tile + d0, ld}, count(i), std::min(kDepth, N - d0),
                    left + i * left_bytes + tile.panel_bytes(Side::kLeft, d0));
   }
 }
@@ -185,7 +183,7 @@ void Network<Real>::step(std::int64_t b, std::int64_t t, Real added, const Tenso
   for (std::int64_t i = 0; i < N; i += kRun) {
     const std::int64_t n = std::min(kRun, N - i);
     if (drive.defined()) {
-      row.load(row_from(row_at3(drive, b, t), i), n, run);
+      row.load(row_from(row_at(drive, b, t), i), n, run);
       std::fill(run + n, run + std::min(kRun, round_up(n, kPad)), Real(0));
     }
     row.step(plan.activation, n, added, drive.defined() ? run : nullptr, alpha + i, keep + i, s + i,

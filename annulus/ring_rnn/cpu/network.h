@@ -37,7 +37,7 @@ struct Network {
 
   const Plan& plan;
   const annulus::cpu::Tiles<Real>& tile;
-  const Rows<Real>& row;
+  const StateRows<Real>& row;
   std::int64_t B, T, K, N;
   std::int64_t batch_tiles, panels;  // of samples, of neurons
   std::int64_t padded_B, ld;         // rows and row length of a state
@@ -58,7 +58,7 @@ struct Network {
   explicit Network(const Plan& p)
       : plan(p),
         tile(annulus::cpu::tiles<Real>(p.precision)),
-        row(rows<Real>()),
+        row(state_rows<Real>()),
         B(p.B),
         T(p.T),
         K(p.K),
@@ -139,7 +139,7 @@ struct Network {
     });
   }
   void load_state(const TensorView& v, std::int64_t b, Real* to) const {
-    row.load(row_at2(v, b), N, to);
+    row.load(row_at(v, b), N, to);
     std::fill(to + N, to + ld, Real(0));
   }
 

@@ -26,7 +26,7 @@ struct Readout {
   Readout(const ReadoutPlan& p, std::int64_t f, std::int64_t l) : plan(p), first(f), last(l) {}
 
   Row row(const TensorView& v, std::int64_t state, std::int64_t i) const {
-    return row_from(row_at3(v, state / plan.T, state % plan.T), i);
+    return row_from(row_at(v, state / plan.T, state % plan.T), i);
   }
   std::int64_t offset(const TensorView& v, std::int64_t state) const {
     return state / plan.T * v.stride[0] + state % plan.T * v.stride[1];
@@ -37,7 +37,7 @@ struct Readout {
       const std::int64_t n = std::min(kNeurons, plan.N - i);
       Population::fill(i, n, plan.N, cosine, sine);
       for (std::int64_t state = first; state < last; ++state) {
-        rows<Real>().load(row(plan.states, state, i), n, run);
+        annulus::cpu::rows<Real>().load(row(plan.states, state, i), n, run);
         sum[state - first].add(run, n, cosine, sine);
       }
     }
@@ -76,7 +76,7 @@ struct Readout {
         for (std::int64_t j = 0; j < n; ++j) {
           run[j] = static_cast<Real>(dX[state - first] * cosine[j] + dY[state - first] * sine[j]);
         }
-        rows<Real>().store(run, n, row(plan.dstates, state, i));
+        annulus::cpu::rows<Real>().store(run, n, row(plan.dstates, state, i));
       }
     }
   }

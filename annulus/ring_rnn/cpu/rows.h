@@ -1,30 +1,20 @@
-// What the files of the CPU backend share: element access to a plan's tensors, and the work on rows
-// of a state, compiled for each instruction set in cpu/rows.cpp.
+// What the files of the CPU backend share: a plan's parameters and flags, and the work on rows of a
+// state, compiled for each instruction set in cpu/rows.cpp.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
-#include "annulus/core/dispatch.h"
-#include "annulus/core/tensor.h"
+#include "annulus/cpu/rows.h"
 #include "annulus/ring_rnn/plan.h"
 
 namespace annulus::ring_rnn::cpu {
 
-// Element `offset` of a floating tensor, in the type arithmetic is done in.
-template <class Real>
-Real read_element(const TensorView& v, std::int64_t offset) {
-  return visit_floating(v.dtype, [&]<class T>() {
-    return static_cast<Real>(static_cast<compute_t<T>>(static_cast<const T*>(v.data)[offset]));
-  });
-}
-
-template <class Real>
-void write_element(const TensorView& v, std::int64_t offset, Real x) {
-  visit_floating(v.dtype, [&]<class T>() {
-    static_cast<T*>(v.data)[offset] = T(static_cast<compute_t<T>>(x));
-  });
-}
+using annulus::cpu::read_element;
+using annulus::cpu::Row;
+using annulus::cpu::row_at;
+using annulus::cpu::row_from;
+using annulus::cpu::write_element;
 
 template <class Real>
 Real read_parameter(const RingRnnParameter& p, std::int64_t i = 0) {
@@ -39,36 +29,13 @@ inline bool read_flag(const TensorView& v, std::int64_t b, std::int64_t t, bool 
   return static_cast<const unsigned char*>(v.data)[b * v.stride[0] + t * v.stride[1]] != 0;
 }
 
-// A row of a tensor: n elements a stride apart.
-struct Row {
-  void* data;
-  DType dtype;
-  std::int64_t stride;
-};
-inline Row row_at(const TensorView& v, std::int64_t offset, std::int64_t stride) {
-  return {static_cast<char*>(v.data) + offset * size_of(v.dtype), v.dtype, stride};
-}
-// v[i, :] and v[i, j, :].
-inline Row row_at2(const TensorView& v, std::int64_t i) {
-  return row_at(v, i * v.stride[0], v.stride[1]);
-}
-inline Row row_at3(const TensorView& v, std::int64_t i, std::int64_t j) {
-  return row_at(v, i * v.stride[0] + j * v.stride[1], v.stride[2]);
-}
-inline Row row_from(const Row& r, std::int64_t i) {
-  return {static_cast<char*>(r.data) + i * r.stride * size_of(r.dtype), r.dtype, r.stride};
-}
-
 // Rows of Real are worked on in runs of at most this many elements, whole vectors at a time: such
 // rows are padded to kPad elements. What a function leaves in the padding is not defined.
 inline constexpr std::int64_t kRun = 512;
 inline constexpr std::int64_t kPad = 32;
 
 template <class Real>
-struct Rows {
-  void (*load)(const Row& from, std::int64_t n, Real* to);
-  void (*store)(const Real* from, std::int64_t n, const Row& to);
-  Real (*sum)(const Real* x, std::int64_t n);
+struct StateRows : annulus::cpu::Rows<Real> {
   // y = y + constant + drive (none: 0);  r = keep s + alpha F(y), where r is not nullptr.
   void (*step)(RingRnnActivation f, std::int64_t n, Real constant, const Real* drive,
                const Real* alpha, const Real* keep, const Real* s, Real* y, Real* r);
@@ -78,11 +45,11 @@ struct Rows {
 };
 
 template <class Real>
-const Rows<Real>& rows();
+const StateRows<Real>& state_rows();
 template <>
-const Rows<float>& rows<float>();
+const StateRows<float>& state_rows<float>();
 template <>
-const Rows<double>& rows<double>();
+const StateRows<double>& state_rows<double>();
 
 // The population vector of states of n neurons, neuron after neuron: `fill` makes the cosines and
 // sines of a run of neurons, `add` takes a row's run of them in.
