@@ -32,6 +32,32 @@ int resolve_threads(int requested) {
 #endif
 }
 
+int startable_threads(int wanted) {
+  std::vector<std::thread> threads;
+  std::vector<pid_t> ids(static_cast<std::size_t>(wanted));
+  std::atomic<bool> go_home{false};
+  try {
+    threads.reserve(ids.size());
+    for (pid_t& id : ids) {
+      threads.emplace_back([&] {
+        id = gettid();
+        go_home.wait(false);
+      });
+    }
+  } catch (const std::exception&) {  // of processes, of memory for its stack: a limit is reached
+  }
+  go_home = true;
+  go_home.notify_all();
+  for (std::thread& thread : threads) thread.join();
+  // A thread that was joined counts until the kernel has forgotten it, which is a moment later.
+  for (std::size_t i = 0; i < threads.size(); ++i) {
+    for (int patience = 10'000; patience > 0 && tgkill(getpid(), ids[i], 0) == 0; --patience) {
+      std::this_thread::yield();
+    }
+  }
+  return static_cast<int>(threads.size());
+}
+
 namespace {
 
 // fork() copies no threads, but libgomp believes in its own (and in those of another user of it, torch say)
@@ -59,33 +85,6 @@ class ForkWatch {
 const ForkWatch fork_watch;
 
 #if defined(_OPENMP)
-// How many of `wanted` threads can be started now, beside those there are: that many are, at once, and ended.
-int startable(int wanted) {
-  std::vector<std::thread> threads;
-  std::vector<pid_t> ids(static_cast<std::size_t>(wanted));
-  std::atomic<bool> go_home{false};
-  try {
-    threads.reserve(ids.size());
-    for (pid_t& id : ids) {
-      threads.emplace_back([&] {
-        id = gettid();
-        go_home.wait(false);
-      });
-    }
-  } catch (const std::exception&) {  // of processes, of memory for its stack: a limit is reached
-  }
-  go_home = true;
-  go_home.notify_all();
-  for (std::thread& thread : threads) thread.join();
-  // A thread that was joined counts until the kernel has forgotten it, which is a moment later.
-  for (std::size_t i = 0; i < threads.size(); ++i) {
-    for (int patience = 10'000; patience > 0 && tgkill(getpid(), ids[i], 0) == 0; --patience) {
-      std::this_thread::yield();
-    }
-  }
-  return static_cast<int>(threads.size());
-}
-
 // libgomp ends the process where it cannot start a thread. It starts some when a team is larger than the one
 // before it in this thread (of a smaller one it lets the surplus go), so before it does they are looked for,
 // and a team has as many as were found. What is left to chance: that another takes them in between, and that a
@@ -100,7 +99,7 @@ class TeamsOfThisThread {
     if (n <= there) return there <= std::min(most, 2 * n) ? there : n;
     // Where there were too few they are not looked for in every call, nor given up for ever.
     if (there == found_ && Clock::now() < again_) return there;
-    found_ = there + startable(n - there);
+    found_ = there + startable_threads(n - there);
     again_ = found_ < n ? Clock::now() + std::chrono::seconds(1) : Clock::time_point{};
     return found_;
   }
