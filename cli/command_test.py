@@ -50,6 +50,12 @@ def test_help_names_the_exit_codes():
         expect("3 what was asked for is not available" in annulus(command, "--help").stdout, f"{command} --help")
 
 
+def test_a_seed_is_of_random_numbers():
+    """What a paper says is the original's."""
+    for arguments in (["bench", "--help"], ["bench", "--list"], ["report", "--help"]):
+        expect("seed" not in annulus(*arguments).stdout.lower(), f"{arguments} speaks of a seed")
+
+
 def test_full_disk():
     if not os.path.exists("/dev/full"):
         return
@@ -129,6 +135,7 @@ def test_saved_at_the_end(folder):
 test_bad_usage()
 test_named_twice_runs_once()
 test_help_names_the_exit_codes()
+test_a_seed_is_of_random_numbers()
 test_full_disk()
 test_a_pattern_takes_no_time()
 with tempfile.TemporaryDirectory() as temporary:

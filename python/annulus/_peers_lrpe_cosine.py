@@ -118,7 +118,7 @@ class Session:
 
 
 def problems(size):
-    """The C++ suite's quick rows, or the 64 rows of the seed's table."""
+    """The C++ suite's quick rows, or the 64 rows of the original's table."""
     if size == "quick":
         grids = [((1024,), 0), ((4096,), 10), ((64, 64), 0), ((16, 16, 16), 10)]
         for (shape, prefix), dtype in itertools.product(grids, DTYPES):
