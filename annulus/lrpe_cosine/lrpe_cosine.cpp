@@ -297,7 +297,7 @@ void forward(const char* op, Sides sides, const TensorView& theta, const Form& f
               .dtypes = {x.view.dtype},
               .shape = s.like(width),
               .output = true,
-              .same_as = form.rotate ? s.lead.view : TensorView{}});
+              .same_as = form.rotate ? s.lead.name : ""});
   }
   list.check(context);
   Plan plan = plan_of(op, sides, columns, theta, form);
@@ -328,7 +328,7 @@ void backward(const char* op, Sides sides, const TensorView& theta, const Tensor
               .shape = s.like(width),
               .output = true,
               .optional = true,
-              .same_as = form.rotate && !dtheta.defined() ? s.lead.view : TensorView{}});
+              .same_as = form.rotate && !dtheta.defined() ? s.lead.name : ""});
   }
   list.check(context);
   Plan plan = plan_of(op, sides, columns, theta, form);

@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kPassThreads)
   const Place p = find_place(a);
   const Operand& from = pass.from[p.side];
   const Operand& to = pass.to[p.side];
-  if (!to.defined()) return;  // in place, or a gradient that was not asked for
+  if (to.first == nullptr) return;  // in place, or a gradient that was not asked for
   const auto* source = static_cast<const Word*>(from.first);
   auto* target = static_cast<Word*>(to.first);
   const std::int64_t t_begin = static_cast<std::int64_t>(p.tile) * blockDim.y * kPassTokens;
@@ -51,7 +51,8 @@ bool has_words(const TensorView& v, std::int64_t bytes) {
 
 template <class Word>
 void launch(const Plan& plan, Args a, cudaStream_t stream) {
-  const std::int64_t in_word = sizeof(Word) / size_of(plan.dtype);  // elements
+  const std::int64_t in_word =
+      static_cast<std::int64_t>(sizeof(Word)) / size_of(plan.dtype);  // elements
   const auto operand = [&](const TensorView& v) {
     Operand o;
     o.first = v.data;

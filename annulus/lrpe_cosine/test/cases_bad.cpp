@@ -114,6 +114,10 @@ const Rule kRules[] = {
     {"rotate_qk: yq is k", "yq",
      [](Attempt& a) { a.x.shape[1] = a.yr.shape[1] = 2, a.k.data = a.yr.data; },
      &Attempt::rotate_qk},
+    {"rotate_qk: in place, and q is k", "yq", [](Attempt& a) { a.yr = a.x = a.dk = a.k; },
+     &Attempt::rotate_qk},
+    {"rotate_qk: k in place, and q is k", "yk",
+     [](Attempt& a) { a.x = a.dk = a.k, a.yr.shape[1] = 2; }, &Attempt::rotate_qk},
     {"rotate_qk: dk is dyq", "dk", [](Attempt& a) { a.dr.data = a.dk.data; },
      &Attempt::rotate_qk_backward},
 };
