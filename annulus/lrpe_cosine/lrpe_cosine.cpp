@@ -482,8 +482,8 @@ OperatorInfo info(const char* name, const char* summary) {
 }
 const OperatorRegistration kCosine(info("lrpe_cosine",
                                         "multi-axis relative positional encoding, D -> 2D"));
-const OperatorRegistration kRotate(info("lrpe_rotate",
-                                        "the same positions as a rotation (RoPE), in place"));
+const OperatorRegistration kRotate(
+    info("lrpe_rotate", "the same positions as a rotation (RoPE), whole or partial, in place"));
 
 }  // namespace
 

@@ -4,8 +4,7 @@ Hugging Face's equations are written here as its models have them: the rotary_em
 position_ids, and apply_rotary_pos_emb, of Llama (all columns), GPT-NeoX (the first of them) and GPT-J (interleaved).
 """
 
-import copy
-import types
+import sys
 
 import pytest
 import torch
@@ -83,37 +82,36 @@ class Transformer(torch.nn.Module):
         self.out = torch.nn.Linear(width, width, bias=False)
         self.rotary_emb = RotaryEmbedding(self.head_dim)
 
-    def rope(self, q, k, position_ids):
-        return (y.to(q.dtype) for y in apply_rotary_pos_emb(q, k, *self.rotary_emb(q, position_ids)))
-
     def forward(self, x, position_ids):
         qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), 1)
-        q, k = self.rope(q, k, position_ids)
+        q, k = (y.to(x.dtype) for y in apply_rotary_pos_emb(q, k, *self.rotary_emb(x, position_ids)))
         o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.out(o.transpose(1, 2).flatten(2))
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_swapped_in_a_transformer(compiled, device):
-    """Three lines; the same outputs and gradients, and no entry of the state dict more or less."""
-    theirs = Transformer().to(device)
-    ours = copy.deepcopy(theirs)
-    ours.rotary_emb = LrpeRotate.from_inv_freq(theirs.rotary_emb)
-    ours.rope = types.MethodType(lambda self, q, k, ids: self.rotary_emb.qk(q, k, position_ids=ids), ours)
-    assert ours.state_dict().keys() == theirs.state_dict().keys()
-    run = torch.compile(ours, fullgraph=True, backend="aot_eager") if compiled else ours
+def test_swapped_in_a_transformer(compiled, device, monkeypatch):
+    """The three lines of lrpe_cosine.md; the same outputs and gradients, and the same entries in the state dict."""
+    model = Transformer().to(device)
     x, ids = torch.randn(2, 13, 64, device=device), torch.arange(13, device=device)[None]
-    got, want = run(x, ids), theirs(x, ids)
+    want, names = model(x, ids), list(model.state_dict())
+    dy = torch.randn_like(want)
+    exact = torch.autograd.grad(want, model.parameters(), dy)
+
+    rope = LrpeRotate.from_inv_freq(model.rotary_emb)
+    model.rotary_emb.forward = lambda x, position_ids: (position_ids, None)
+    swapped = lambda q, k, position_ids, _: rope.qk(q, k, position_ids=position_ids)  # noqa: E731
+    monkeypatch.setattr(sys.modules[__name__], "apply_rotary_pos_emb", swapped)
+
+    got = (torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model)(x, ids)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
-    dy = torch.randn_like(got)
-    for g, w in zip(*(torch.autograd.grad(y, m.parameters(), dy) for y, m in ((got, ours), (want, theirs)))):
+    assert annulus.last_backend("lrpe_rotate_qk") and list(model.state_dict()) == names
+    for g, w in zip(torch.autograd.grad(got, model.parameters(), dy), exact):
         torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5)
-    # Decoding token by token with the keys of before is the same rotation.
-    with torch.no_grad():
-        step = torch.randn(1, 4, 1, 16, device=device)
-        for offset in (0, 12, 131071):
-            assert torch.equal(ours.rotary_emb(step, offset=offset), ours.rotary_emb(step, position_ids=torch.tensor([offset], device=device)))
+    step = torch.randn(1, 4, 1, 16, device=device)  # decoding by an offset is the same rotation
+    for offset in (0, 12, 131071):
+        assert torch.equal(rope(step, offset=offset), rope(step, position_ids=torch.tensor([offset], device=device)))
 
 
 # Theta as (E,), (1, E) and (H, E), in every form
