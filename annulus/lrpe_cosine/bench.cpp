@@ -47,9 +47,8 @@ Row make_row(const LrpeProblem& p, std::vector<std::string> calls, const std::st
   // "fwd-1d-n4096-l10-b2": every implementation of the row goes by it, peers included.
   row.name = fmt::format("{}-{}d-n{}-l{}-b{}{}", short_name(calls), p.shape.axes, p.shape.extent[0],
                          p.prefix, p.B, extra.empty() ? "" : "-" + extra);
-  row.op = p.form == LrpeProblem::Form::kCosine     ? "lrpe_cosine"
-           : p.form == LrpeProblem::Form::kCosineQk ? "lrpe_cosine_qk"
-                                                    : "lrpe_rotate";
+  row.op =
+      std::string(is_rotate(p.form) ? "lrpe_rotate" : "lrpe_cosine") + (is_qk(p.form) ? "_qk" : "");
   row.dtype = p.dtype;
   row.params = {{"B", p.B},
                 {"H", p.H},
@@ -137,6 +136,13 @@ std::vector<Row> extra_rows(std::int64_t batch, std::int64_t n) {
   qk.form = LrpeProblem::Form::kCosineQk;
   qk.Hk = kH;
   rows.push_back(make_row(qk, {"forward"}, "qk"));
+  // As a transformer has it: four query heads to a key head, one theta for all of them.
+  both("rotate-qk", base, [](LrpeProblem& p) {
+    p.form = LrpeProblem::Form::kRotateQkHalves;
+    p.Hk = kH / 4;
+    p.E = kD / 2;
+    p.one_row = true;
+  });
   // One long sequence: no two rows share a phase.
   both("", plain(1, 1, batch * n, 0, DType::kBF16), [](LrpeProblem&) {});
   by_ids("ids", LrpeProblem::Ids::kShared);

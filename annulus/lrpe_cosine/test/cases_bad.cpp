@@ -22,6 +22,7 @@ class Attempt : public AttemptTensors {
     yk = output("yk", {2, 2, 6, 16});
     yr = output("y of rotate", {2, 4, 6, 8});
     dx = output("dx", {2, 4, 6, 8});
+    dk = output("dk", {2, 2, 6, 8});
     dtheta = output("dtheta", {4, 8});
     offsets = input("offsets", {2}, DType::kI64);
     ids = input("position_ids", {2, 6, 1}, DType::kI64);
@@ -35,10 +36,14 @@ class Attempt : public AttemptTensors {
   void forward() { lrpe_cosine_forward(x, theta, y, cosine, context); }
   void backward() { lrpe_cosine_backward(dy, x, theta, dx, dtheta, cosine, context); }
   void qk() { lrpe_cosine_qk_forward(x, k, theta_k, y, yk, cosine, context); }
+  void rotate_qk() { lrpe_rotate_qk_forward(x, k, theta_k, yr, dk, rotate, context); }
+  void rotate_qk_backward() {
+    lrpe_rotate_qk_backward(dr, k, x, k, theta_k, dx, dk, {}, rotate, context);
+  }
   void rotate_forward() { lrpe_rotate_forward(x, theta, yr, rotate, context); }
   void rotate_backward() { lrpe_rotate_backward(dr, x, theta, dx, dtheta, rotate, context); }
 
-  TensorView x, k, theta, theta_k, dy, dr, y, yk, yr, dx, dtheta, offsets, ids;
+  TensorView x, k, theta, theta_k, dy, dr, y, yk, yr, dx, dk, dtheta, offsets, ids;
   LrpeCosineOptions cosine;
   LrpeRotateOptions rotate;
   Context context;
@@ -88,7 +93,12 @@ const Rule kRules[] = {
      &Attempt::rotate_backward},
 
     {"rotate: odd D", "x", [](Attempt& a) { a.x.shape[3] = 7; }, &Attempt::rotate_forward},
-    {"rotate: m * E < D / 2", "theta", [](Attempt& a) { a.theta.shape[1] = 3; },
+    {"rotate: no frequency", "theta", [](Attempt& a) { a.theta.shape[1] = 0; },
+     &Attempt::rotate_forward},
+    {"rotate: an axis longer than 1 owns no pair", "theta",
+     [](Attempt& a) {
+       a.rotate.shape = {3, 2};
+     },
      &Attempt::rotate_forward},
     {"rotate: x missing though dtheta is asked for", "x", [](Attempt& a) { a.x = {}; },
      &Attempt::rotate_backward},
@@ -96,6 +106,20 @@ const Rule kRules[] = {
      &Attempt::qk},
     {"qk: theta has a row per query head", "theta", [](Attempt& a) { a.theta_k = a.theta; },
      &Attempt::qk},
+    {"rotate_qk: Hq is no multiple of Hk", "k",
+     [](Attempt& a) { a.x.shape[1] = a.yr.shape[1] = 3; }, &Attempt::rotate_qk},
+    {"rotate_qk: theta has a row per query head", "theta", [](Attempt& a) { a.theta_k = a.theta; },
+     &Attempt::rotate_qk},
+    {"rotate_qk: odd D", "q", [](Attempt& a) { a.x.shape[3] = 7; }, &Attempt::rotate_qk},
+    {"rotate_qk: yq is k", "yq",
+     [](Attempt& a) { a.x.shape[1] = a.yr.shape[1] = 2, a.k.data = a.yr.data; },
+     &Attempt::rotate_qk},
+    {"rotate_qk: in place, and q is k", "yq", [](Attempt& a) { a.yr = a.x = a.dk = a.k; },
+     &Attempt::rotate_qk},
+    {"rotate_qk: k in place, and q is k", "yk",
+     [](Attempt& a) { a.x = a.dk = a.k, a.yr.shape[1] = 2; }, &Attempt::rotate_qk},
+    {"rotate_qk: dk is dyq", "dk", [](Attempt& a) { a.dr.data = a.dk.data; },
+     &Attempt::rotate_qk_backward},
 };
 
 // Where position_ids stand in place of a shape.
