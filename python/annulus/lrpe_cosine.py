@@ -140,6 +140,8 @@ def _overwrite(operator, op, xs, theta, *rest):
     (theta,) = operator.cast((*xs, theta))[len(xs) :]
     learns = needs_autograd(*xs, theta)
     try:
+        if are_transforms_active():
+            return _copy_over(operator, xs, theta, rest, keep=True)
         if torch.compiler.is_compiling():
             if not learns:
                 op(*xs, theta, *rest)  # the compiler sees the mutation in the schema
@@ -147,8 +149,6 @@ def _overwrite(operator, op, xs, theta, *rest):
             # The mutating op has no gradient: functional form plus copy. theta's gradient needs the x of before.
             return _copy_over(operator, xs, theta, rest, keep=theta.requires_grad)
         refuse_tangents(operator.name, *xs, theta)
-        if are_transforms_active():
-            return _copy_over(operator, xs, theta, rest, keep=True)
         if learns and all(isinstance(x, torch.Tensor) for x in xs):
             for name, x in zip(operator.arguments._fields, xs):
                 if x.requires_grad and x.is_leaf:
