@@ -63,19 +63,20 @@ class LrpeCosine(_Frequencies):
         self.head_dim = head_dim
 
     def forward(self, x: Tensor, shape: Shape = None, prefix: int = 0, activation: str = "none", softmax_dim: int = -1,
-                offset: int | Tensor = 0, position_ids: Tensor | None = None) -> Tensor:
+                offset: int | Tensor = 0, position_ids: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """x (B, n_heads, L, head_dim) -> (B, n_heads, L, 2 * head_dim); arguments as annulus.lrpe_cosine."""
         return lrpe_cosine(
             x, self.theta, shape, prefix=prefix, activation=activation, softmax_dim=softmax_dim, offset=offset,
-            position_ids=position_ids,
+            position_ids=position_ids, out=out,
         )
 
     def qk(self, q: Tensor, k: Tensor, shape: Shape = None, prefix: int = 0, activation: str = "none", softmax_dim: int = -1,
-           offset: int | Tensor = 0, position_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+           offset: int | Tensor = 0, position_ids: Tensor | None = None,
+           out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """Queries and keys in one launch; n_heads is the smaller of their head counts."""
         return lrpe_cosine_qk(
             q, k, self.theta, shape, prefix=prefix, activation=activation, softmax_dim=softmax_dim, offset=offset,
-            position_ids=position_ids,
+            position_ids=position_ids, out=out,
         )
 
     def extra_repr(self) -> str:
@@ -149,24 +150,26 @@ class LrpeRotate(_Frequencies):
         return module
 
     def forward(self, x: Tensor, shape: Shape = None, prefix: int = 0, offset: int | Tensor = 0,
-                position_ids: Tensor | None = None) -> Tensor:
+                position_ids: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """x (B, H, L, head_dim) -> the same shape; arguments as annulus.lrpe_rotate."""
-        return self._scaled(lrpe_rotate(
-            x, self.theta, shape, prefix=prefix, interleaved=self.interleaved, offset=offset, position_ids=position_ids,
-        ))
+        y = lrpe_rotate(x, self.theta, shape, prefix=prefix, interleaved=self.interleaved, offset=offset,
+                        position_ids=position_ids, out=out)
+        return self._scaled(y, out is not None)
 
     def qk(self, q: Tensor, k: Tensor, shape: Shape = None, prefix: int = 0, offset: int | Tensor = 0,
-           position_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+           position_ids: Tensor | None = None, out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """Queries and keys in one launch; n_heads is 1 or the smaller of their head counts."""
-        q, k = lrpe_rotate_qk(
-            q, k, self.theta, shape, prefix=prefix, interleaved=self.interleaved, offset=offset, position_ids=position_ids,
-        )
-        return self._scaled(q), self._scaled(k)
+        q, k = lrpe_rotate_qk(q, k, self.theta, shape, prefix=prefix, interleaved=self.interleaved, offset=offset,
+                              position_ids=position_ids, out=out)
+        return self._scaled(q, out is not None), self._scaled(k, out is not None)
 
-    def _scaled(self, y: Tensor) -> Tensor:
+    def _scaled(self, y: Tensor, in_place: bool) -> Tensor:
         if self.scaling == 1.0:
             return y
         turned, passed = y.split((self.rotary_dim, self.head_dim - self.rotary_dim), -1)
+        if in_place:
+            turned *= self.scaling
+            return y
         return torch.cat((turned * self.scaling, passed), -1)
 
     def extra_repr(self) -> str:
