@@ -22,9 +22,15 @@ using lrpe_cosine::Side;
 constexpr std::int64_t kMaxPosition = std::int64_t{1} << 62;
 const Few<DType, 4> kFloating = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
 
-// Every column has a frequency, or turns no further than there are some; and every axis has columns: but for those of a
-// shape that are no longer than 1. `shape` is empty where there are position_ids.
+// Every column has a frequency, or turns no further than there are some; every frequency has a column (one that has none
+// would be a mistake about E that nothing else shows); and every axis has columns: but for those of a shape that are no
+// longer than 1. `shape` is empty where there are position_ids.
 void check_axes_have_columns(Plan& plan, std::span<const std::int64_t> shape) {
+  if (plan.C > 0 && plan.E > plan.C) {
+    invalid(plan.op, "theta",
+            "have at most " + std::to_string(plan.C) + " columns, so that every frequency is used,",
+            "has shape " + shape_string(plan.theta.sizes()));
+  }
   if (plan.rotate && plan.C > 0) {
     if (plan.E == 0) {
       invalid(plan.op, "theta", "have at least 1 column",

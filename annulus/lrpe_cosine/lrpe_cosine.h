@@ -8,14 +8,14 @@
 //   Position Token t >= prefix has s = t - prefix, unravelled row-major over (n1..nm): s_m is
 //            fastest. Tokens t < prefix have no position: their phase is 0. Or every token says
 //            where it is: s_j = position_ids[b, t, j] (packed sequences, images inside text).
-//   Phase    The D columns are cut in m blocks of E, the last one truncated (cosine: m * E >= D):
+//   Phase    The D columns are cut in m blocks of E, the last one truncated (E <= D; cosine: m * E >= D):
 //              phi[h,t,c] = s_{1 + c div E} * theta[h, c mod E]
 //            It is exact modular arithmetic (see phase.h): as right at position 2^31 as at 10.
 //   Cosine   xb = f(x);   y[..., c] = xb cos(phi),   y[..., D + c] = xb sin(phi)
 //            y is (B, H, L, 2D)
 //   Rotate   pairs (x1, x2) of columns;   y1 = x1 cos(phi) - x2 sin(phi),
 //                                         y2 = x1 sin(phi) + x2 cos(phi)
-//            y is (B, H, L, D). R = min(m * E, D / 2) pairs turn, made of the first 2R columns. The others pass
+//            y is (B, H, L, D). R = min(m * E, D / 2) pairs turn (E <= D / 2), made of the first 2R columns. The others pass
 //            through bit for bit (partial rotary, GPT-NeoX's rotary_pct): they meet no other column, not even
 //            as a rotation by 0, and in place they are not touched.
 //   f        none, relu, sigmoid, silu, softmax over the D features of a token, softmax over the L

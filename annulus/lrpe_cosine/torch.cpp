@@ -101,15 +101,6 @@ TensorView as_rows(TensorView theta) {
   return theta;
 }
 
-// A frequency that no column has would be a mistake about E that nothing else shows.
-void check_used(const char* op, const TensorView& theta, std::int64_t columns) {
-  if (columns > 0 && theta.shape[1] > columns) {
-    throw InvalidArgument(argument(op, "theta") + " must have at most " + std::to_string(columns) +
-                          " columns, so that every frequency is used, but has shape " +
-                          shape_string(theta.sizes()));
-  }
-}
-
 LrpePositions positions_of(std::span<const std::int64_t> shape, std::int64_t prefix,
                            std::int64_t offset) {
   return {.shape = LrpeGrid(shape), .prefix = prefix, .offset = offset};
@@ -145,7 +136,6 @@ Tensor encode(const Arguments<Op>& a, bool in_place = false) {
   const auto options = options_of<typename Form::Options>(a);
   const TensorView x = a.template view<"x">(), theta = as_rows(a.template view<"theta">());
   Call call(Op::op, x.device, Form::forward_workspace(x, theta, options));
-  check_used(Op::op, theta, x.shape[3] * Form::kWidth / 2);
   TensorView y = in_place ? x : y_of<Form>(Op::op, x);
   Tensor result = in_place ? a.template get<"x">() : output<"y">(a, y);
   Form::forward(x, theta, y, options, call.context);
@@ -183,7 +173,6 @@ std::tuple<Tensor, Tensor> encode_qk(const Arguments<Op>& a, bool in_place = fal
   const TensorView q = a.template view<"q">(), k = a.template view<"k">(),
                    theta = as_rows(a.template view<"theta">());
   Call call(Op::op, q.device, Form::qk_forward_workspace(q, k, theta, options));
-  check_used(Op::op, theta, q.shape[3] * Form::kWidth / 2);
   TensorView yq = in_place ? q : y_of<Form>(Op::op, q), yk = in_place ? k : y_of<Form>(Op::op, k);
   std::tuple result{in_place ? a.template get<"q">() : output<"yq">(a, yq),
                     in_place ? a.template get<"k">() : output<"yk">(a, yk)};

@@ -354,7 +354,9 @@ std::int64_t tokens_of(const LrpeProblem& p) {
   return p.prefix + std::reduce(extents.begin(), extents.end(), std::int64_t{1}, std::multiplies());
 }
 
-Case lrpe_case(const LrpeProblem& p) {
+Case lrpe_case(LrpeProblem p) {
+  // A list over all forms says E of the cosine's, and a pair has one frequency for two columns.
+  if (p.D > 0) p.E = std::min(p.E, is_rotate(p.form) ? p.D / 2 : p.D);
   Case c;
   c.op = "lrpe_cosine";
   c.params = describe(p);

@@ -57,7 +57,7 @@ inline bool is_qk(LrpeProblem::Form f) {
 std::int64_t tokens_of(const LrpeProblem& problem);
 
 // calls: "forward", "backward" (dx and/or dtheta as asked). Inputs are named as in the header.
-Case lrpe_case(const LrpeProblem& problem);
+Case lrpe_case(LrpeProblem problem);
 
 std::vector<BadCall> lrpe_bad_calls(Device device);
 
