@@ -1,10 +1,14 @@
 #include "bench/ceilings.h"
 
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "annulus/core/buffer.h"
+#include "annulus/cpu/parallel.h"
 #include "bench/gpu.h"
 #include "bench/mover.h"
 #include "bench/statistics.h"
@@ -33,14 +37,28 @@ double cpu_copy_gbs() {
   return 2e-6 * static_cast<double>(bytes) / ms;
 }
 
-// 0 in a build without BLAS.
+#if ANNULUS_HAVE_BLAS
+// Not linked: OpenBLAS starts its threads as it is loaded and ends the process where it cannot, which must
+// not happen to a command that measures nothing.
+decltype(&cblas_sgemm) load_sgemm() {
+  const int threads = static_cast<int>(std::thread::hardware_concurrency());
+  if (cpu::startable_threads(threads) < threads) return nullptr;
+  void* library = dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL);
+  void* function = library ? dlsym(library, "cblas_sgemm") : nullptr;
+  return reinterpret_cast<decltype(&cblas_sgemm)>(function);
+}
+#endif
+
+// 0 where there is no BLAS.
 double sgemm_gflops() {
 #if ANNULUS_HAVE_BLAS
+  static const auto sgemm = load_sgemm();
+  if (!sgemm) return 0;
   constexpr int n = 1024;
   std::vector<float> a(n * n, 0.5f), b(n * n, 0.25f), c(n * n);
   const auto multiply = [&] {
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n, n, n, 1.0f, a.data(), n, b.data(), n,
-                0.0f, c.data(), n);
+    sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n, n, n, 1.0f, a.data(), n, b.data(), n, 0.0f,
+          c.data(), n);
   };
   multiply();
   return 2e-6 * n * n * n / best_ms(5, multiply);

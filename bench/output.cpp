@@ -55,18 +55,18 @@ class Markdown final : public Output {
       }
       const bool memory = r.measures == Measures::kMemory;
       const double t = r.time_ms->median;
-      std::string seed;
-      if (r.seed) {
-        seed =
-            fmt::format("{} {}", memory ? fmt::format("{:.1f}", r.seed->value) : ms(r.seed->value),
-                        r.seed->unit);
+      std::string original;
+      if (r.original) {
+        original = fmt::format(
+            "{} {}", memory ? fmt::format("{:.1f}", r.original->value) : ms(r.original->value),
+            r.original->unit);
       }
       line({r.row, r.dtype, r.impl, memory ? "" : ms(t), memory ? "" : ms(r.time_ms->p95),
             r.floor_ms && !memory ? ms(*r.floor_ms) : "",
             r.floor_ms && *r.floor_ms > 0 && !memory ? fmt::format("{:.2f}", t / *r.floor_ms) : "",
             move > 0 && r.impl != "move" && !memory ? fmt::format("{:.2f}", t / move) : "",
             r.error ? significant(r.error->value, 2) : "", r.peak_bytes ? mib(*r.peak_bytes) : "",
-            seed});
+            original});
       if (r.status == Status::kFailed) out_ << "  FAILED: " << r.reason << std::endl;
     }
   }
@@ -91,8 +91,9 @@ class Csv final : public Output {
   explicit Csv(std::ostream& out) : out_(out) {}
   void begin(const OutputContext&) override {
     out_ << "suite,row,op,impl,device,dtype,measures,median_ms,min_ms,p95_ms,n,floor_ms,floor_kind,"
-            "error_metric,error,zero_rows,bytes,flops_needed,workspace_bytes,peak_bytes,seed_value,"
-            "seed_unit,seed_hardware,hardware,commit,date,status,reason"
+            "error_metric,error,zero_rows,bytes,flops_needed,workspace_bytes,peak_bytes,original_"
+            "value,"
+            "original_unit,original_hardware,hardware,commit,date,status,reason"
          << std::endl;
   }
   void rows(const std::vector<Record>& records) override {
@@ -120,8 +121,8 @@ class Csv final : public Output {
         cells.push_back(opt(v));
       }
       add(
-          r.seed.has_value(), [&] { return significant(r.seed->value, 8); },
-          [&] { return r.seed->unit; }, [&] { return r.seed->hardware; });
+          r.original.has_value(), [&] { return significant(r.original->value, 8); },
+          [&] { return r.original->unit; }, [&] { return r.original->hardware; });
       for (const auto& s : {r.hardware, r.commit, r.date, name_of(r.status), r.reason}) {
         cells.push_back(s);
       }

@@ -118,14 +118,36 @@ void read_measurement(const JsonObject& o, Record& r) {
   }
 }
 
+// Its key was "seed", which is what random numbers have.
+OriginalFigure read_original(const JsonObject& o) {
+  const char* key = o.has("original") ? "original" : "seed";
+  if (o.has("original") && o.has("seed")) {
+    throw JsonError("\"seed\" is what \"original\" was called: there must be one of them");
+  }
+  const JsonObject s = o.object(key, {"value", "unit", "hardware", "columns"});
+  OriginalFigure f{s.real("value", 0, 1e12), s.text("unit"), s.text("hardware", true), {}};
+  if (!s.has("columns")) return f;
+  const Json& columns = s.at("columns");
+  if (!columns.is_object() || columns.size() > 16) {
+    throw JsonError(fmt::format("\"{}.columns\" must be an object of at most 16 numbers", key));
+  }
+  for (const auto& [name, value] : columns.items()) {
+    if (!value.is_number()) {
+      throw JsonError(fmt::format("\"{}.columns\" must hold numbers only", key));
+    }
+    f.columns.emplace_back(name, value.get<double>());
+  }
+  return f;
+}
+
 Record from_json(const Json& j) {
   const JsonObject o(j, "", {"schema",       "suite",          "row",        "op",
                              "impl",         "device",         "dtype",      "params",
                              "measures",     "time_ms",        "error",      "zero_rows",
                              "flops_needed", "flops_executed", "bytes",      "workspace_bytes",
                              "peak_bytes",   "floor_ms",       "floor_kind", "ceiling",
-                             "seed",         "hardware",       "commit",     "date",
-                             "status",       "reason"});
+                             "original",     "seed",           "hardware",   "commit",
+                             "date",         "status",         "reason"});
   if (const auto schema = o.whole("schema", 0, 1'000'000); schema != kSchemaVersion) {
     throw JsonError(
         fmt::format("schema {} is not the one this program reads ({})", schema, kSchemaVersion));
@@ -162,20 +184,7 @@ Record from_json(const Json& j) {
       r.ceiling->gemm = kAllProducts[c.one_of("gemm", names)];
     }
   }
-  if (o.has("seed")) {
-    const JsonObject s = o.object("seed", {"value", "unit", "hardware", "columns"});
-    r.seed = SeedFigure{s.real("value", 0, 1e12), s.text("unit"), s.text("hardware", true), {}};
-    if (s.has("columns")) {
-      const Json& columns = s.at("columns");
-      if (!columns.is_object() || columns.size() > 16) {
-        throw JsonError("\"seed.columns\" must be an object of at most 16 numbers");
-      }
-      for (const auto& [name, value] : columns.items()) {
-        if (!value.is_number()) throw JsonError("\"seed.columns\" must hold numbers only");
-        r.seed->columns.emplace_back(name, value.get<double>());
-      }
-    }
-  }
+  if (o.has("original") || o.has("seed")) r.original = read_original(o);
   return r;
 }
 
@@ -229,10 +238,12 @@ std::string to_json_line(const Record& r) {
     if (r.ceiling->gemm) j["ceiling"]["gemm"] = name_of(*r.ceiling->gemm);
     if (r.ceiling->step_us > 0) j["ceiling"]["step_us"] = number(r.ceiling->step_us);
   }
-  if (r.seed) {
-    j["seed"] = {
-        {"value", number(r.seed->value)}, {"unit", r.seed->unit}, {"hardware", r.seed->hardware}};
-    for (const auto& [name, value] : r.seed->columns) j["seed"]["columns"][name] = number(value);
+  if (r.original) {
+    j["original"] = {{"value", number(r.original->value)},
+                     {"unit", r.original->unit},
+                     {"hardware", r.original->hardware}};
+    for (const auto& [name, value] : r.original->columns)
+      j["original"]["columns"][name] = number(value);
   }
   j["hardware"] = r.hardware;
   j["commit"] = r.commit;

@@ -32,11 +32,11 @@ struct ErrorFigure {
 };
 
 // What the table that started the suite says about this row.
-struct SeedFigure {
+struct OriginalFigure {
   double value = 0;
   std::string unit;  // "ms" or "MiB"
   std::string hardware;
-  std::vector<std::pair<std::string, double>> columns;  // every column of the seed's table
+  std::vector<std::pair<std::string, double>> columns;  // every column of the original's table
 };
 
 // What ceilings are measured of.
@@ -54,7 +54,7 @@ using Params = std::map<std::string, ParamValue>;
 
 enum class Status { kOk, kSkipped, kFailed };
 enum class FloorKind { kBandwidth, kCompute, kLatency };
-enum class Measures { kTime, kMemory };  // which of the two the row compares with the seed
+enum class Measures { kTime, kMemory };  // which of the two the row compares with the original
 
 struct Record {
   std::string suite, row, op, impl, device, dtype;
@@ -67,7 +67,7 @@ struct Record {
   std::optional<double> floor_ms;
   std::optional<FloorKind> floor_kind;
   std::optional<Ceiling> ceiling;
-  std::optional<SeedFigure> seed;
+  std::optional<OriginalFigure> original;
   std::string hardware, commit, date;
   Status status = Status::kOk;
   std::string reason;  // why it was skipped or failed

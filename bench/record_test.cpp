@@ -38,7 +38,7 @@ Record full_record() {
   r.floor_ms = 0.75;
   r.floor_kind = FloorKind::kBandwidth;
   r.ceiling = Ceiling{20.5, 100, Precision::kBf16, 0.95};
-  r.seed = SeedFigure{0.163, "ms", "A800", {{"Torch", 0.4}, {"Triton", 0.163}}};
+  r.original = OriginalFigure{0.163, "ms", "A800", {{"Torch", 0.4}, {"Triton", 0.163}}};
   r.hardware = "a CPU";
   r.commit = "abc123";
   r.date = "2025-01-01T00:00:00Z";
@@ -89,8 +89,16 @@ TEST(Record, SurvivesTheRoundTrip) {
   EXPECT_EQ(line, to_json_line(back));
   EXPECT_EQ(back.params, r.params);
   EXPECT_EQ(back.time_ms->n, 30);
-  EXPECT_EQ(back.seed->columns, r.seed->columns);
+  EXPECT_EQ(back.original->columns, r.original->columns);
   EXPECT_EQ(line.find('\n'), std::string::npos);
+}
+
+// Files from before have the original's figure under another key.
+TEST(Record, TheOriginalWasCalledSeed) {
+  EXPECT_EQ(to_json_line(parse_record(replaced("\"original\"", "\"seed\""))),
+            to_json_line(full_record()));
+  EXPECT_NE(refusal(replaced("\"original\"", "\"seed\":{},\"original\"")).find("\"original\""),
+            std::string::npos);
 }
 
 TEST(Record, NanAndInfinityAreStrings) {
@@ -154,7 +162,7 @@ TEST(Record, TypesAndRangesAreChecked) {
         Bad{"\"B\":12", "\"B\":{\"a\":1}", "params.B"},
         Bad{"\"B\":12", "\"B\":18446744073709551615", "params.B"},
         Bad{"\"B\":12", "\"B\":[1,2.5]", "params.B"},
-        Bad{"\"columns\":{", "\"columns\":{\"x\":\"y\",", "seed.columns"}}) {
+        Bad{"\"columns\":{", "\"columns\":{\"x\":\"y\",", "original.columns"}}) {
     const std::string message = refusal(replaced(b.from, b.to));
     EXPECT_NE(message.find(b.named), std::string::npos) << b.to << ": " << message;
   }

@@ -144,7 +144,7 @@ std::vector<Record> Runner::measure_or_throw(const Row& row, const Record& blank
   ours.zero_rows = accuracy.zero_rows;
   ours.workspace_bytes = static_cast<double>(problem.workspace_bytes());
   ours.peak_bytes = static_cast<double>(peak_bytes);
-  ours.seed = row.seed;
+  ours.original = row.original;
   if (!(accuracy.guard_ratio <= 1)) {
     ours = with_status(ours, Status::kFailed,
                        fmt::format("{}: rms error is {:.3g} times the limit", accuracy.worst_output,
@@ -171,11 +171,11 @@ std::vector<Record> Runner::measure_or_throw(const Row& row, const Record& blank
     records.push_back(with_status(move, Status::kSkipped, no_mover));
   }
 
-  if (row.memory_seed) {
+  if (row.memory_original) {
     Record memory = records.front();
     memory.row = row.memory_name;
     memory.measures = Measures::kMemory;
-    memory.seed = row.memory_seed;
+    memory.original = row.memory_original;
     memory.peak_bytes =
         static_cast<double>(peak_bytes_of(problem_case, row.memory_calls, options_.device));
     records.push_back(memory);

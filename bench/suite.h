@@ -1,5 +1,5 @@
 // A suite is one table: its rows are problems of the operators' Cases, each with the value that the
-// table which started it (the seed) states. Suites register themselves; no list of them exists.
+// table which started it (the original) states. Suites register themselves; no list of them exists.
 #pragma once
 
 #include <cstddef>
@@ -43,12 +43,12 @@ struct Row {
   std::function<Params(const Problem&)> observe;
   std::vector<std::string> calls;  // timed together: {"forward"}, {"backward"} or both
   bool with_move = true;           // a `move` row beside it
-  std::optional<SeedFigure> seed;
-  // Where the seed also states the memory of this row: a second record, named so, of the same run.
+  std::optional<OriginalFigure> original;
+  // Where the original also states the memory of this row: a second record, named so, of the same run.
   std::string memory_name;
   std::vector<std::string>
-      memory_calls;  // whose tensors are all alive at once in the seed's figure
-  std::optional<SeedFigure> memory_seed;
+      memory_calls;  // whose tensors are all alive at once in the original's figure
+  std::optional<OriginalFigure> memory_original;
 };
 
 struct SuiteRequest {

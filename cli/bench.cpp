@@ -158,7 +158,7 @@ int run_bench(const BenchOptions& o) {
 void add_bench_command(CLI::App& app, int& exit_code) {
   auto o = std::make_shared<BenchOptions>();
   CLI::App* command = app.add_subcommand(
-      "bench", "time the operators against floors measured here and the seed's tables");
+      "bench", "time the operators against floors measured here and the original's tables");
   std::string suites;
   for (const bench::Suite& s : bench::all_suites()) suites += "\n  " + s.name + "  " + s.summary;
   command->footer(
@@ -169,8 +169,8 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->add_option("SUITE", o->suites, "which tables; all when none is named");
   add_device(*command, o->device);
   add_choice(*command, "--size", o->size, {"quick", "machine", "full"},
-             "quick: about a minute on a laptop; machine: the largest of the seed's rows that "
-             "fit; full: all of the seed's rows");
+             "quick: about a minute on a laptop; machine: the largest of the original's rows that "
+             "fit; full: all of the original's rows");
   command->add_option("--reps", o->repetitions, "repetitions a row; 0: as many as fit in a second")
       ->check(CLI::Range(0, 1'000'000))
       ->capture_default_str();

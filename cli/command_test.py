@@ -2,6 +2,8 @@
 """The command line as a user meets it: wrong words, Ctrl-C, full disks. Usage: command_test.py ANNULUS"""
 import json
 import os
+import resource
+import shutil
 import subprocess
 import tempfile
 import time
@@ -48,6 +50,12 @@ def test_help_names_the_exit_codes():
         expect("3 what was asked for is not available" in annulus(command, "--help").stdout, f"{command} --help")
 
 
+def test_a_seed_is_of_random_numbers():
+    """What a paper says is the original's."""
+    for arguments in (["bench", "--help"], ["bench", "--list"], ["report", "--help"]):
+        expect("seed" not in annulus(*arguments).stdout.lower(), f"{arguments} speaks of a seed")
+
+
 def test_full_disk():
     if not os.path.exists("/dev/full"):
         return
@@ -56,6 +64,21 @@ def test_full_disk():
             got = subprocess.run([ANNULUS, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
         expect(got.returncode == 2 and "cannot write to stdout" in got.stderr,
                f"{arguments} to a full disk: exit code {got.returncode}, {got.stderr!r}")
+
+
+def test_no_threads(folder):
+    """Neither OpenMP nor OpenBLAS ends the process where its user may have no other thread."""
+    os.chmod(folder, 0o777)
+    alone = shutil.copy(ANNULUS, os.path.join(folder, "alone"))
+    row = annulus("bench", "ring-rnn", "--list").stdout.split()[0]
+    for arguments in (["info"], ["check", "ring_rnn", "--filter", "reset", "--jobs", "4"],
+                      ["bench", "ring-rnn", "--filter", f"^{row}$", "--reps", "1"],
+                      ["train", "ring-attractor", "--recipe", "original", "--steps", "1", "--neurons", "16", "--batch", "4",
+                       "--out", os.path.join(folder, "run")]):
+        got = subprocess.run([alone, *arguments], capture_output=True, text=True, timeout=60,
+                             user=54321 if os.geteuid() == 0 else None,  # the limit is none for root
+                             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NPROC, (1, 1)))
+        expect(got.returncode == 0 and got.stdout, f"{arguments[0]} without threads: exit code {got.returncode}, {got.stderr!r}")
 
 
 def test_a_pattern_takes_no_time():
@@ -112,9 +135,11 @@ def test_saved_at_the_end(folder):
 test_bad_usage()
 test_named_twice_runs_once()
 test_help_names_the_exit_codes()
+test_a_seed_is_of_random_numbers()
 test_full_disk()
 test_a_pattern_takes_no_time()
 with tempfile.TemporaryDirectory() as temporary:
+    test_no_threads(temporary)
     test_closed_streams(temporary)
     test_ctrl_c(temporary)
     test_saved_at_the_end(temporary)

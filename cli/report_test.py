@@ -26,7 +26,7 @@ GOOD = {
     "flops_needed": 1e9, "flops_executed": 1e9, "bytes": 28311552, "workspace_bytes": 1024,
     "peak_bytes": 30000000, "floor_ms": 1.2, "floor_kind": "bandwidth",
     "ceiling": {"copy_gbs": 25.0, "gemm_gflops": 100.0, "gemm": "bf16", "step_us": 0.9},
-    "seed": {"value": 0.163, "unit": "ms", "hardware": "A800", "columns": {"Triton": 0.163}},
+    "original": {"value": 0.163, "unit": "ms", "hardware": "A800", "columns": {"Triton": 0.163}},
     "hardware": "a CPU", "commit": "abc", "date": "2025-01-01T00:00:00Z", "status": "ok",
 }
 
@@ -73,7 +73,7 @@ def mutants():
     yield "cut short, then a newline", good + good[:100] + b"\n"
     # Every key with every wrong type, gone, and misspelt.
     optional = {"params", "zero_rows", "flops_needed", "flops_executed", "bytes", "workspace_bytes",
-                "peak_bytes", "floor_ms", "floor_kind", "ceiling", "seed", "commit", "date"}
+                "peak_bytes", "floor_ms", "floor_kind", "ceiling", "original", "commit", "date"}
     text = {"suite", "row", "op", "impl", "device", "dtype", "hardware", "commit", "date"}
     for key, value in GOOD.items():
         wrong = [[], [1], True, -1e300, 1e300]
@@ -85,7 +85,7 @@ def mutants():
         if key not in optional:
             yield f"no {key}", line({k: v for k, v in GOOD.items() if k != key})
         yield f"{key} misspelt", line({(k + "x" if k == key else k): v for k, v in GOOD.items()})
-    for outer in ("time_ms", "error", "ceiling", "seed"):
+    for outer in ("time_ms", "error", "ceiling", "original"):
         for inner in GOOD[outer]:
             r = copy.deepcopy(GOOD)
             r[outer][inner] = [[]]
@@ -207,7 +207,7 @@ def test_browser(folder):
     evil = {k: (EVIL if isinstance(v, str) and k not in ("status", "floor_kind") else v) for k, v in GOOD.items()}
     evil["impl"] = "annulus"
     evil["params"] = {EVIL: EVIL, "direction": EVIL}
-    evil["seed"] = {"value": 1, "unit": "ms", "hardware": EVIL, "columns": {EVIL: 1}}
+    evil["original"] = {"value": 1, "unit": "ms", "hardware": EVIL, "columns": {EVIL: 1}}
     evil["error"] = {"metric": EVIL, "value": "NaN"}
     skipped = {**GOOD, "row": "other", "status": "skipped", "reason": EVIL}
     path = write(line(evil) + line({**evil, "impl": EVIL}) + line(skipped) + line(GOOD), folder, "in.jsonl")

@@ -35,7 +35,7 @@ ANNULUS_API void check_device(const char* op, const char* name, const TensorView
                               const char* reference_name, const TensorView& reference);
 // Two elements of an output must not share an address (strides 0, or rows that overlap).
 ANNULUS_API void check_output_layout(const char* op, const char* name, const TensorView& v);
-// The memory spans of an output and of another tensor must not touch.
+// An output and another tensor must not share memory: their spans do not touch, or they are different columns of rows.
 ANNULUS_API void check_no_overlap(const char* op, const char* name, const TensorView& out,
                                   const char* other_name, const TensorView& other);
 

@@ -43,7 +43,8 @@ class ANNULUS_API BorrowedWorkspace final : public Allocator {
 
 struct ANNULUS_API Context {
   void* stream = nullptr;  // cudaStream_t; nullptr is CUDA's default stream
-  int threads = 0;         // CPU threads; 0: all the process may use. Results never depend on it.
+  // CPU threads; 0: all the process may use. Fewer run where no more can be started. Results never depend on it.
+  int threads = 0;
   Allocator* allocator = nullptr;  // nullptr: default_allocator()
 
   // Scratch bytes held now and at most so far, over all calls with this Context.

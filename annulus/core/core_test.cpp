@@ -130,6 +130,31 @@ TEST(Check, Overlap) {
   EXPECT_NO_THROW(check_no_overlap("op", "y", a, "x", contiguous(data.data(), {0})));
 }
 
+TEST(Check, OverlapOfColumns) {
+  std::vector<float> data(64);
+  // So many columns of rows of 8, from one on.
+  const auto columns = [&](std::int64_t first, std::int64_t count, std::int64_t row = 8) {
+    TensorView v = contiguous(data.data() + first, {2, 3, count});
+    v.stride = {3 * row, row, 1};
+    return v;
+  };
+  const auto overlap = [](const TensorView& a, const TensorView& b) {
+    check_no_overlap("op", "y", a, "x", b);
+  };
+  EXPECT_NO_THROW(overlap(columns(0, 3), columns(3, 5)));
+  EXPECT_NO_THROW(overlap(columns(3, 5), columns(0, 3)));
+  EXPECT_NO_THROW(overlap(columns(6, 2), columns(8, 6)));  // of the next row
+  EXPECT_THROW(overlap(columns(0, 4), columns(3, 5)), InvalidArgument);
+  EXPECT_THROW(overlap(columns(3, 5), columns(0, 4)), InvalidArgument);
+  EXPECT_THROW(overlap(columns(6, 4), columns(0, 3)), InvalidArgument);  // over the end of a row
+  EXPECT_THROW(overlap(columns(0, 3), columns(3, 5, 9)),
+               InvalidArgument);  // rows of another length
+  TensorView reversed = columns(7, 4);
+  reversed.stride[2] = -1;  // columns 7 .. 4
+  EXPECT_NO_THROW(overlap(columns(0, 4), reversed));
+  EXPECT_THROW(overlap(columns(0, 5), reversed), InvalidArgument);
+}
+
 TEST(Workspace, CountsAndCarves) {
   testing::TestAllocator allocator;
   Context context;

@@ -61,7 +61,7 @@ void Arguments::check(const Context& context) const {
     if (!out->output) continue;
     for (auto other = list_.begin(); other != list_.end(); ++other) {
       if (other->output && other >= out) continue;
-      if (same_view(out->same_as, out->view) && same_view(out->same_as, other->view)) continue;
+      if (out->same_as == other->name && same_view(out->view, other->view)) continue;
       check_no_overlap(op_, out->name, out->view, other->name, other->view);
     }
   }

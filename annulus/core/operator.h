@@ -9,6 +9,7 @@
 #include <initializer_list>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "annulus/core/check.h"
@@ -47,8 +48,8 @@ struct Argument {
   Few<std::int64_t, kMaxRank> shape = {};  // its rank, and extents or kAny
   bool output = false;
   bool optional = false;
-  bool scalar_too = false;  // a rank of 0 will do in place of `shape`
-  TensorView same_as = {};  // an output may be this view itself: same data, same strides
+  bool scalar_too = false;        // a rank of 0 will do in place of `shape`
+  std::string_view same_as = {};  // the input that an output may be itself: same data, same strides
 };
 
 // The arguments of one call, in the order in which they are checked: what an extent is read from comes

@@ -1,12 +1,16 @@
 #include "annulus/cpu/parallel.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -16,7 +20,7 @@
 
 namespace annulus::cpu {
 
-// More than any machine has cores; libgomp ends the process where it cannot start a thread (tens of thousands).
+// More than any machine has cores; to look for tens of thousands would take seconds.
 constexpr int kMostThreads = 1024;
 
 int resolve_threads(int requested) {
@@ -26,6 +30,32 @@ int resolve_threads(int requested) {
 #else
   return 1;
 #endif
+}
+
+int startable_threads(int wanted) {
+  std::vector<std::thread> threads;
+  std::vector<pid_t> ids(static_cast<std::size_t>(wanted));
+  std::atomic<bool> go_home{false};
+  try {
+    threads.reserve(ids.size());
+    for (pid_t& id : ids) {
+      threads.emplace_back([&] {
+        id = gettid();
+        go_home.wait(false);
+      });
+    }
+  } catch (const std::exception&) {  // of processes, of memory for its stack: a limit is reached
+  }
+  go_home = true;
+  go_home.notify_all();
+  for (std::thread& thread : threads) thread.join();
+  // A thread that was joined counts until the kernel has forgotten it, which is a moment later.
+  for (std::size_t i = 0; i < threads.size(); ++i) {
+    for (int patience = 10'000; patience > 0 && tgkill(getpid(), ids[i], 0) == 0; --patience) {
+      std::this_thread::yield();
+    }
+  }
+  return static_cast<int>(threads.size());
 }
 
 namespace {
@@ -54,18 +84,69 @@ class ForkWatch {
 };
 const ForkWatch fork_watch;
 
-// How many threads a call may have that asked for n.
-int available_threads(int n) {
-  return n <= 1 || threads_lost.load(std::memory_order_relaxed) ? 1 : n;
+#if defined(_OPENMP)
+// libgomp ends the process where it cannot start a thread. It starts some when a team is larger than the one
+// before it in this thread (of a smaller one it lets the surplus go), so before it does they are looked for,
+// and a team has as many as were found. What is left to chance: that another takes them in between, and that a
+// smaller team in this thread was not ours.
+class TeamsOfThisThread {
+ public:
+  // How many threads a team may have that asked for n, and could use `most` as well.
+  int available(int n, int most) {
+    if (omp_get_active_level() >= omp_get_max_active_levels()) return 1;
+    const int there = omp_get_level() == 0 ? last_ : 1;  // nested teams keep no threads
+    // Rather than let a few go that the next call starts again, they come and find nothing to do.
+    if (n <= there) return there <= std::min(most, 2 * n) ? there : n;
+    // Where there were too few they are not looked for in every call, nor given up for ever.
+    if (there == found_ && Clock::now() < again_) return there;
+    found_ = there + startable_threads(n - there);
+    again_ = found_ < n ? Clock::now() + std::chrono::seconds(1) : Clock::time_point{};
+    return found_;
+  }
+  void ran(int n) {
+    if (omp_get_level() == 1) last_ = n;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  int last_ = 1;   // threads of the team before
+  int found_ = 0;  // what the last look came to
+  Clock::time_point again_;
+};
+thread_local TeamsOfThisThread teams;
+#endif
+
+// How many threads a call may have that asked for n, and could use `most` as well.
+int available_threads(int n, int most) {
+  if (n <= 1 || threads_lost.load(std::memory_order_relaxed)) return 1;
+#if defined(_OPENMP)
+  return teams.available(n, most);
+#else
+  return n;
+#endif
 }
+
+#if !defined(_OPENMP)
+// False where no thread can be started.
+template <class F>
+bool start(std::vector<std::thread>& workers, const F& f, int rank) {
+  try {
+    workers.emplace_back(f, rank);
+    return true;
+  } catch (const std::system_error&) {
+    return false;
+  }
+}
+#endif
 
 }  // namespace
 
 namespace detail {
 
 void parallel_for(std::int64_t tasks, int threads, void (*body)(void*, std::int64_t), void* state) {
-  const int n =
-      available_threads(static_cast<int>(std::min<std::int64_t>(resolve_threads(threads), tasks)));
+  const int most = resolve_threads(threads);
+  const int n = available_threads(static_cast<int>(std::min<std::int64_t>(most, tasks)), most);
   if (n == 1) {
     for (std::int64_t i = 0; i < tasks; ++i) body(state, i);
     return;
@@ -86,15 +167,21 @@ void parallel_for(std::int64_t tasks, int threads, void (*body)(void*, std::int6
     }
   };
 #if defined(_OPENMP)
-#pragma omp parallel for num_threads(n) schedule(static)
-  for (std::int64_t i = 0; i < tasks; ++i) run(i);
+#pragma omp parallel num_threads(n)
+  {
+#pragma omp master
+    teams.ran(omp_get_num_threads());
+#pragma omp for schedule(static) nowait
+    for (std::int64_t i = 0; i < tasks; ++i) run(i);
+  }
 #else
   // Started anew for each call: this branch is for ThreadSanitizer, which cannot see into libgomp.
+  const auto share = [&](int w) {
+    for (std::int64_t i = tasks * w / n; i < tasks * (w + 1) / n; ++i) run(i);
+  };
   std::vector<std::thread> workers;
   for (int w = 0; w < n; ++w) {
-    workers.emplace_back([&, w] {
-      for (std::int64_t i = tasks * w / n; i < tasks * (w + 1) / n; ++i) run(i);
-    });
+    if (!start(workers, share, w)) share(w);
   }
   for (std::thread& worker : workers) worker.join();
 #endif
@@ -102,7 +189,8 @@ void parallel_for(std::int64_t tasks, int threads, void (*body)(void*, std::int6
 }
 
 void run_team(int threads, void (*body)(void*, Member&), void* state) {
-  const int n = available_threads(resolve_threads(threads));
+  const int most = resolve_threads(threads);
+  const int n = available_threads(most, most);
   if (n == 1) {
     Team team(1);
     Member member(team, 0);
@@ -114,6 +202,8 @@ void run_team(int threads, void (*body)(void*, Member&), void* state) {
 #if defined(_OPENMP)
 #pragma omp parallel num_threads(n)
   {
+#pragma omp master
+    teams.ran(omp_get_num_threads());
     Member member(team, omp_get_thread_num());
     body(state, member);
   }
@@ -123,7 +213,8 @@ void run_team(int threads, void (*body)(void*, Member&), void* state) {
     body(state, member);
   };
   std::vector<std::thread> workers;
-  for (int w = 1; w < n; ++w) workers.emplace_back(run, w);
+  for (int w = 1; w < n && start(workers, run, w); ++w) {
+  }
   run(0);
   for (std::thread& worker : workers) worker.join();
 #endif

@@ -15,6 +15,9 @@ namespace annulus::cpu {
 // What a Context's `threads` (0 = all) comes to here.
 ANNULUS_API int resolve_threads(int requested);
 
+// How many of `wanted` threads can be started now beside those there are: that many are, at once, and ended.
+ANNULUS_API int startable_threads(int wanted);
+
 namespace detail {
 ANNULUS_API void parallel_for(std::int64_t tasks, int threads, void (*body)(void*, std::int64_t),
                               void* state);

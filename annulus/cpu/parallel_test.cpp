@@ -1,11 +1,16 @@
 #include "annulus/cpu/parallel.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <fstream>
+#include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -74,14 +79,100 @@ TEST(ParallelFor, GoesOnInAChild) {
   EXPECT_EQ(sum_of_100(), 5050);
 }
 
+// --- where threads cannot be started fewer do the same: OpenMP alone would end the process ---
+
+#if !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)  // they need the address space themselves
+
+constexpr int kWanted = 16;
+
+// From here on there is memory for the stacks of this many more threads; below 0, for any number.
+void leave_room_for(int stacks) {
+  rlimit limit{};
+  getrlimit(RLIMIT_AS, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  if (stacks >= 0) {
+    pthread_attr_t attributes;
+    std::size_t stack = 0;
+    pthread_getattr_default_np(&attributes);
+    pthread_attr_getstacksize(&attributes, &stack);
+    std::uint64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const auto page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+    limit.rlim_cur = pages * page + static_cast<std::uint64_t>(stacks) * stack + stack / 2;
+  }
+  setrlimit(RLIMIT_AS, &limit);
+}
+
+// Threads that came to a team of `wanted`; 0 where one of the two ways to run did not do all its work.
+int threads_that_come(int wanted) {
+  std::mutex guard;
+  std::set<std::thread::id> who;
+  std::atomic<std::int64_t> items{0}, sum{0};
+  run_team(wanted, [&](Member& m) {
+    {
+      const std::lock_guard lock(guard);
+      who.insert(std::this_thread::get_id());
+    }
+    m.each(100, 3, [&](std::int64_t begin, std::int64_t end) { items += end - begin; });
+  });
+  parallel_for(100, wanted, [&](std::int64_t i) { sum += i; });
+  return items == 100 && sum == 4950 ? static_cast<int>(who.size()) : 0;
+}
+
+// In a process of its own, whose exit code is what `f` returns and 100: OpenMP's own way out is 1.
+template <class F>
+void expect_of_new_process(int low, int high, F&& f) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto as_expected = [&](int status) {
+    const int returned = WEXITSTATUS(status) - 100;
+    return WIFEXITED(status) && returned >= low && returned <= high;
+  };
+  EXPECT_EXIT(_exit(100 + f()), as_expected, "");
+}
+
+TEST(FewThreads, NoneBesideTheCaller) {
+  expect_of_new_process(1, 1, [] {
+    leave_room_for(0);
+    return threads_that_come(kWanted);
+  });
+}
+
+TEST(FewThreads, AsManyAsThereAre) {
+  expect_of_new_process(2, 4, [] {
+    leave_room_for(3);
+    return threads_that_come(kWanted);
+  });
+}
+
+// OpenMP lets threads go when a team is smaller, and starts them again.
+TEST(FewThreads, TheLimitCameBetweenTwoTeams) {
+  expect_of_new_process(2, kWanted - 1, [] {
+    if (threads_that_come(kWanted) != kWanted || threads_that_come(2) != 2) return 0;
+    leave_room_for(0);
+    return threads_that_come(kWanted);
+  });
+}
+
+TEST(FewThreads, AllOfThemOnceTheyCanBeHad) {
+  expect_of_new_process(kWanted, kWanted, [] {
+    leave_room_for(0);
+    if (threads_that_come(kWanted) != 1) return 0;
+    leave_room_for(-1);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+    return threads_that_come(kWanted);
+  });
+}
+
+#endif
+
 // --- teams: every item of a phase once, all of them before the next phase, for any number of threads ---
 
 class TeamOf : public testing::TestWithParam<int> {};
 // More than the machine has, and more than a team has ranges.
 INSTANTIATE_TEST_SUITE_P(Threads, TeamOf, testing::Values(1, 2, 3, 8, 70));
 
-// OpenMP ends the process where a thread cannot be started.
-TEST(Threads, AreNoMoreThanCanBeStarted) {
+TEST(Threads, AreNoMoreThanAnyMachineHas) {
   EXPECT_EQ(resolve_threads(7), 7);
   EXPECT_LE(resolve_threads(1'000'000), 1024);
 }

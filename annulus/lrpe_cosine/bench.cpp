@@ -1,8 +1,8 @@
-// Suite lrpe-cosine: the speed and memory tables of the seed (forward and backward; 1-D, 2-D, 3-D;
-// prefix 0 and 10), and beside them what the seed's operator lacked: dtheta, activations, the
+// Suite lrpe-cosine: the speed and memory tables of the original (forward and backward; 1-D, 2-D, 3-D;
+// prefix 0 and 10), and beside them what the original's operator lacked: dtheta, activations, the
 // rotating form, queries and keys in one launch.
 //
-// One deliberate difference: the seed took E = next_pow2(ceil(D / m)), so that in 3-D (E = 64) the
+// One deliberate difference: the original took E = next_pow2(ceil(D / m)), so that in 3-D (E = 64) the
 // first two axes own all 128 columns and the third is never encoded. Here E = ceil(D / m) and every
 // axis owns columns. The bytes are the same, so times and memory compare.
 #include <fmt/format.h>
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "annulus/core/checked.h"
-#include "annulus/lrpe_cosine/bench_seed.h"
+#include "annulus/lrpe_cosine/bench_original.h"
 #include "annulus/lrpe_cosine/test/cases.h"
 #include "bench/suite.h"
 
@@ -34,7 +34,7 @@ LrpeProblem plain(std::int64_t batch, int axes, std::int64_t n, std::int64_t pre
           .shape = LrpeGrid(extents),
           .prefix = prefix,
           .dtype = dtype,
-          .need_dtheta = false,  // as the seed: theta had no gradient
+          .need_dtheta = false,  // as the original: theta had no gradient
           .seed = 1};
 }
 
@@ -47,9 +47,8 @@ Row make_row(const LrpeProblem& p, std::vector<std::string> calls, const std::st
   // "fwd-1d-n4096-l10-b2": every implementation of the row goes by it, peers included.
   row.name = fmt::format("{}-{}d-n{}-l{}-b{}{}", short_name(calls), p.shape.axes, p.shape.extent[0],
                          p.prefix, p.B, extra.empty() ? "" : "-" + extra);
-  row.op = p.form == LrpeProblem::Form::kCosine     ? "lrpe_cosine"
-           : p.form == LrpeProblem::Form::kCosineQk ? "lrpe_cosine_qk"
-                                                    : "lrpe_rotate";
+  row.op =
+      std::string(is_rotate(p.form) ? "lrpe_rotate" : "lrpe_cosine") + (is_qk(p.form) ? "_qk" : "");
   row.dtype = p.dtype;
   row.params = {{"B", p.B},
                 {"H", p.H},
@@ -71,21 +70,21 @@ Row make_row(const LrpeProblem& p, std::vector<std::string> calls, const std::st
   return row;
 }
 
-SeedFigure seed_figure(std::span<const double> columns, const char* unit) {
-  SeedFigure f{columns[0], unit, kLrpeSeedHardware, {}};
+OriginalFigure original_figure(std::span<const double> columns, const char* unit) {
+  OriginalFigure f{columns[0], unit, kLrpeOriginalHardware, {}};
   for (std::size_t i = 0; i < columns.size(); ++i) {
-    f.columns.emplace_back(kLrpeSeedColumns[i], columns[i]);
+    f.columns.emplace_back(kLrpeOriginalColumns[i], columns[i]);
   }
   return f;
 }
 
-Row seed_row(const LrpeSeedSeries& s, int n, std::span<const double, 8> figures) {
+Row original_row(const LrpeOriginalSeries& s, int n, std::span<const double, 8> figures) {
   Row row =
       make_row(plain(12, s.axes, n, s.prefix, DType::kBF16), {s.backward ? "backward" : "forward"});
-  row.seed = seed_figure(figures.first<4>(), "ms");
+  row.original = original_figure(figures.first<4>(), "ms");
   row.memory_name = "memory-" + row.name;
-  row.memory_seed = seed_figure(figures.last<4>(), "MiB");
-  // In the seed's backward x and y are still alive beside dx and dy, and so they are in training.
+  row.memory_original = original_figure(figures.last<4>(), "MiB");
+  // In the original's backward x and y are still alive beside dx and dy, and so they are in training.
   row.memory_calls = {"forward"};
   if (s.backward) row.memory_calls.push_back("backward");
   return row;
@@ -107,7 +106,7 @@ std::vector<Row> quick_rows() {
   return rows;
 }
 
-// What the seed could not do, at one size each.
+// What the original could not do, at one size each.
 std::vector<Row> extra_rows(std::int64_t batch, std::int64_t n) {
   std::vector<Row> rows;
   const LrpeProblem base = plain(batch, 1, n, 0, DType::kBF16);
@@ -137,6 +136,13 @@ std::vector<Row> extra_rows(std::int64_t batch, std::int64_t n) {
   qk.form = LrpeProblem::Form::kCosineQk;
   qk.Hk = kH;
   rows.push_back(make_row(qk, {"forward"}, "qk"));
+  // As a transformer has it: four query heads to a key head, one theta for all of them.
+  both("rotate-qk", base, [](LrpeProblem& p) {
+    p.form = LrpeProblem::Form::kRotateQkHalves;
+    p.Hk = kH / 4;
+    p.E = kD / 2;
+    p.one_row = true;
+  });
   // One long sequence: no two rows share a phase.
   both("", plain(1, 1, batch * n, 0, DType::kBF16), [](LrpeProblem&) {});
   by_ids("ids", LrpeProblem::Ids::kShared);
@@ -148,11 +154,11 @@ std::vector<Row> lrpe_rows(const SuiteRequest& request) {
   const Device device{request.device, 0};
   std::vector<Row> rows;
   if (request.size == Size::kQuick) return quick_rows();
-  for (const LrpeSeedSeries& series : kLrpeSeed) {
+  for (const LrpeOriginalSeries& series : kLrpeOriginal) {
     const std::size_t before = rows.size();
     int n = series.first_n;
     for (const auto& figures : series.rows) {
-      Row row = seed_row(series, n, figures);
+      Row row = original_row(series, n, figures);
       n *= 2;
       if (request.size == Size::kMachine && rows.size() > before) {
         // Of each series only the largest that fits, its mover included.
@@ -171,7 +177,7 @@ std::vector<Row> lrpe_rows(const SuiteRequest& request) {
 const SuiteRegistration registration(
     {"lrpe-cosine",
      "LRPE-cosine: speed and memory, forward and backward, 1-D 2-D "
-     "3-D, prefix 0 and 10 (seed 002)",
+     "3-D, prefix 0 and 10: the tables of the original",
      lrpe_rows,
      {{"torch-eager",
        "the formula as one writes it in torch: phases in float32, cos and sin of them, two "

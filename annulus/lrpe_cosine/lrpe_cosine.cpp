@@ -22,9 +22,22 @@ using lrpe_cosine::Side;
 constexpr std::int64_t kMaxPosition = std::int64_t{1} << 62;
 const Few<DType, 4> kFloating = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
 
-// Every column has a frequency, and every axis has columns: but for those of a shape that are no longer than 1.
-// `shape` is empty where there are position_ids.
-void check_axes_have_columns(const Plan& plan, std::span<const std::int64_t> shape) {
+// Every column has a frequency, or turns no further than there are some; every frequency has a column (one that has none
+// would be a mistake about E that nothing else shows); and every axis has columns: but for those of a shape that are no
+// longer than 1. `shape` is empty where there are position_ids.
+void check_axes_have_columns(Plan& plan, std::span<const std::int64_t> shape) {
+  if (plan.C > 0 && plan.E > plan.C) {
+    invalid(plan.op, "theta",
+            "have at most " + std::to_string(plan.C) + " columns, so that every frequency is used,",
+            "has shape " + shape_string(plan.theta.sizes()));
+  }
+  if (plan.rotate && plan.C > 0) {
+    if (plan.E == 0) {
+      invalid(plan.op, "theta", "have at least 1 column",
+              "has shape " + shape_string(plan.theta.sizes()));
+    }
+    plan.C = std::min(plan.C, checked_mul(plan.axes, plan.E, plan.op));
+  }
   const auto per_axis = [&] {
     return "ceil(" + std::to_string(plan.C) + " / " + std::to_string(plan.axes) + ")";
   };
@@ -129,6 +142,18 @@ Operand operand(const TensorView& v, std::int64_t C, Layout layout) {
   return o;
 }
 
+// Where columns from `first` on have to be copied.
+void pass_on(Side& side, const TensorView& from, const TensorView& to, std::int64_t first) {
+  if (to.numel() == 0 || from.data == to.data || first == to.shape[3]) return;
+  const auto rest = [&](TensorView v) {
+    v.data = static_cast<std::byte*>(v.data) + first * v.stride[3] * size_of(v.dtype);
+    v.shape[3] -= first;
+    return v;
+  };
+  side.pass_from = rest(from);
+  side.pass_to = rest(to);
+}
+
 // The options of either form.
 struct Form {
   const LrpePositions& positions;
@@ -204,7 +229,7 @@ Arguments lead_list(const char* op, Sides sides, const TensorView& theta, const 
 }
 
 // Rules that no list says, once the list is checked; the plan but for its operands. `columns` are
-// those with a phase.
+// those with a phase, at most.
 Plan plan_of(const char* op, Sides sides, std::int64_t columns, const TensorView& theta,
              const Form& form) {
   const Named &lead = sides.begin()->lead, &last = (sides.end() - 1)->lead;
@@ -223,13 +248,14 @@ Plan plan_of(const char* op, Sides sides, std::int64_t columns, const TensorView
         "has " + std::to_string(last.view.shape[1]) + " heads beside " +
             std::to_string(lead.view.shape[1]));
   }
-  if (theta.shape[0] != low) {
-    invalid(op, "theta", "have " + std::to_string(low) + " rows, one per head,",
+  if (theta.shape[0] != low && theta.shape[0] != 1) {
+    invalid(op, "theta", "have " + std::to_string(low) + " rows, one per head, or 1",
             "has shape " + shape_string(theta.sizes()));
   }
   plan.theta = theta;
-  plan.theta_rows = low;
+  plan.theta_rows = theta.shape[0];
   plan.E = theta.shape[1];
+  plan.rotate = form.rotate;
   if (form.positions.position_ids.defined()) {
     check_position_ids(plan, form.positions);
   } else {
@@ -241,12 +267,11 @@ Plan plan_of(const char* op, Sides sides, std::int64_t columns, const TensorView
             "has value " + std::to_string(static_cast<int>(form.activation)));
   }
   plan.activation = form.activation;
-  plan.rotate = form.rotate;
   plan.sides = 0;
   for (const SideTensors& s : sides) {
     Side& side = plan.side[plan.sides++];
     side.heads = s.lead.view.shape[1];
-    side.heads_per_row = low > 0 ? side.heads / low : 1;
+    side.heads_per_row = low > 0 ? side.heads / plan.theta_rows : 1;
   }
   check_scratch(plan);
   return plan;
@@ -254,7 +279,11 @@ Plan plan_of(const char* op, Sides sides, std::int64_t columns, const TensorView
 
 void run(const Plan& plan, Context& context) {
   dispatch(
-      plan.op, plan.device, [&] { lrpe_cosine::cpu::run(plan, context); },
+      plan.op, plan.device,
+      [&] {
+        lrpe_cosine::cpu::run(plan, context);
+        lrpe_cosine::cpu::pass(plan, context);
+      },
       [&] {
         plan.backward ? lrpe_cosine::cuda::backward(plan, context)
                       : lrpe_cosine::cuda::forward(plan, context);
@@ -274,13 +303,15 @@ void forward(const char* op, Sides sides, const TensorView& theta, const Form& f
               .dtypes = {x.view.dtype},
               .shape = s.like(width),
               .output = true,
-              .same_as = form.rotate ? s.lead.view : TensorView{}});
+              .same_as = form.rotate ? s.lead.name : ""});
   }
   list.check(context);
   Plan plan = plan_of(op, sides, columns, theta, form);
   for (Side* side = plan.side; const SideTensors& s : sides) {
-    side->x = operand(s.lead.view, columns, form.x);
-    side++->y = operand(s.out.view, columns, form.y);
+    side->x = operand(s.lead.view, plan.C, form.x);
+    side->y = operand(s.out.view, plan.C, form.y);
+    if (form.rotate) pass_on(*side, s.lead.view, s.out.view, 2 * plan.C);
+    ++side;
   }
   run(plan, context);
 }
@@ -303,7 +334,7 @@ void backward(const char* op, Sides sides, const TensorView& theta, const Tensor
               .shape = s.like(width),
               .output = true,
               .optional = true,
-              .same_as = form.rotate && !dtheta.defined() ? s.lead.view : TensorView{}});
+              .same_as = form.rotate && !dtheta.defined() ? s.lead.name : ""});
   }
   list.check(context);
   Plan plan = plan_of(op, sides, columns, theta, form);
@@ -311,9 +342,11 @@ void backward(const char* op, Sides sides, const TensorView& theta, const Tensor
   plan.dtheta = dtheta;
   plan.need_dtheta = dtheta.defined();
   for (Side* side = plan.side; const SideTensors& s : sides) {
-    side->dy = operand(s.lead.view, columns, form.y);
-    if (needs_x) side->x = operand(s.x.view, columns, form.x);
-    side++->dx = operand(s.out.view, columns, form.x);
+    side->dy = operand(s.lead.view, plan.C, form.y);
+    if (needs_x) side->x = operand(s.x.view, plan.C, form.x);
+    side->dx = operand(s.out.view, plan.C, form.x);
+    if (form.rotate) pass_on(*side, s.lead.view, s.out.view, 2 * plan.C);
+    ++side;
   }
   run(plan, context);
 }
@@ -376,6 +409,22 @@ void lrpe_rotate_backward(const TensorView& dy, const TensorView& x, const Tenso
            form_of(options), context);
 }
 
+void lrpe_rotate_qk_forward(const TensorView& q, const TensorView& k, const TensorView& theta,
+                            const TensorView& yq, const TensorView& yk,
+                            const LrpeRotateOptions& options, Context& context) {
+  forward("lrpe_rotate_qk", {{{"q", q}, {"yq", yq}}, {{"k", k}, {"yk", yk}}}, theta,
+          form_of(options), context);
+}
+
+void lrpe_rotate_qk_backward(const TensorView& dyq, const TensorView& dyk, const TensorView& q,
+                             const TensorView& k, const TensorView& theta, const TensorView& dq,
+                             const TensorView& dk, const TensorView& dtheta,
+                             const LrpeRotateOptions& options, Context& context) {
+  backward("lrpe_rotate_qk_backward",
+           {{{"dyq", dyq}, {"dq", dq}, {"q", q}}, {{"dyk", dyk}, {"dk", dk}, {"k", k}}}, theta,
+           dtheta, form_of(options), context);
+}
+
 std::size_t lrpe_cosine_forward_workspace(const TensorView& x, const TensorView& theta,
                                           const LrpeCosineOptions& options) {
   return scratch("lrpe_cosine", {{{"x", x}}}, theta, form_of(options), false);
@@ -409,6 +458,19 @@ std::size_t lrpe_rotate_backward_workspace(const TensorView& x, const TensorView
   return scratch("lrpe_rotate_backward", {{{"x", x}}}, theta, form_of(options), true, need_dtheta);
 }
 
+std::size_t lrpe_rotate_qk_forward_workspace(const TensorView& q, const TensorView& k,
+                                             const TensorView& theta,
+                                             const LrpeRotateOptions& options) {
+  return scratch("lrpe_rotate_qk", {{{"q", q}}, {{"k", k}}}, theta, form_of(options), false);
+}
+
+std::size_t lrpe_rotate_qk_backward_workspace(const TensorView& q, const TensorView& k,
+                                              const TensorView& theta, bool need_dtheta,
+                                              const LrpeRotateOptions& options) {
+  return scratch("lrpe_rotate_qk_backward", {{{"q", q}}, {{"k", k}}}, theta, form_of(options), true,
+                 need_dtheta);
+}
+
 namespace {
 
 Support support(DeviceType device) {
@@ -426,8 +488,8 @@ OperatorInfo info(const char* name, const char* summary) {
 }
 const OperatorRegistration kCosine(info("lrpe_cosine",
                                         "multi-axis relative positional encoding, D -> 2D"));
-const OperatorRegistration kRotate(info("lrpe_rotate",
-                                        "the same positions as a rotation (RoPE), in place"));
+const OperatorRegistration kRotate(
+    info("lrpe_rotate", "the same positions as a rotation (RoPE), whole or partial, in place"));
 
 }  // namespace
 

@@ -2,18 +2,22 @@
 // (RoPE) from the same kernel.
 //
 //   Inputs   x     (B, H, L, D)  activations; L = prefix + n1 * ... * nm
-//            theta (H, E)        frequencies, radians per unit of position; the m axes share a row
+//            theta (H or 1, E)   frequencies, radians per unit of position; the m axes share a row, and where
+//                                there is one row so do all heads. (One vector of E is a view of (1, E);
+//                                torch's functions take it as it is.)
 //   Position Token t >= prefix has s = t - prefix, unravelled row-major over (n1..nm): s_m is
 //            fastest. Tokens t < prefix have no position: their phase is 0. Or every token says
 //            where it is: s_j = position_ids[b, t, j] (packed sequences, images inside text).
-//   Phase    The D columns are cut in m blocks of E, the last one truncated (m * E >= D):
+//   Phase    The D columns are cut in m blocks of E, the last one truncated (E <= D; cosine: m * E >= D):
 //              phi[h,t,c] = s_{1 + c div E} * theta[h, c mod E]
 //            It is exact modular arithmetic (see phase.h): as right at position 2^31 as at 10.
 //   Cosine   xb = f(x);   y[..., c] = xb cos(phi),   y[..., D + c] = xb sin(phi)
 //            y is (B, H, L, 2D)
 //   Rotate   pairs (x1, x2) of columns;   y1 = x1 cos(phi) - x2 sin(phi),
 //                                         y2 = x1 sin(phi) + x2 cos(phi)
-//            y is (B, H, L, D)
+//            y is (B, H, L, D). R = min(m * E, D / 2) pairs turn (E <= D / 2), made of the first 2R columns. The others pass
+//            through bit for bit (partial rotary, GPT-NeoX's rotary_pct): they meet no other column, not even
+//            as a rotation by 0, and in place they are not touched.
 //   f        none, relu, sigmoid, silu, softmax over the D features of a token, softmax over the L
 //            tokens of a (b, h, c) column (prefix tokens included)
 //
@@ -21,6 +25,7 @@
 //            softmax: dx = p (g - sum(p g)) over the softmax axis
 //            dtheta[h,k] = sum over b, t >= prefix, and the axes j that own column k, of
 //                          s_j xb (dy_sin cos(phi) - dy_cos sin(phi)),  c = (j-1) E + k
+//            and over the heads that share a row, in a fixed order; dtheta has theta's shape
 //
 // Why it is useful: <y_q(s), y_k(t)> = sum_c q_c k_c cos((s - t) theta_c) depends on the difference
 // of positions only, and being a plain dot product it survives linear attention.
@@ -96,8 +101,8 @@ struct LrpeCosineOptions : LrpePositions {
 };
 
 struct LrpeRotateOptions : LrpePositions {
-  // Which columns pair up: (c, c + D/2) as GPT-NeoX and Llama in Hugging Face's layout, or
-  // (2c, 2c + 1) as GPT-J. Pair c has the phase of column c above, with D/2 in place of D.
+  // Which columns pair up, 0 <= c < R: (c, c + R) as GPT-NeoX and Llama in Hugging Face's layout, or
+  // (2c, 2c + 1) as GPT-J. Pair c has the phase of column c above.
   bool interleaved = false;
 };
 
@@ -115,7 +120,7 @@ ANNULUS_API void lrpe_cosine_backward(const TensorView& dy, const TensorView& x,
                                       Context& context);
 
 // Queries q (B, Hq, L, D) and keys k (B, Hk, L, D) in one launch. theta has a row per head of the
-// smaller count, which divides the larger; the heads of one group share its row.
+// smaller count, which divides the larger, and the heads of one group share its row; or one row in all.
 ANNULUS_API void lrpe_cosine_qk_forward(const TensorView& q, const TensorView& k,
                                         const TensorView& theta, const TensorView& yq,
                                         const TensorView& yk, const LrpeCosineOptions& options,
@@ -126,7 +131,8 @@ ANNULUS_API void lrpe_cosine_qk_backward(const TensorView& dyq, const TensorView
                                          const TensorView& dk, const TensorView& dtheta,
                                          const LrpeCosineOptions& options, Context& context);
 
-// The rotating form; D is even and m * E >= D / 2. y may be x itself (same data and strides).
+// The rotating form; D is even and E >= 1. y may be x itself (same data and strides). On CUDA, columns that pass
+// through take a second launch, unless in place.
 ANNULUS_API void lrpe_rotate_forward(const TensorView& x, const TensorView& theta,
                                      const TensorView& y, const LrpeRotateOptions& options,
                                      Context& context);
@@ -135,6 +141,17 @@ ANNULUS_API void lrpe_rotate_backward(const TensorView& dy, const TensorView& x,
                                       const TensorView& theta, const TensorView& dx,
                                       const TensorView& dtheta, const LrpeRotateOptions& options,
                                       Context& context);
+
+// Queries and keys, as lrpe_cosine_qk and in place as lrpe_rotate: yq may be q, yk may be k, dq may be dyq and dk dyk.
+ANNULUS_API void lrpe_rotate_qk_forward(const TensorView& q, const TensorView& k,
+                                        const TensorView& theta, const TensorView& yq,
+                                        const TensorView& yk, const LrpeRotateOptions& options,
+                                        Context& context);
+ANNULUS_API void lrpe_rotate_qk_backward(const TensorView& dyq, const TensorView& dyk,
+                                         const TensorView& q, const TensorView& k,
+                                         const TensorView& theta, const TensorView& dq,
+                                         const TensorView& dk, const TensorView& dtheta,
+                                         const LrpeRotateOptions& options, Context& context);
 
 // The exact number of scratch bytes the call with these arguments takes from the Context: give it a
 // BorrowedWorkspace of that size and it allocates nothing. Only device, dtypes and shapes are read.
@@ -154,9 +171,16 @@ ANNULUS_API std::size_t lrpe_rotate_forward_workspace(const TensorView& x, const
 ANNULUS_API std::size_t lrpe_rotate_backward_workspace(const TensorView& x, const TensorView& theta,
                                                        bool need_dtheta,
                                                        const LrpeRotateOptions& options);
+ANNULUS_API std::size_t lrpe_rotate_qk_forward_workspace(const TensorView& q, const TensorView& k,
+                                                         const TensorView& theta,
+                                                         const LrpeRotateOptions& options);
+ANNULUS_API std::size_t lrpe_rotate_qk_backward_workspace(const TensorView& q, const TensorView& k,
+                                                          const TensorView& theta, bool need_dtheta,
+                                                          const LrpeRotateOptions& options);
 
 // The definition: plain loops in double over f64 tensors on the CPU, same arguments, same meaning.
-// Slow, readable, and what everything else is compared with.
+// Slow, readable, and what everything else is compared with. Queries and keys are a call each, whose theta may have
+// a row per group of heads, and the sum of their dthetas.
 namespace reference {
 ANNULUS_API void lrpe_cosine_forward(const TensorView& x, const TensorView& theta,
                                      const TensorView& y, const LrpeCosineOptions& options);

@@ -29,6 +29,8 @@ struct Side {
   std::int64_t heads = 0;
   std::int64_t heads_per_row = 1;  // heads that share a row of theta
   Operand x, y, dy, dx;
+  // Partial rotary: the columns beyond the pairs, and where they go. Not defined where there are none, or in place.
+  TensorView pass_from, pass_to;
 };
 
 struct Plan {
@@ -39,7 +41,7 @@ struct Plan {
   LrpeActivation activation = LrpeActivation::kNone;
 
   std::int64_t B = 0, L = 0;
-  std::int64_t C = 0;  // columns that have a phase: D, or D / 2 pairs
+  std::int64_t C = 0;  // columns that have a phase: D, or the pairs that turn
   std::int64_t E = 0, theta_rows = 0;
   int axes = 1;
   std::int64_t extent[LrpeGrid::kMaxAxes] = {1, 1, 1, 1};
@@ -71,6 +73,7 @@ struct Plan {
 
 namespace cpu {
 void run(const Plan& plan, Context& context);
+void pass(const Plan& plan, const Context& context);  // of pass_from; run() does the rest
 std::size_t workspace(const Plan& plan);
 }  // namespace cpu
 

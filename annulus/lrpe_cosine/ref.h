@@ -137,8 +137,12 @@ class Phases {
  public:
   using C = typename Arithmetic::Number;
 
-  Phases(const TensorView& theta, const LrpePositions& positions)
-      : positions_(positions), E_(theta.shape[1]) {
+  // Of so many heads, which share the rows of theta in groups.
+  Phases(const TensorView& theta, std::int64_t heads, const LrpePositions& positions)
+      : positions_(positions),
+        heads_per_row_(
+            std::max<std::int64_t>(1, heads / std::max<std::int64_t>(1, theta.shape[0]))),
+        E_(theta.shape[1]) {
     for (const C f : load_values<C>(theta)) frequency_.push_back(Arithmetic::frequency(f));
   }
   // f(b, h, t, c, row, phi) for every token of a (B, H, L, .) tensor and its columns that have a phase; row
@@ -169,14 +173,14 @@ class Phases {
 
  private:
   std::size_t theta_at(std::int64_t h, std::int64_t c) const {
-    return static_cast<std::size_t>(h * E_ + c % E_);
+    return static_cast<std::size_t>(h / heads_per_row_ * E_ + c % E_);
   }
   std::int64_t position(std::int64_t b, std::int64_t t, std::int64_t c) const {
     return coordinate(positions_, b, t, c / E_);
   }
 
   const LrpePositions& positions_;
-  std::int64_t E_;
+  std::int64_t heads_per_row_, E_;
   std::vector<typename Arithmetic::Frequency> frequency_;
 };
 
@@ -187,7 +191,7 @@ void define_forward(const TensorView& x, const TensorView& theta, const TensorVi
   const std::int64_t L = x.shape[2], D = x.shape[3];
   const std::vector<C> xb = Activation<C>(options.activation, L, D).forward(load_values<C>(x));
   std::vector<C> y(2 * xb.size());
-  Phases<Arithmetic>(theta, options)
+  Phases<Arithmetic>(theta, x.shape[1], options)
       .for_each(x, D, [&](auto, auto, auto, auto c, auto row, const SinCos<C>& phi) {
         const C v = xb[static_cast<std::size_t>(row * D + c)];
         const auto cos_at = static_cast<std::size_t>(row * 2 * D + c);
@@ -208,7 +212,7 @@ void define_backward(const TensorView& dy_view, const TensorView& x_view, const 
   const std::vector<C> dy = load_values<C>(dy_view), x = load_values<C>(x_view);
   const std::vector<C> xb = activation.forward(x);
   std::vector<C> g(dy.size() / 2), dtheta(static_cast<std::size_t>(dtheta_view.numel()));
-  const Phases<Arithmetic> phases(theta, options);
+  const Phases<Arithmetic> phases(theta, dy_view.shape[1], options);
   phases.for_each(dy_view, D, [&](auto b, auto h, auto t, auto c, auto row, const SinCos<C>& phi) {
     const auto i = static_cast<std::size_t>(row * D + c);
     const C dc = dy[static_cast<std::size_t>(row * 2 * D + c)];
@@ -222,27 +226,36 @@ void define_backward(const TensorView& dy_view, const TensorView& x_view, const 
   if (dx.defined()) store_values(dx, activation.backward(x, xb, std::move(g)));
 }
 
-// The columns of pair c of a row of D.
-struct PairColumns {
-  std::size_t first, second;
+// The columns of a row of D that turn: R pairs, the c-th of them at at(row, c).
+struct Pairs {
+  std::int64_t D, R;
+  bool interleaved;
+
+  Pairs(const TensorView& x, const TensorView& theta, const LrpeRotateOptions& options)
+      : D(x.shape[3]), interleaved(options.interleaved) {
+    const TensorView& ids = options.position_ids;
+    R = std::min((ids.defined() ? ids.shape[2] : options.shape.axes) * theta.shape[1], D / 2);
+  }
+  struct Columns {
+    std::size_t first, second;
+  };
+  Columns at(std::int64_t row, std::int64_t c) const {
+    const std::int64_t first = row * D + (interleaved ? 2 * c : c);
+    return {static_cast<std::size_t>(first),
+            static_cast<std::size_t>(first + (interleaved ? 1 : R))};
+  }
 };
-inline PairColumns pair_columns(std::int64_t row, std::int64_t c, std::int64_t D,
-                                bool interleaved) {
-  const std::int64_t first = row * D + (interleaved ? 2 * c : c);
-  return {static_cast<std::size_t>(first),
-          static_cast<std::size_t>(first + (interleaved ? 1 : D / 2))};
-}
 
 template <class Arithmetic>
 void define_forward(const TensorView& x_view, const TensorView& theta, const TensorView& y_view,
                     const LrpeRotateOptions& options) {
   using C = typename Arithmetic::Number;
-  const std::int64_t D = x_view.shape[3];
+  const Pairs pairs(x_view, theta, options);
   const std::vector<C> x = load_values<C>(x_view);
-  std::vector<C> y(x.size());
-  Phases<Arithmetic>(theta, options)
-      .for_each(x_view, D / 2, [&](auto, auto, auto, auto c, auto row, const SinCos<C>& phi) {
-        const auto [i, j] = pair_columns(row, c, D, options.interleaved);
+  std::vector<C> y = x;  // what no pair has passes through
+  Phases<Arithmetic>(theta, x_view.shape[1], options)
+      .for_each(x_view, pairs.R, [&](auto, auto, auto, auto c, auto row, const SinCos<C>& phi) {
+        const auto [i, j] = pairs.at(row, c);
         y[i] = x[i] * phi.cos - x[j] * phi.sin;
         y[j] = x[i] * phi.sin + x[j] * phi.cos;
       });
@@ -254,13 +267,13 @@ void define_backward(const TensorView& dy_view, const TensorView& x_view, const 
                      const TensorView& dx_view, const TensorView& dtheta_view,
                      const LrpeRotateOptions& options) {
   using C = typename Arithmetic::Number;
-  const std::int64_t D = dy_view.shape[3];
+  const Pairs pairs(dy_view, theta, options);
   const std::vector<C> dy = load_values<C>(dy_view), x = load_values<C>(x_view);
-  std::vector<C> dx(dy.size()), dtheta(static_cast<std::size_t>(dtheta_view.numel()));
-  const Phases<Arithmetic> phases(theta, options);
-  phases.for_each(dy_view, D / 2,
+  std::vector<C> dx = dy, dtheta(static_cast<std::size_t>(dtheta_view.numel()));
+  const Phases<Arithmetic> phases(theta, dy_view.shape[1], options);
+  phases.for_each(dy_view, pairs.R,
                   [&](auto b, auto h, auto t, auto c, auto row, const SinCos<C>& phi) {
-                    const auto [i, j] = pair_columns(row, c, D, options.interleaved);
+                    const auto [i, j] = pairs.at(row, c);
                     dx[i] = dy[i] * phi.cos + dy[j] * phi.sin;
                     dx[j] = dy[j] * phi.cos - dy[i] * phi.sin;
                     // d/dphi (y1, y2) = (-y2, y1), and <dy, (-y2, y1)> = <R^T dy, (-x2, x1)>.

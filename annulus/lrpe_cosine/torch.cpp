@@ -49,6 +49,10 @@ struct CosineForm {
   static constexpr auto forward_workspace = lrpe_cosine_forward_workspace;
   static constexpr auto backward = lrpe_cosine_backward;
   static constexpr auto backward_workspace = lrpe_cosine_backward_workspace;
+  static constexpr auto qk_forward = lrpe_cosine_qk_forward;
+  static constexpr auto qk_forward_workspace = lrpe_cosine_qk_forward_workspace;
+  static constexpr auto qk_backward = lrpe_cosine_qk_backward;
+  static constexpr auto qk_backward_workspace = lrpe_cosine_qk_backward_workspace;
 };
 struct RotateForm {
   using Options = LrpeRotateOptions;
@@ -57,6 +61,10 @@ struct RotateForm {
   static constexpr auto forward_workspace = lrpe_rotate_forward_workspace;
   static constexpr auto backward = lrpe_rotate_backward;
   static constexpr auto backward_workspace = lrpe_rotate_backward_workspace;
+  static constexpr auto qk_forward = lrpe_rotate_qk_forward;
+  static constexpr auto qk_forward_workspace = lrpe_rotate_qk_forward_workspace;
+  static constexpr auto qk_backward = lrpe_rotate_qk_backward;
+  static constexpr auto qk_backward_workspace = lrpe_rotate_qk_backward_workspace;
 };
 
 template <class Form>
@@ -83,13 +91,14 @@ LrpeActivation activation_of(const char* op, const std::string& name, std::int64
                                                                     : a;
 }
 
-// A frequency that no column has would be a mistake about E that nothing else shows.
-void check_used(const char* op, const TensorView& theta, std::int64_t columns) {
-  if (columns > 0 && theta.shape[1] > columns) {
-    throw InvalidArgument(argument(op, "theta") + " must have at most " + std::to_string(columns) +
-                          " columns, so that every frequency is used, but has shape " +
-                          shape_string(theta.sizes()));
-  }
+// theta, or its gradient, of (E,) as the one row it is.
+TensorView as_rows(TensorView theta) {
+  if (theta.rank != 1) return theta;
+  theta.rank = 2;
+  theta.shape[1] = theta.shape[0];
+  theta.stride[1] = theta.stride[0];
+  theta.shape[0] = 1;
+  return theta;
 }
 
 LrpePositions positions_of(std::span<const std::int64_t> shape, std::int64_t prefix,
@@ -125,9 +134,8 @@ TensorView shaped_like_x(const TensorView& x, const TensorView& dy) {
 template <class Form, class Op>
 Tensor encode(const Arguments<Op>& a, bool in_place = false) {
   const auto options = options_of<typename Form::Options>(a);
-  const TensorView x = a.template view<"x">(), theta = a.template view<"theta">();
+  const TensorView x = a.template view<"x">(), theta = as_rows(a.template view<"theta">());
   Call call(Op::op, x.device, Form::forward_workspace(x, theta, options));
-  check_used(Op::op, theta, x.shape[3] * Form::kWidth / 2);
   TensorView y = in_place ? x : y_of<Form>(Op::op, x);
   Tensor result = in_place ? a.template get<"x">() : output<"y">(a, y);
   Form::forward(x, theta, y, options, call.context);
@@ -137,16 +145,18 @@ Tensor encode(const Arguments<Op>& a, bool in_place = false) {
 // dx and dtheta, as far as they are asked for.
 template <class Form>
 std::vector<Tensor> gradients_of(const char* op, const TensorView& dy, const TensorView& x,
-                                 const TensorView& theta, const typename Form::Options& options,
-                                 bool token_major, std::int64_t needed) {
+                                 const TensorView& theta_view,
+                                 const typename Form::Options& options, bool token_major,
+                                 std::int64_t needed) {
   Gradients wanted(op, needed);
+  const TensorView theta = as_rows(theta_view);
   const TensorView like = shaped_like_x<Form>(x, dy);
   Call call(op, dy.device, Form::backward_workspace(like, theta, wanted.needs(1), options));
   TensorView dx, dtheta;
   wanted.add("dx", dx, encoded(op, like, like.shape[3], token_major));
-  wanted.add("dtheta", dtheta, dense_like(op, theta));
+  wanted.add("dtheta", dtheta, dense_like(op, theta_view));
   std::vector<Tensor> result = wanted.allocate();
-  Form::backward(dy, x, theta, dx, dtheta, options, call.context);
+  Form::backward(dy, x, theta, dx, as_rows(dtheta), options, call.context);
   return result;
 }
 template <class Form, class Op>
@@ -154,6 +164,39 @@ std::vector<Tensor> gradients_of(const Arguments<Op>& a) {
   return gradients_of<Form>(Op::op, a.template view<"dy">(), a.template view<"x">(),
                             a.template view<"theta">(), options_of<typename Form::Options>(a),
                             a.template get<"token_major">(), a.template get<"needed">());
+}
+
+// The same of queries and keys.
+template <class Form, class Op>
+std::tuple<Tensor, Tensor> encode_qk(const Arguments<Op>& a, bool in_place = false) {
+  const auto options = options_of<typename Form::Options>(a);
+  const TensorView q = a.template view<"q">(), k = a.template view<"k">(),
+                   theta = as_rows(a.template view<"theta">());
+  Call call(Op::op, q.device, Form::qk_forward_workspace(q, k, theta, options));
+  TensorView yq = in_place ? q : y_of<Form>(Op::op, q), yk = in_place ? k : y_of<Form>(Op::op, k);
+  std::tuple result{in_place ? a.template get<"q">() : output<"yq">(a, yq),
+                    in_place ? a.template get<"k">() : output<"yk">(a, yk)};
+  Form::qk_forward(q, k, theta, yq, yk, options, call.context);
+  return result;
+}
+
+template <class Form, class Op>
+std::vector<Tensor> gradients_of_qk(const Arguments<Op>& a) {
+  const auto options = options_of<typename Form::Options>(a);
+  const TensorView dyq = a.template view<"dyq">(), dyk = a.template view<"dyk">(),
+                   q = a.template view<"q">(), k = a.template view<"k">(),
+                   theta_view = a.template view<"theta">(), theta = as_rows(theta_view);
+  Gradients wanted(Op::op, a.template get<"needed">());
+  const TensorView like_q = shaped_like_x<Form>(q, dyq), like_k = shaped_like_x<Form>(k, dyk);
+  Call call(Op::op, dyq.device,
+            Form::qk_backward_workspace(like_q, like_k, theta, wanted.needs(2), options));
+  TensorView dq, dk, dtheta;
+  wanted.add("dq", dq, encoded(Op::op, like_q, like_q.shape[3], a.template get<"q_token_major">()));
+  wanted.add("dk", dk, encoded(Op::op, like_k, like_k.shape[3], a.template get<"k_token_major">()));
+  wanted.add("dtheta", dtheta, dense_like(Op::op, theta_view));
+  std::vector<Tensor> result = wanted.allocate();
+  Form::qk_backward(dyq, dyk, q, k, theta, dq, dk, as_rows(dtheta), options, call.context);
+  return result;
 }
 
 struct Cosine {
@@ -179,25 +222,12 @@ struct CosineBackward {
   static auto run(const Arguments<CosineBackward>& a) { return gradients_of<CosineForm>(a); }
 };
 
-template <class Op>
-auto cosine_qk(const Arguments<Op>& a) {
-  const auto options = options_of<LrpeCosineOptions>(a);
-  const TensorView q = a.template view<"q">(), k = a.template view<"k">(),
-                   theta = a.template view<"theta">();
-  Call call(Op::op, q.device, lrpe_cosine_qk_forward_workspace(q, k, theta, options));
-  check_used(Op::op, theta, q.shape[3]);
-  TensorView yq = y_of<CosineForm>(Op::op, q), yk = y_of<CosineForm>(Op::op, k);
-  std::tuple result{output<"yq">(a, yq), output<"yk">(a, yk)};
-  lrpe_cosine_qk_forward(q, k, theta, yq, yk, options, call.context);
-  return result;
-}
-
 struct CosineQk {
   static constexpr const char* op = "lrpe_cosine_qk";
   static constexpr std::string_view schema =
       "lrpe_cosine_qk(Tensor q, Tensor k, Tensor theta, " ANNULUS_LRPE_COSINE_POSITIONS
       ") -> (Tensor yq, Tensor yk)";
-  static auto run(const Arguments<CosineQk>& a) { return cosine_qk(a); }
+  static auto run(const Arguments<CosineQk>& a) { return encode_qk<CosineForm>(a); }
 };
 
 struct CosineQkOut {
@@ -205,7 +235,7 @@ struct CosineQkOut {
   static constexpr std::string_view schema =
       "lrpe_cosine_qk_out(Tensor q, Tensor k, Tensor theta, " ANNULUS_LRPE_COSINE_POSITIONS
       ", Tensor(a!) yq, Tensor(b!) yk) -> ()";
-  static void run(const Arguments<CosineQkOut>& a) { cosine_qk(a); }
+  static void run(const Arguments<CosineQkOut>& a) { encode_qk<CosineForm>(a); }
 };
 
 struct CosineQkBackward {
@@ -214,24 +244,7 @@ struct CosineQkBackward {
       "lrpe_cosine_qk_backward(Tensor dyq, Tensor dyk, Tensor? q, Tensor? k, Tensor "
       "theta, " ANNULUS_LRPE_COSINE_POSITIONS
       ", bool q_token_major, bool k_token_major, int needed) -> Tensor[]";
-
-  static std::vector<Tensor> run(const Arguments<CosineQkBackward>& a) {
-    const auto options = options_of<LrpeCosineOptions>(a);
-    const TensorView dyq = a.view<"dyq">(), dyk = a.view<"dyk">(), q = a.view<"q">(),
-                     k = a.view<"k">(), theta = a.view<"theta">();
-    Gradients wanted(op, a.get<"needed">());
-    const TensorView like_q = shaped_like_x<CosineForm>(q, dyq),
-                     like_k = shaped_like_x<CosineForm>(k, dyk);
-    Call call(op, dyq.device,
-              lrpe_cosine_qk_backward_workspace(like_q, like_k, theta, wanted.needs(2), options));
-    TensorView dq, dk, dtheta;
-    wanted.add("dq", dq, encoded(op, like_q, like_q.shape[3], a.get<"q_token_major">()));
-    wanted.add("dk", dk, encoded(op, like_k, like_k.shape[3], a.get<"k_token_major">()));
-    wanted.add("dtheta", dtheta, dense_like(op, theta));
-    std::vector<Tensor> result = wanted.allocate();
-    lrpe_cosine_qk_backward(dyq, dyk, q, k, theta, dq, dk, dtheta, options, call.context);
-    return result;
-  }
+  static auto run(const Arguments<CosineQkBackward>& a) { return gradients_of_qk<CosineForm>(a); }
 };
 
 struct Rotate {
@@ -264,6 +277,41 @@ struct RotateBackward {
   static auto run(const Arguments<RotateBackward>& a) { return gradients_of<RotateForm>(a); }
 };
 
+struct RotateQk {
+  static constexpr const char* op = "lrpe_rotate_qk";
+  static constexpr std::string_view schema =
+      "lrpe_rotate_qk(Tensor q, Tensor k, Tensor theta, " ANNULUS_LRPE_ROTATE_POSITIONS
+      ") -> (Tensor yq, Tensor yk)";
+  static auto run(const Arguments<RotateQk>& a) { return encode_qk<RotateForm>(a); }
+};
+
+struct RotateQkOut {
+  static constexpr const char* op = RotateQk::op;
+  static constexpr std::string_view schema =
+      "lrpe_rotate_qk_out(Tensor q, Tensor k, Tensor theta, " ANNULUS_LRPE_ROTATE_POSITIONS
+      ", Tensor(a!) yq, Tensor(b!) yk) -> ()";
+  static void run(const Arguments<RotateQkOut>& a) { encode_qk<RotateForm>(a); }
+};
+
+struct RotateQkInPlace {
+  static constexpr const char* op = RotateQk::op;
+  static constexpr std::string_view schema =
+      "lrpe_rotate_qk_(Tensor(a!) q, Tensor(b!) k, Tensor theta, " ANNULUS_LRPE_ROTATE_POSITIONS
+      ") -> ()";
+  static void run(const Arguments<RotateQkInPlace>& a) {
+    encode_qk<RotateForm>(a, /*in_place=*/true);
+  }
+};
+
+struct RotateQkBackward {
+  static constexpr const char* op = RotateQk::op;
+  static constexpr std::string_view schema =
+      "lrpe_rotate_qk_backward(Tensor dyq, Tensor dyk, Tensor? q, Tensor? k, Tensor "
+      "theta, " ANNULUS_LRPE_ROTATE_POSITIONS
+      ", bool q_token_major, bool k_token_major, int needed) -> Tensor[]";
+  static auto run(const Arguments<RotateQkBackward>& a) { return gradients_of_qk<RotateForm>(a); }
+};
+
 // The gradient of x alone, in the plain calls: no activation, no gradient of theta, one offset. A
 // node of autograd in eager mode is mostly the passing of arguments, so they are as few as can be:
 //     call = (form, token_major, prefix, offset, n1..nm)    form 0: cosine, 1: rotate, 2: interleaved
@@ -293,7 +341,8 @@ struct PlainGradient {
 };
 
 ANNULUS_TORCH_OPS(Cosine, CosineOut, CosineBackward, CosineQk, CosineQkOut, CosineQkBackward,
-                  Rotate, RotateOut, RotateInPlace, RotateBackward, PlainGradient)
+                  Rotate, RotateOut, RotateInPlace, RotateBackward, RotateQk, RotateQkOut,
+                  RotateQkInPlace, RotateQkBackward, PlainGradient)
 
 }  // namespace
 }  // namespace annulus::torch_glue

@@ -1,10 +1,10 @@
-// Suite ring-rnn: the seed's table (forward, B = 256, T = 20), and beside it what the seed's operator
+// Suite ring-rnn: the original's table (forward, B = 256, T = 20), and beside it what the original's operator
 // lacked: forward with backward for every gradient, actions that are zero, every precision.
 //
-// One deliberate difference. In the seed's setting every unit's drive is negative, so relu makes it
+// One deliberate difference. In the original's setting every unit's drive is negative, so relu makes it
 // zero and the state only decays: any kernel whose drive is negative looks right there. Here the
 // global inhibition is J0 = -1 / N, which leaves a quarter of the units active; a record's `active` is
-// the share that was seen. The seed's own setting is one row, called `dead`.
+// the share that was seen. The original's own setting is one row, called `dead`.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -24,19 +24,19 @@ using testing::RingRnnProblem;
 using Actions = RingRnnProblem::Actions;
 
 // The table that started the suite, as published: forward only, relu, fp32 tensors, milliseconds.
-constexpr const char* kRingSeedHardware = "RTX PRO 6000 Blackwell";
-constexpr int kRingSeedB = 256, kRingSeedT = 20;
+constexpr const char* kRingOriginalHardware = "RTX PRO 6000 Blackwell";
+constexpr int kRingOriginalB = 256, kRingOriginalT = 20;
 // The source's names; its two kernels multiply in fp32 and, on tensor cores, in fp16.
-constexpr std::array<const char*, 4> kRingSeedColumns = {"torch.sum", "torch.matmul", "CUDA",
-                                                         "CUDA WMMA"};
+constexpr std::array<const char*, 4> kRingOriginalColumns = {"torch.sum", "torch.matmul", "CUDA",
+                                                             "CUDA WMMA"};
 
-struct RingSeedRow {
+struct RingOriginalRow {
   int N;
   int K;
   std::array<double, 4> ms;  // 0: "OOM" or "N/A" in the source
 };
 
-constexpr std::array<RingSeedRow, 12> kRingSeed = {{
+constexpr std::array<RingOriginalRow, 12> kRingOriginal = {{
     {128, 16, {9.438, 2.234, 0.372, 0.282}},
     {256, 16, {32.742, 2.846, 0.897, 0.595}},
     {384, 16, {73.732, 8.607, 1.755, 1.269}},
@@ -58,7 +58,7 @@ constexpr const char* kVariantNames[] = {"", "live2", "actions", "dead"};
 constexpr double kVelocityDensity = 0.22;
 
 struct Sizes {
-  std::int64_t B, N, K, T = kRingSeedT;
+  std::int64_t B, N, K, T = kRingOriginalT;
 };
 
 RingRnnProblem problem_of(Sizes s, DType dtype, bool backward, Variant variant) {
@@ -177,11 +177,11 @@ Row make_row(Device device, Sizes sizes, DType dtype, bool backward, Variant var
   return row;
 }
 
-SeedFigure seed_figure(const RingSeedRow& s) {
+OriginalFigure original_figure(const RingOriginalRow& s) {
   // Its fastest, on tensor cores where the shape allowed them.
-  SeedFigure f{s.ms[3] > 0 ? s.ms[3] : s.ms[2], "ms", kRingSeedHardware, {}};
+  OriginalFigure f{s.ms[3] > 0 ? s.ms[3] : s.ms[2], "ms", kRingOriginalHardware, {}};
   for (std::size_t i = 0; i < s.ms.size(); ++i) {
-    if (s.ms[i] > 0) f.columns.emplace_back(kRingSeedColumns[i], s.ms[i]);
+    if (s.ms[i] > 0) f.columns.emplace_back(kRingOriginalColumns[i], s.ms[i]);
   }
   return f;
 }
@@ -204,14 +204,15 @@ std::vector<Row> quick_rows(Device device) {
   return rows;
 }
 
-std::vector<Row> seed_rows(const RingSeedRow& s, Device device) {
-  const Sizes sizes{kRingSeedB, s.N, s.K};
+std::vector<Row> original_rows(const RingOriginalRow& s, Device device) {
+  const Sizes sizes{kRingOriginalB, s.N, s.K};
   std::vector<Row> rows;
   const auto add = [&](DType dtype, bool backward, Variant variant,
                        Precision precision = Precision::kAuto) {
     rows.push_back(make_row(device, sizes, dtype, backward, variant, precision));
     const bool plain = variant == Variant::kPlain || variant == Variant::kDead;
-    if (plain && !backward && precision == Precision::kAuto) rows.back().seed = seed_figure(s);
+    if (plain && !backward && precision == Precision::kAuto)
+      rows.back().original = original_figure(s);
   };
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
     add(dtype, false, Variant::kPlain);
@@ -234,8 +235,8 @@ std::vector<Row> ring_rows(const SuiteRequest& request) {
   const Device device{request.device, 0};
   if (request.size == Size::kQuick) return quick_rows(device);
   std::vector<Row> rows;
-  for (const RingSeedRow& s : kRingSeed) {
-    for (Row& row : seed_rows(s, device)) {
+  for (const RingOriginalRow& s : kRingOriginal) {
+    for (Row& row : original_rows(s, device)) {
       if (request.size == Size::kMachine) {
         const testing::Case problem = row.problem();
         double flops = 0;
@@ -252,8 +253,8 @@ std::vector<Row> ring_rows(const SuiteRequest& request) {
 
 const SuiteRegistration registration(
     {"ring-rnn",
-     "ring RNN: forward, and forward with every gradient, over neurons, actions and precisions "
-     "(seed 000)",
+     "ring RNN: forward, and forward with every gradient, over neurons, actions and precisions: "
+     "the table of the original",
      ring_rows,
      {{"annulus-bf16x6",
        "annulus with precision bf16x6: operands split in three bf16, six products for each, as "

@@ -1,6 +1,7 @@
 // Checks every argument once, then hands a Plan to the backend of the tensors' device.
 #include "annulus/ring_rnn/ring_rnn.h"
 
+#include <cfloat>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -153,9 +154,12 @@ void complete(Plan& plan, const RingRnnOptions& options) {
   if (in.reset_state.defined() && !in.reset.defined()) {
     invalid(plan.op, "reset", "be given with reset_state", "is missing");
   }
+  const bool f64 = plan.dtype == DType::kF64;
+  const double most = f64 ? DBL_MAX : FLT_MAX;
   for (const auto& [name, p] : {std::pair{"J0", in.J0}, {"J1", in.J1}, {"alpha", in.alpha}}) {
-    if (p.tensor.defined() || std::isfinite(p.value)) continue;
-    invalid(plan.op, name, "be a finite number", "is " + std::to_string(p.value));
+    if (p.tensor.defined() || std::abs(p.value) <= most) continue;
+    const char* is = std::isfinite(p.value) ? "is beyond it" : "is not finite";
+    invalid(plan.op, name, f64 ? "be a finite number" : "be a finite number in f32", is);
   }
   check_scratch(plan);
   resolve_precision(plan, options.precision);

@@ -51,7 +51,8 @@ namespace annulus {
 
 enum class RingRnnActivation : std::uint8_t { kRelu, kGelu, kTanh, kSilu };
 
-// A number, or a tensor on the operator's device, which is read when the kernel runs.
+// A number, finite in f32 (in f64 where A is f64), or a tensor on the operator's device, which is read when the kernel
+// runs, whatever is in it.
 struct RingRnnParameter {
   double value = 0;
   TensorView tensor;  // rank 0, or (N,) for alpha; not defined: `value` counts

@@ -4,8 +4,6 @@
 // An output of the forward that was not asked for comes back as a tensor of shape (0,).
 #include <algorithm>
 #include <array>
-#include <cfloat>
-#include <cmath>
 #include <cstdint>
 #include <string_view>
 #include <tuple>
@@ -48,34 +46,26 @@ RingRnnOptions options_of(const Arguments<Op>& a) {
           .checkpoint = a.template get<"checkpoint">()};
 }
 
-// A number is f32 within a call unless A is f64.
-RingRnnParameter parameter_of(const char* name, const OptionalTensor& tensor, double value,
-                              const TensorView& A) {
-  if (tensor) return view_of(kRnn, name, *tensor);
-  if (A.dtype != DType::kF64 && std::isfinite(value) && std::abs(value) > FLT_MAX) {
-    throw InvalidArgument(argument(kRnn, name) +
-                          " must be a finite number in f32 but is beyond it");
-  }
-  return value;
+RingRnnParameter parameter_of(const char* name, const OptionalTensor& tensor, double value) {
+  return tensor ? RingRnnParameter(view_of(kRnn, name, *tensor)) : value;
 }
 
 template <class Op>
 RingRnnInputs inputs_of(const Arguments<Op>& a) {
-  const TensorView A = a.template view<"A">();
-  return {.A = A,
-          .Wa = a.template view<"Wa">(),
-          .Wo = a.template view<"Wo">(),
-          .r0 = a.template view<"r0">(),
-          .J0 = parameter_of("J0", a.template get<"J0_tensor">(), a.template get<"J0">(), A),
-          .J1 = parameter_of("J1", a.template get<"J1_tensor">(), a.template get<"J1">(), A),
-          .alpha =
-              parameter_of("alpha", a.template get<"alpha_tensor">(), a.template get<"alpha">(), A),
-          .drive = a.template view<"drive">(),
-          .reset = a.template view<"reset">(),
-          .reset_state = a.template view<"reset_state">(),
-          .mask = a.template view<"mask">(),
-          .packed = {},
-          .packed_form = {}};
+  return {
+      .A = a.template view<"A">(),
+      .Wa = a.template view<"Wa">(),
+      .Wo = a.template view<"Wo">(),
+      .r0 = a.template view<"r0">(),
+      .J0 = parameter_of("J0", a.template get<"J0_tensor">(), a.template get<"J0">()),
+      .J1 = parameter_of("J1", a.template get<"J1_tensor">(), a.template get<"J1">()),
+      .alpha = parameter_of("alpha", a.template get<"alpha_tensor">(), a.template get<"alpha">()),
+      .drive = a.template view<"drive">(),
+      .reset = a.template view<"reset">(),
+      .reset_state = a.template view<"reset_state">(),
+      .mask = a.template view<"mask">(),
+      .packed = {},
+      .packed_form = {}};
 }
 
 // The form of packed weights as Python keeps it: (dtype, device, K, N, precision), or nothing.

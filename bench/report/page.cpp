@@ -186,7 +186,7 @@ std::string place_section(const Place& place, const Limits& limits, const Words&
   if (!drawings.empty()) s += "<div class=\"card panels\">" + drawings + "</div>";
   s += implementation_table(place, words);
   s += problem_table(place, budget);
-  s += seed_table(place, budget);
+  s += original_table(place, budget);
   s += memory_table(place, budget);
   s += time_table(place, budget);
   return s;

@@ -141,7 +141,7 @@ Panel panel_of(const Place& place, const Groups& groups) {
   panel.direction = direction_of(*groups[0]);
   panel.dtype = groups[0]->dtype;
   name_rows(groups, &panel);
-  Series seed{"original", 0, true, std::vector<double>(groups.size())};
+  Series original{"original", 0, true, std::vector<double>(groups.size())};
   for (const std::string& impl : place.impls) {
     Series s{impl, style_of(place, impl), false, {}};
     for (const ProblemGroup* g : groups) {
@@ -155,11 +155,11 @@ Panel panel_of(const Place& place, const Groups& groups) {
     const Record* ours = groups[i]->find("annulus");
     if (!ours) continue;
     panel.floor[i] = floor_of(*groups[i], *ours).value_or(0);
-    if (!ours->seed || ours->seed->unit != "ms") continue;
-    seed.name = "original, " + ours->seed->hardware;
-    seed.times[i] = ours->seed->value;
+    if (!ours->original || ours->original->unit != "ms") continue;
+    original.name = "original, " + ours->original->hardware;
+    original.times[i] = ours->original->value;
   }
-  if (solved(seed)) panel.series.push_back(std::move(seed));
+  if (solved(original)) panel.series.push_back(std::move(original));
   return panel;
 }
 

@@ -59,7 +59,7 @@ std::string implementation_table(const Place& place, const Words& words);
 std::string problem_table(const Place& place, std::size_t* budget);  // a line a problem
 std::string time_table(const Place& place, std::size_t* budget);     // a line an implementation
 std::string memory_table(const Place& place, std::size_t* budget);
-// Ours beside every column of the seed's table; empty when the records carry none.
-std::string seed_table(const Place& place, std::size_t* budget);
+// Ours beside every column of the original's table; empty when the records carry none.
+std::string original_table(const Place& place, std::size_t* budget);
 
 }  // namespace annulus::bench::report

@@ -55,7 +55,7 @@ TEST(Model, OnlyOkRowsCount) {
   Record wrong = record("r1", "annulus", 0.001, 1);
   wrong.status = Status::kFailed;
   wrong.reason = "error 1 is above the limit";
-  wrong.seed = SeedFigure{7, "ms", "A800", {{"Triton", 7}}};
+  wrong.original = OriginalFigure{7, "ms", "A800", {{"Triton", 7}}};
   Record skipped = record("r2", "eager", 0.001, 1);
   skipped.status = Status::kSkipped;
   skipped.reason = "not enough memory";
@@ -70,7 +70,7 @@ TEST(Model, OnlyOkRowsCount) {
   EXPECT_EQ(place.failed, 1u);
   const std::string page = render(m);
   EXPECT_EQ(count(page, "0.00×"), 0u);             // neither a tile nor a cell
-  EXPECT_EQ(count(page, "7000×"), 0u);             // nor beside the seed
+  EXPECT_EQ(count(page, "7000×"), 0u);             // nor beside the original
   EXPECT_EQ(count(page, "annulus 0.001 ms"), 0u);  // nor a mark of the chart
   EXPECT_EQ(count(page, "failed: error 1 is above the limit"),
             2u);  // by problem and in the long table
@@ -84,7 +84,7 @@ TEST(Model, AFailedMemoryRowIsMarkedAndHasNoRatio) {
   wrong.status = Status::kFailed;
   wrong.reason = "wrong result";
   wrong.peak_bytes = 1 << 20;
-  wrong.seed = SeedFigure{3, "MiB", "A800", {}};
+  wrong.original = OriginalFigure{3, "MiB", "A800", {}};
   const std::string page = page_of({wrong});
   EXPECT_EQ(count(page, "failed: wrong result"), 1u);
   EXPECT_EQ(count(page, "3.00×"), 0u);
@@ -271,7 +271,7 @@ TEST(Page, ShowsMarkupAsText) {
   Record r = record(evil, "annulus", 1, 1);
   r.suite = r.hardware = r.commit = r.date = r.dtype = r.device = evil;
   r.error->metric = evil;
-  r.seed = SeedFigure{1, "ms", evil, {{evil, 1}}};
+  r.original = OriginalFigure{1, "ms", evil, {{evil, 1}}};
   Record peer = r;
   peer.impl = evil;
   Record skipped = r;
@@ -315,7 +315,7 @@ TEST(Page, StaysUnderAMegabyteAndSaysWhatItLeftOut) {
   std::vector<Record> records;
   for (int i = 0; i < 20000; ++i) {
     Record r = record("row-" + std::to_string(i), i % 2 ? "annulus" : "peer", 1 + i * 0.01, 1);
-    r.seed = SeedFigure{1, "ms", "A800", {{"Triton", 1}, {"Torch", 2}}};
+    r.original = OriginalFigure{1, "ms", "A800", {{"Triton", 1}, {"Torch", 2}}};
     records.push_back(r);
   }
   const std::string page = page_of(records);
@@ -345,7 +345,7 @@ TEST(Page, CopesWithNumbersAtTheEdges) {
   Record zero = record("zero", "annulus", 0, 0);
   Record huge = record("huge", "annulus", 1e12, 1e-12);
   huge.error->value = __builtin_nan("");
-  huge.seed = SeedFigure{0, "ms", "", {}};
+  huge.original = OriginalFigure{0, "ms", "", {}};
   const std::string page = page_of({zero, huge});
   EXPECT_EQ(count(page, "\"nan"), 0u);
   EXPECT_EQ(count(page, "\"inf"), 0u);

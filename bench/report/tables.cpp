@@ -34,25 +34,25 @@ bool take(std::size_t* budget, std::size_t* omitted) {
   return true;
 }
 
-// What the seed's table has beside its own figure: at most eight columns of all records.
-struct SeedColumns {
+// What the original's table has beside its own figure: at most eight columns of all records.
+struct OriginalColumns {
   std::vector<std::string> names;
   std::string hardware;
 
   void add(const Record& r) {
-    if (!r.seed) return;
-    hardware = r.seed->hardware;
-    for (const auto& [name, value] : r.seed->columns) {
+    if (!r.original) return;
+    hardware = r.original->hardware;
+    for (const auto& [name, value] : r.original->columns) {
       const bool known = std::find(names.begin(), names.end(), name) != names.end();
       if (!known && names.size() < 8) names.push_back(name);
     }
   }
 };
 
-std::optional<double> seed_value(const Record& r, const std::string& column) {
+std::optional<double> original_value(const Record& r, const std::string& column) {
   std::optional<double> found;
-  if (!r.seed) return found;
-  for (const auto& [name, value] : r.seed->columns) {
+  if (!r.original) return found;
+  for (const auto& [name, value] : r.original->columns) {
     if (name == column) found = value;
   }
   return found;
@@ -62,7 +62,7 @@ std::string problem_cells(const ProblemGroup& g) {
   return "<tr class=\"g\">" + cell(text(g.row, 60), "l row") + cell(text(g.dtype, 12), "l dim");
 }
 
-bool has_seed_time(const Record& r) { return r.seed && r.seed->unit == "ms"; }
+bool has_original_time(const Record& r) { return r.original && r.original->unit == "ms"; }
 
 // The length says time / floor on a log scale: nothing at the floor, full at a hundred times it.
 std::string bar(double ratio, int style) {
@@ -89,7 +89,7 @@ std::string reason_row(const Record& r, std::size_t columns) {
 }
 
 std::string time_row(const Place& place, const ProblemGroup& g, const Record& r, bool first,
-                     bool with_seed) {
+                     bool with_original) {
   // The name in every line: what has scrolled away names nothing.
   const int style = style_of(place, r.impl);
   std::string row = first ? "<tr class=\"g\">" : "<tr>";
@@ -98,8 +98,8 @@ std::string time_row(const Place& place, const ProblemGroup& g, const Record& r,
   row += cell(legend_mark(style, false) + text(label_of(r.impl), 40),
               r.impl == "annulus" ? "l ours" : "l");
   if (!r.time_ms) {
-    return row + fmt::format("<td class=\"why\" colspan=\"{}\">{}: {}</td></tr>", with_seed ? 8 : 7,
-                             name_of(r.status), text(r.reason));
+    return row + fmt::format("<td class=\"why\" colspan=\"{}\">{}: {}</td></tr>",
+                             with_original ? 8 : 7, name_of(r.status), text(r.reason));
   }
   row += cell(ms(r.time_ms->median), r.impl == "annulus" ? "ours" : "");
   row += cell(ms(r.time_ms->p95), "dim");
@@ -115,17 +115,17 @@ std::string time_row(const Place& place, const ProblemGroup& g, const Record& r,
                   : "");
   row += error_cell(r);
   row += cell(r.peak_bytes ? mib(*r.peak_bytes) : "");
-  if (!with_seed) {
+  if (!with_original) {
     // No row of this table has one: the column is not there.
-  } else if (ok && has_seed_time(r) && r.time_ms->median > 0) {
+  } else if (ok && has_original_time(r) && r.time_ms->median > 0) {
     row += fmt::format("<td title=\"{}\">{} <span class=\"dim\">({})</span></td>",
-                       text(r.seed->hardware), ms(r.seed->value),
-                       times(r.seed->value / r.time_ms->median));
+                       text(r.original->hardware), ms(r.original->value),
+                       times(r.original->value / r.time_ms->median));
   } else {
     row += cell("");
   }
   row += "</tr>";
-  if (!ok) row += reason_row(r, with_seed ? 9 : 8);
+  if (!ok) row += reason_row(r, with_original ? 9 : 8);
   return row;
 }
 
@@ -253,14 +253,14 @@ std::string problem_table(const Place& place, std::size_t* budget) {
 
 std::string time_table(const Place& place, std::size_t* budget) {
   if (place.time.empty()) return "";
-  bool with_seed = false;
+  bool with_original = false;
   for (const ProblemGroup& g : place.time) {
-    for (const Record* r : g.records) with_seed = with_seed || has_seed_time(*r);
+    for (const Record* r : g.records) with_original = with_original || has_original_time(*r);
   }
   std::vector<Column> heads = {
       {"row", true}, {"dtype", true},  {"implementation", true}, {"median ms"}, {"p95"},
       {"floor"},     {"time / floor"}, {"time / annulus"},       {"error"},     {"peak MiB"}};
-  if (with_seed) heads.push_back({"original ms (original / ours)"});
+  if (with_original) heads.push_back({"original ms (original / ours)"});
   std::string s =
       "<details><summary>Every implementation of every row</summary>" + draw::open_table(heads);
   std::size_t omitted = 0;
@@ -268,7 +268,7 @@ std::string time_table(const Place& place, std::size_t* budget) {
     bool first = true;
     for (const Record* r : g.records) {
       if (!take(budget, &omitted)) continue;
-      s += time_row(place, g, *r, first, with_seed);
+      s += time_row(place, g, *r, first, with_original);
       first = false;
     }
   }
@@ -277,16 +277,16 @@ std::string time_table(const Place& place, std::size_t* budget) {
 
 std::string memory_table(const Place& place, std::size_t* budget) {
   if (place.memory.empty()) return "";
-  SeedColumns seeds;
+  OriginalColumns originals;
   for (const ProblemGroup& g : place.memory) {
-    for (const Record* r : g.records) seeds.add(*r);
+    for (const Record* r : g.records) originals.add(*r);
   }
   std::vector<Column> heads = {
       {"row", true}, {"dtype", true}, {"implementation", true}, {"peak MiB"}, {"of it scratch"}};
-  for (const auto& c : seeds.names) heads.push_back({c});
+  for (const auto& c : originals.names) heads.push_back({c});
   heads.push_back({"original / ours"});
   const std::string beside =
-      seeds.hardware.empty() ? "" : ", beside the original's on " + text(seeds.hardware);
+      originals.hardware.empty() ? "" : ", beside the original's on " + text(originals.hardware);
   std::string s = "<h3>Memory" + beside + "</h3>" + draw::open_table(heads);
   std::size_t omitted = 0;
   for (const ProblemGroup& g : place.memory) {
@@ -295,39 +295,39 @@ std::string memory_table(const Place& place, std::size_t* budget) {
       s += problem_cells(g) + cell(text(label_of(r->impl), 40), "l") +
            cell(r->peak_bytes ? mib(*r->peak_bytes) : "", "ours") +
            cell(r->workspace_bytes ? mib(*r->workspace_bytes) : "", "dim");
-      for (const auto& c : seeds.names) {
-        const auto value = seed_value(*r, c);
+      for (const auto& c : originals.names) {
+        const auto value = original_value(*r, c);
         s += cell(value ? fmt::format("{:.1f}", *value) : "");
       }
       const bool ok = r->status == Status::kOk;
-      const bool both = ok && r->seed && r->peak_bytes && *r->peak_bytes > 0;
-      s += cell(both ? times(r->seed->value / (*r->peak_bytes / kMiB)) : "") + "</tr>";
-      if (!ok) s += reason_row(*r, seeds.names.size() + 4);
+      const bool both = ok && r->original && r->peak_bytes && *r->peak_bytes > 0;
+      s += cell(both ? times(r->original->value / (*r->peak_bytes / kMiB)) : "") + "</tr>";
+      if (!ok) s += reason_row(*r, originals.names.size() + 4);
     }
   }
   return s + std::string(draw::kCloseTable) + left_out(omitted);
 }
 
-std::string seed_table(const Place& place, std::size_t* budget) {
-  SeedColumns seeds;
+std::string original_table(const Place& place, std::size_t* budget) {
+  OriginalColumns originals;
   for (const ProblemGroup& g : place.time) {
-    if (const Record* r = g.find("annulus")) seeds.add(*r);
+    if (const Record* r = g.find("annulus")) originals.add(*r);
   }
-  if (seeds.names.empty()) return "";
+  if (originals.names.empty()) return "";
   std::vector<Column> heads = {{"row", true}, {"dtype", true}, {"ours, ms"}};
-  for (const auto& c : seeds.names) heads.push_back({c});
+  for (const auto& c : originals.names) heads.push_back({c});
   heads.push_back({"best of them / ours"});
   std::string s =
-      fmt::format("<h3>Beside the original table, measured on {}</h3>", text(seeds.hardware)) +
+      fmt::format("<h3>Beside the original table, measured on {}</h3>", text(originals.hardware)) +
       draw::open_table(heads);
   std::size_t omitted = 0;
   for (const ProblemGroup& g : place.time) {
     const Record* r = g.find("annulus");
-    if (!r || !r->seed || r->seed->columns.empty() || !take(budget, &omitted)) continue;
+    if (!r || !r->original || r->original->columns.empty() || !take(budget, &omitted)) continue;
     s += problem_cells(g) + cell(ms(r->time_ms->median), "ours");
     double best = 0;
-    for (const auto& c : seeds.names) {
-      const auto value = seed_value(*r, c);
+    for (const auto& c : originals.names) {
+      const auto value = original_value(*r, c);
       if (value && *value > 0 && (best == 0 || *value < best)) best = *value;
       s += cell(value ? ms(*value) : "");
     }

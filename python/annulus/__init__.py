@@ -8,11 +8,13 @@ torch.export, and raises InvalidArgument (a ValueError), NotSupported (a NotImpl
 from typing import TYPE_CHECKING
 
 from . import _library  # noqa: F401  (loads the compiled operators first)
+from . import _lrpe_modules  # noqa: F401  (for nn)
 from ._info import info as info, last_backend as last_backend
 from .errors import DeviceError as DeviceError, InvalidArgument as InvalidArgument
 from .errors import NotSupported as NotSupported, RankLost as RankLost
 from .lrpe_cosine import lrpe_cosine as lrpe_cosine, lrpe_cosine_qk as lrpe_cosine_qk, lrpe_rotate as lrpe_rotate
-from .lrpe_cosine import lrpe_rotate_ as lrpe_rotate_, packed_positions as packed_positions
+from .lrpe_cosine import lrpe_rotate_ as lrpe_rotate_, lrpe_rotate_qk as lrpe_rotate_qk, lrpe_rotate_qk_ as lrpe_rotate_qk_
+from .lrpe_cosine import packed_positions as packed_positions
 from .ring_rnn import ring_readout as ring_readout, ring_rnn as ring_rnn, ring_rnn_pack as ring_rnn_pack
 
 from . import nn as nn  # isort: skip  (the modules of all of them)

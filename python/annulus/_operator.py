@@ -8,7 +8,7 @@ The schemas that the C++ files register are the only argument lists. Of an opera
 and an argument of f_backward is, by its name, the gradient of an output ("d" + name), an output, an argument of f, or
 something that f's own file keeps. Bit i of `needed` asks for the gradient of the i-th tensor; only those come back.
 
-torch.library's registration serves torch.compile, torch.export and direct calls of torch.ops; in eager mode it costs
+The op's own autograd kernel serves torch.compile, torch.export, torch.func and direct calls of torch.ops; in eager mode it costs
 50 us a call (10 without gradients). There the same formulas run in a plain autograd.Function (15 us), where every
 argument and output of a node costs time: what has no gradient is one argument, and what nobody sees is no output.
 """
@@ -19,6 +19,7 @@ import functools
 from operator import itemgetter
 
 import torch
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from ._library import ops
@@ -31,7 +32,7 @@ _BelowAutograd = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.null
 # Whether a transform of torch.func is running.
 are_transforms_active = torch._C._are_functorch_transforms_active
 
-_below = torch.library.Library("annulus", "IMPL")  # lives as long as what it registers
+_library = torch.library.Library("annulus", "IMPL")  # lives as long as what it registers
 
 
 @functools.cache
@@ -79,7 +80,7 @@ def plain_op(name, samples):
     """The quickest way to call an op that autograd passes by: for use where no gradient is wanted of it."""
     op = op_of(name)
     register_vmap(op, samples)
-    _below.impl(op._schema.name, torch.library.fallthrough_kernel, "Autograd")
+    _library.impl(op._schema.name, torch.library.fallthrough_kernel, "Autograd")
     return op._op  # the function that OpOverload.__call__ calls
 
 
@@ -101,31 +102,41 @@ def call_backward(name, *arguments):
     op = op_of(name)
     if not torch.is_grad_enabled():
         return below_autograd(op, *arguments)
-    if are_transforms_active() and not torch.compiler.is_compiling():
-        return _transformed[op].apply(*arguments)
     return op(*arguments)
 
 
-_transformed = {}  # op -> its formulas in the form that torch.func asks for
-
-
 def _register_formulas(op, setup_context, backward):
-    """With the op, and for torch.func, which takes no op's own."""
-    torch.library.register_autograd(op, backward, setup_context=setup_context)
+    """As torch.library.register_autograd does, but for torch.func too, in eager mode and while torch.compile traces: its
+    levels of autograd come to an op's kernel one after the other, as they come to those of torch's own ops."""
+    name, listed = op._schema.name.split("::")[1], str(op._schema.returns[0].type) == "List[Tensor]"
+
+    def below(keyset, inputs):
+        with _BelowAutograd():
+            return op.redispatch(keyset & torch._C._after_autograd_keyset, *inputs)
 
     def forward(*inputs):
-        output = below_autograd(op, *inputs)
-        return tuple(output) if isinstance(output, list) else output  # a list's tensors would have no gradient
+        with torch.enable_grad():  # a Function has it off, and the next level would find it so
+            output = below(inputs[-1], inputs[:-1])
+        return tuple(output) if listed else output  # a list's tensors would have no gradient
 
-    _transformed[op] = _function(
-        op, forward=forward, setup_context=setup_context, backward=backward, generate_vmap_rule=True
-    )
+    level = _function(op, torch.autograd.function._SingleLevelFunction, forward=forward,
+                      setup_context=lambda ctx, inputs, output: setup_context(ctx, inputs[:-1], output),
+                      backward=lambda ctx, *gradients: (*backward(ctx, *gradients), None))
+
+    def kernel(keyset, *inputs):
+        refuse_tangents(name, *inputs)
+        if not needs_autograd(*inputs):
+            return below(keyset, inputs)
+        with enable_single_level_autograd_function():
+            output = level.apply(*inputs, keyset)
+        return list(output) if listed else output
+
+    _library.impl(op._schema.name, kernel, "Autograd", with_keyset=True)
 
 
-def _function(op, **members):
+def _function(op, base, **members):
     name = op._schema.name.split("::")[1]
-    members = {k: staticmethod(v) if callable(v) else v for k, v in members.items()}
-    return type(name, (torch.autograd.Function,), members)
+    return type(name, (base,), {k: staticmethod(v) for k, v in members.items()})
 
 
 OPERATORS = []  # as they are made
@@ -186,7 +197,7 @@ class Operator:
         register_vmap(op_of(self._backward_name), samples, names)
         _register_formulas(self.op, self._setup, self._gradients)
         _refuse_double_backward(name)
-        self._eager = _function(self.op, forward=self._eager_forward, backward=self._eager_backward)
+        self._eager = _function(self.op, torch.autograd.Function, forward=self._eager_forward, backward=self._eager_backward)
         OPERATORS.append(self)
 
     def cast(self, arguments):
@@ -212,7 +223,7 @@ class Operator:
                 return self._seen(arguments, self.op(*arguments))
             refuse_tangents(self.name, *tensors)
             if are_transforms_active():
-                return self._seen(arguments, _transformed[self.op].apply(*arguments))
+                return self._seen(arguments, self.op(*arguments))
             if needs_autograd(*tensors):
                 return self._eager.apply(*tensors, arguments[self.tensors :])
             return self._seen(arguments, below_autograd(self.op, *arguments))

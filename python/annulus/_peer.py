@@ -13,6 +13,7 @@ class Skip(Exception):
 class Implementation:
     """function() -> output, over tensors that are there already; `leaves` are those that get a gradient.
 
+    Of several outputs `dout` has a gradient each.
     inference: the forward alone runs without autograd.  around: a context manager for the length of every call.
     """
 
@@ -41,11 +42,11 @@ class Implementation:
 
     def _both(self):
         with self._around():
-            self._function().backward(self._dout)
+            torch.autograd.backward(self._function(), self._dout)
 
     def _backward(self, y, retain_graph=False):
         with self._around():
-            y.backward(self._dout, retain_graph=retain_graph)
+            torch.autograd.backward(y, self._dout, retain_graph=retain_graph)
 
     def results(self, directions):
         """The output as "y" and, where a direction has a backward, the gradients as "d" + name."""
@@ -54,8 +55,8 @@ class Implementation:
             return {"y": self._forward()}
         with self._around():
             y = self._function()
-            y.backward(self._dout)
-        got = {"y": y.detach()} | {"d" + name: x.grad for name, x in self._leaves.items()}
+            torch.autograd.backward(y, self._dout)
+        got = {"y": y.detach() if isinstance(y, torch.Tensor) else [part.detach() for part in y]} | {"d" + name: x.grad for name, x in self._leaves.items()}
         self._reset()
         return got
 
@@ -66,7 +67,8 @@ class Implementation:
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         _, call = self.timed(direction)  # for a backward alone this makes y, which counts
-        own = sum(x.nbytes for x in self._leaves.values()) + (0 if direction == "fwd" else self._dout.nbytes)
+        douts = [self._dout] if isinstance(self._dout, torch.Tensor) else self._dout
+        own = sum(x.nbytes for x in (*self._leaves.values(), *(douts if direction != "fwd" else ())))
         torch.cuda.reset_peak_memory_stats()
         result = call()
         torch.cuda.synchronize()

@@ -3,6 +3,8 @@
 Rows, names and sizes are those of the C++ suite (bench/README.md), so that a report merges them. Forward is fn(x);
 backward is y.backward(dy, retain_graph=True) with x.grad set to None before each repetition, so that no accumulation
 is timed; for every implementation alike. theta has no gradient, as in the table that started the suite.
+
+RoPE of queries and keys is beside what models do, apply_rotary_pos_emb, whose cos and sin were made before and are not timed.
 """
 
 import dataclasses
@@ -12,7 +14,7 @@ import math
 import torch
 
 from ._peer import Implementation, relative_error
-from .lrpe_cosine import lrpe_cosine
+from .lrpe_cosine import lrpe_cosine, lrpe_rotate_qk
 
 H, D = 12, 128
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -117,8 +119,68 @@ class Session:
         return min(allowed_error(self._problem.dtype, value) for value in largest)
 
 
+def rotate_half(x):
+    x1, x2 = x.chunk(2, -1)
+    return torch.cat((-x2, x1), -1)
+
+
+def apply_rotary(q, k, cos, sin):
+    """As the models of Hugging Face have it."""
+    return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
+
+
+class RotateProblem(Problem):
+    """Queries and a quarter as many heads of keys, with one theta."""
+
+    op, memory_rows, heads = "lrpe_rotate_qk", False, (H, H // 4)
+    E = D // 2
+
+    def row(self, direction):
+        return super().row(direction) + "-rotate-qk"
+
+    def params(self, direction):
+        return super().params(direction) | {"variant": "rotate-qk"}
+
+    def bytes(self, direction):
+        return super().bytes(direction) * sum(self.heads) * 2 // (H * 3)
+
+    def open(self, device, directions):
+        return RotateSession(self, device)
+
+
+class RotateSession(Session):
+    def __init__(self, problem, device):
+        self._problem = problem
+        B, tokens, dtype = problem.B, problem.tokens, DTYPES[problem.dtype]
+        generator = torch.Generator(device).manual_seed(1)
+        (q, k), dy = [[torch.randn(B, h, tokens, D, generator=generator, device=device).to(dtype) for h in problem.heads]
+                      for _ in range(2)]
+        q.requires_grad_(), k.requires_grad_()
+        theta = 10000.0 ** (-torch.arange(problem.E, device=device) / problem.E)
+        phase = torch.arange(tokens, device=device, dtype=torch.float64)[:, None] * theta.double().repeat(2)
+        cos, sin = phase.cos().to(dtype), phase.sin().to(dtype)
+        functions = {
+            "torch-eager": lambda q, k: apply_rotary(q, k, cos, sin),
+            "torch-compile": torch.compile(lambda q, k: apply_rotary(q, k, cos, sin), dynamic=False),
+            "annulus-torch": lambda q, k: lrpe_rotate_qk(q, k, theta),
+        }
+        self.implementations = {
+            name: Implementation(lambda f=f: f(q, k), {"q": q, "k": k}, dy) for name, f in functions.items()
+        }
+        # In double precision, for one batch element and a head of each.
+        few = [x.detach()[:1, :1].double().requires_grad_() for x in (q, k)]
+        y = apply_rotary(*few, phase.cos(), phase.sin())
+        self._exact = {"y": y, "dx": torch.autograd.grad(y, few, [d[:1, :1].double() for d in dy])}
+        self._exact = {part: torch.cat([t.detach() for t in both], 1) for part, both in self._exact.items()}
+
+    def errors(self, implementation, directions):
+        results = implementation.results(directions)
+        got = {"y": results["y"]} | ({"dx": (results["dq"], results["dk"])} if "dq" in results else {})
+        return {part: relative_error(torch.cat([t[:1, :1] for t in both], 1), self._exact[part]) for part, both in got.items()}
+
+
 def problems(size):
-    """The C++ suite's quick rows, or the 64 rows of the seed's table."""
+    """The C++ suite's quick rows, or the 64 rows of the original's table and RoPE."""
     if size == "quick":
         grids = [((1024,), 0), ((4096,), 10), ((64, 64), 0), ((16, 16, 16), 10)]
         for (shape, prefix), dtype in itertools.product(grids, DTYPES):
@@ -128,3 +190,4 @@ def problems(size):
     for axes, extents in extents_of.items():
         for prefix, n in itertools.product((0, 10), extents):
             yield Problem(12, (n,) * axes, prefix, "bf16", ("fwd", "bwd"))
+    yield RotateProblem(12, (4096,), 0, "bf16", ("fwd", "bwd"))

@@ -96,7 +96,7 @@ class Problem:
     K: int
     dtype: str
     directions: tuple  # of "fwd", "fwdbwd"
-    variant: str = ""  # "live2": two live channels; "actions": the seed's actions; "dead": the seed's own setting
+    variant: str = ""  # "live2": two live channels; "actions": the original's actions; "dead": the original's own setting
     matrices: bool = False  # also the two that make a matrix per sample
     compiled: bool = False
 
@@ -230,7 +230,7 @@ FULL = [(128, 16), (256, 16), (384, 16), (512, 16), (1024, 16), (2048, 16), (204
 
 
 def problems(size):
-    """The C++ suite's quick rows, or the rows of the seed's table and what stands beside them."""
+    """The C++ suite's quick rows, or the rows of the original's table and what stands beside them."""
     if size == "quick":
         for B, N, K in QUICK:
             few = (B, N, K) in (QUICK[0], QUICK[3])  # the others take seconds a call

@@ -4,18 +4,16 @@ The C++ library checks every argument; Python only routes. Outputs keep x's orde
 transposed (B, L, H, D) view goes through without a copy in either direction.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ._library import ops
-from ._module import _WideModule
 from ._operator import (
     Operator, are_transforms_active, below_autograd, call_backward, fake, needs_autograd, plain_op, refuse_tangents,
 )
-from .errors import InvalidArgument, require, require_placement, require_size, unusual
+from .errors import InvalidArgument, require, require_size, unusual
 
 Shape = Sequence[int] | int | None
 
@@ -30,7 +28,8 @@ def lrpe_cosine(
 
     x (B, H, L, D) -> y (B, H, L, 2D), L = prefix + n1 * ... * nm.
 
-    theta (H, E): radians per unit of position, float32 or x's dtype; m * E >= D >= E, every axis longer than 1 owns columns.
+    theta (H, E), or (1, E) or (E,) for all heads: radians per unit of position, float32 or x's dtype; m * E >= D >= E, every
+    axis longer than 1 owns columns.
     shape: (n1..nm), 1 <= m <= 4, or n, or by default (L - prefix,).  prefix: leading tokens without a position (phase 0).
     activation f: none | relu | sigmoid | silu | softmax (softmax_dim -1: features of a token, -2: tokens of a column).
     offset: int or integer tensor, () or (B,), 1-D shapes only: token t >= prefix has position offset + t - prefix.
@@ -55,8 +54,8 @@ def lrpe_cosine_qk(
 ) -> tuple[Tensor, Tensor]:
     """lrpe_cosine of queries (B, Hq, L, D) and keys (B, Hk, L, D) in one launch: returns (q2, k2), 2D columns wide.
 
-    theta has a row per head of the smaller count, which divides the larger; heads of one GQA group share a row.
-    out: (q2, k2), for inference. Under autocast q and k are taken in the wider dtype of the two. Gradients: q, k, theta.
+    theta has a row per head of the smaller count, which divides the larger, and heads of one GQA group share a row; or one in
+    all. out: (q2, k2), for inference. Under autocast q and k are taken in the wider dtype of the two. Gradients: q, k, theta.
 
     >>> q2, k2 = lrpe_cosine_qk(torch.rand(1, 8, 6, 4), torch.rand(1, 2, 6, 4), torch.rand(2, 2), (2, 3))  # a grid
     >>> q2.shape, k2.shape
@@ -74,53 +73,105 @@ def lrpe_rotate(
 
         y1 = x1 cos(phi) - x2 sin(phi)    y2 = x1 sin(phi) + x2 cos(phi)
 
-    x (B, H, L, D) -> y (B, H, L, D), D even, m * E >= D / 2 >= E; arguments as lrpe_cosine. Columns (c, c + D/2) form a pair, or
-    (2c, 2c + 1) when interleaved. Gradients: x, theta.
+    x (B, H, L, D) -> y (B, H, L, D), D even, E <= D / 2; arguments as lrpe_cosine. R = min(m * E, D / 2) pairs turn: columns
+    (c, c + R), or (2c, 2c + 1) when interleaved. Columns from 2R on pass through as they are (partial rotary), bit for bit.
+    Gradients: x, theta.
 
     >>> theta = 10000.0 ** (-torch.arange(32) / 32)
-    >>> lrpe_rotate(torch.rand(2, 12, 1, 64), theta.expand(12, 32), offset=1000).shape  # decoding token 1000
+    >>> lrpe_rotate(torch.rand(2, 12, 1, 64), theta, offset=1000).shape  # decoding token 1000
     torch.Size([2, 12, 1, 64])
     """
     shape, *positions = _positions("lrpe_rotate", x, shape, prefix, offset, position_ids)
     return _lrpe_rotate(x, theta, shape, prefix, interleaved, *positions, out=out)
 
 
+def lrpe_rotate_qk(
+    q: Tensor, k: Tensor, theta: Tensor, shape: Shape = None, *, prefix: int = 0, interleaved: bool = False,
+    offset: int | Tensor = 0, position_ids: Tensor | None = None, out: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """lrpe_rotate of queries (B, Hq, L, D) and keys (B, Hk, L, D) in one launch, with the theta and `out` of lrpe_cosine_qk:
+
+        y1 = x1 cos(phi) - x2 sin(phi)    y2 = x1 sin(phi) + x2 cos(phi)    for x = q and x = k
+
+    Under autocast q and k are taken in the wider dtype of the two. Gradients: q, k, theta.
+
+    >>> q, k = lrpe_rotate_qk(torch.rand(1, 8, 6, 64), torch.rand(1, 2, 6, 64), 0.1 ** torch.arange(8))  # 16 columns turn
+    >>> q.shape, k.shape
+    (torch.Size([1, 8, 6, 64]), torch.Size([1, 2, 6, 64]))
+    """
+    shape, *positions = _positions("lrpe_rotate_qk", q, shape, prefix, offset, position_ids)
+    return _lrpe_rotate_qk(q, k, theta, shape, prefix, interleaved, *positions, out=out)
+
+
 def lrpe_rotate_(
     x: Tensor, theta: Tensor, shape: Shape = None, *, prefix: int = 0, interleaved: bool = False, offset: int | Tensor = 0,
     position_ids: Tensor | None = None,
 ) -> Tensor:
-    """lrpe_rotate over x's own memory; returns x. Gradients: x, theta, as of any in-place function of torch.
+    """lrpe_rotate over x's own memory; returns x. Columns that pass through are not touched. Gradients: x, theta, as of any
+    in-place function of torch.
 
     >>> x, theta = torch.rand(1, 1, 5, 4), torch.rand(1, 2)
     >>> lrpe_rotate_(x, theta) is x
     True
     """
     shape, *positions = _positions("lrpe_rotate", x, shape, prefix, offset, position_ids)
-    arguments = _lrpe_rotate.cast((x, theta, shape, prefix, interleaved, *positions))
-    theta = arguments[1]
+    return _overwrite(_lrpe_rotate, ops.lrpe_rotate_.default, (x,), theta, shape, prefix, interleaved, *positions)[0]
+
+
+def lrpe_rotate_qk_(
+    q: Tensor, k: Tensor, theta: Tensor, shape: Shape = None, *, prefix: int = 0, interleaved: bool = False,
+    offset: int | Tensor = 0, position_ids: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """lrpe_rotate_qk over the memory of q and k, which may be parts of one projection; returns them. Gradients: q, k, theta.
+
+    Where there are gradients to come it is lrpe_rotate_qk and a copy: in torch a function in place on views has one output.
+
+    >>> qkv = torch.rand(1, 6, 3, 4, 32)  # tokens, what, heads
+    >>> q, k, v = qkv.transpose(1, 3).unbind(2)
+    >>> lrpe_rotate_qk_(q, k, torch.rand(16))[0] is q
+    True
+    """
+    shape, *positions = _positions("lrpe_rotate_qk", q, shape, prefix, offset, position_ids)
+    return _overwrite(_lrpe_rotate_qk, ops.lrpe_rotate_qk_.default, (q, k), theta, shape, prefix, interleaved, *positions)
+
+
+def _overwrite(operator, op, xs, theta, *rest):
+    """The operator, by its op in place, on the memory of xs themselves, which keep their dtype under autocast; returns them."""
+    (theta,) = operator.cast((*xs, theta))[len(xs) :]
+    learns = needs_autograd(*xs, theta)
     try:
-        if torch.compiler.is_compiling():
-            if not needs_autograd(x, theta):
-                ops.lrpe_rotate_.default(*arguments)  # the compiler sees the mutation in the schema
-                return x
-            # The mutating op has no gradient: functional form plus copy. theta's gradient needs the x of before.
-            source = x.clone() if theta.requires_grad else x
-            return x.copy_(_lrpe_rotate(source, *arguments[1:]))
-        refuse_tangents("lrpe_rotate", x, theta)
         if are_transforms_active():
-            return x.copy_(_lrpe_rotate(x.clone(), *arguments[1:]))
-        if needs_autograd(x, theta) and isinstance(x, torch.Tensor):
-            if x.requires_grad and x.is_leaf:
-                raise InvalidArgument(
-                    "[lrpe_rotate] x must not be a leaf that requires grad, since its values are overwritten; "
-                    "use lrpe_rotate, or x.detach()"
-                )
-            return _RotateInPlace.apply(x, theta, arguments[2:])
-        below_autograd(ops.lrpe_rotate_.default, *arguments)
-        torch.autograd.graph.increment_version(x)  # so that a graph that saved the old values notices
-        return x
+            return _copy_over(operator, xs, theta, rest, keep=True)
+        if torch.compiler.is_compiling():
+            if not learns:
+                op(*xs, theta, *rest)  # the compiler sees the mutation in the schema
+                return xs
+            # The mutating op has no gradient: functional form plus copy. theta's gradient needs the x of before.
+            return _copy_over(operator, xs, theta, rest, keep=theta.requires_grad)
+        refuse_tangents(operator.name, *xs, theta)
+        if learns and all(isinstance(x, torch.Tensor) for x in xs):
+            for name, x in zip(operator.arguments._fields, xs):
+                if x.requires_grad and x.is_leaf:
+                    raise InvalidArgument(
+                        f"[{operator.name}] {name} must not be a leaf that requires grad, since its values are overwritten; "
+                        f"use {operator.name}, or {name}.detach()"
+                    )
+            if len(xs) == 1:
+                return (_RotateInPlace.apply(*xs, theta, rest),)
+            return _copy_over(operator, xs, theta, rest, keep=theta.requires_grad)
+        below_autograd(op, *xs, theta, *rest)
+        torch.autograd.graph.increment_version(xs)  # so that a graph that saved the old values notices
+        return xs
     except InvalidArgument as e:
-        raise _lrpe_rotate.spoken(e) from None
+        raise operator.spoken(e) from None
+
+
+def _copy_over(operator, xs, theta, rest, keep):
+    """By the functional form; `keep`: what it saves must not be overwritten."""
+    for name, x in zip(operator.arguments._fields, xs):  # which autocast would change in what is not in place
+        require(x.dtype == xs[0].dtype, operator.name, name, f"be {xs[0].dtype}, as what comes before it,", x.dtype)
+    ys = operator(*[x.clone() if keep else x for x in xs], theta, *rest)
+    return tuple(x.copy_(y) for x, y in zip(xs, (ys,) if len(xs) == 1 else ys))
 
 
 def _positions(op, x, shape, prefix, offset, position_ids):
@@ -169,72 +220,6 @@ def packed_positions(cu_seqlens: Tensor, total: int) -> Tensor:
     return token - cu_seqlens[sequence]
 
 
-class LrpeCosine(_WideModule):
-    """Multi-axis LRPE-cosine with a frequency table per head.
-
-    theta (n_heads, E), E = ceil(head_dim / n_axes), starts as base ** (-k / E) in every head, in float32. It is a
-    parameter when learnable, else a buffer. It stays float32 when the module is cast to 16 bits (.half(), .to(bfloat16)):
-    frequencies of 16 bits are wrong by radians at long range. Gradients: x, and theta where it is learnable.
-
-    >>> encode = LrpeCosine(head_dim=64, n_heads=12, n_axes=2)
-    >>> encode(torch.rand(2, 12, 16, 64), (4, 4)).shape
-    torch.Size([2, 12, 16, 128])
-    """
-
-    _wide = ("theta",)
-    theta: Tensor
-
-    def __init__(self, head_dim: int, n_heads: int, n_axes: int = 1, base: float = 10000.0, learnable: bool = True,
-                 device: torch.device | str | None = None) -> None:
-        super().__init__()
-        require_size("LrpeCosine", "head_dim", head_dim, 1)
-        require_size("LrpeCosine", "n_heads", n_heads)
-        require(n_axes in (1, 2, 3, 4), "LrpeCosine", "n_axes", "be 1 to 4", n_axes)
-        good = isinstance(base, (int, float)) and 0 < base < math.inf
-        require(good, "LrpeCosine", "base", "be positive and finite", base)
-        require_placement("LrpeCosine", device)
-        columns = -(-head_dim // n_axes)
-        if (n_axes - 1) * columns >= head_dim:
-            raise InvalidArgument(
-                f"[LrpeCosine] head_dim must give each of {n_axes} axes a column of {columns} but is {head_dim}"
-            )
-        self.head_dim, self.n_heads, self.n_axes, self.base, self.learnable = head_dim, n_heads, n_axes, base, learnable
-        theta = torch.empty(n_heads, columns, dtype=torch.float32, device=device)
-        if learnable:
-            self.theta = torch.nn.Parameter(theta)
-        else:
-            self.register_buffer("theta", theta)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        columns = self.theta.shape[1]
-        with torch.no_grad():
-            k = torch.arange(columns, dtype=torch.float64, device=self.theta.device)
-            self.theta.copy_((float(self.base) ** (-k / columns)).expand(self.n_heads, columns))
-
-    def forward(self, x: Tensor, shape: Shape = None, prefix: int = 0, activation: str = "none", softmax_dim: int = -1,
-                offset: int | Tensor = 0, position_ids: Tensor | None = None) -> Tensor:
-        """x (B, n_heads, L, head_dim) -> (B, n_heads, L, 2 * head_dim); arguments as annulus.lrpe_cosine."""
-        return lrpe_cosine(
-            x, self.theta, shape, prefix=prefix, activation=activation, softmax_dim=softmax_dim, offset=offset,
-            position_ids=position_ids,
-        )
-
-    def qk(self, q: Tensor, k: Tensor, shape: Shape = None, prefix: int = 0, activation: str = "none", softmax_dim: int = -1,
-           offset: int | Tensor = 0, position_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Queries and keys in one launch; n_heads is the smaller of their head counts."""
-        return lrpe_cosine_qk(
-            q, k, self.theta, shape, prefix=prefix, activation=activation, softmax_dim=softmax_dim, offset=offset,
-            position_ids=position_ids,
-        )
-
-    def extra_repr(self) -> str:
-        return (
-            f"head_dim={self.head_dim}, n_heads={self.n_heads}, n_axes={self.n_axes}, base={self.base}, "
-            f"learnable={self.learnable}"
-        )
-
-
 # Fake kernels: shapes, dtypes and strides without data, for torch.compile and torch.export
 
 
@@ -266,10 +251,17 @@ def _(a):
     return _encoded(a.x, 1)
 
 
+@fake("lrpe_rotate_qk", q=4, k=4)
+def _(a):
+    return _encoded(a.q, 1), _encoded(a.k, 1)
+
+
 fake("lrpe_cosine_out", x=4)(lambda a: None)
 fake("lrpe_cosine_qk_out", q=4, k=4)(lambda a: None)
 fake("lrpe_rotate_out", x=4)(lambda a: None)
 fake("lrpe_rotate_", x=4)(lambda a: None)
+fake("lrpe_rotate_qk_out", q=4, k=4)(lambda a: None)
+fake("lrpe_rotate_qk_", q=4, k=4)(lambda a: None)
 
 
 @fake("_lrpe_dx")
@@ -318,7 +310,7 @@ def _quick(ctx, dy):
 
 
 def _keep_qk(ctx, a, outputs):
-    needs_inputs = ctx.needs_input_grad[2] or a.activation != "none"
+    needs_inputs = ctx.needs_input_grad[2] or getattr(a, "activation", "none") != "none"
     return *((a.q, a.k) if needs_inputs else (None, None)), _token_major(a.q), _token_major(a.k)
 
 
@@ -360,7 +352,6 @@ _samples = dict.fromkeys(("x", "q", "k", "offsets", "position_ids", "y", "yq", "
 _shared = dict(empty=_empty_gradient, spoken={"offsets": "offset"}, samples=_samples)
 _one = dict(keep=_keep, kept=("x", "token_major"), quick=_quick, autocast={"theta": "fp32"}, **_shared)
 _lrpe_cosine, _lrpe_rotate = Operator("lrpe_cosine", **_one), Operator("lrpe_rotate", **_one)
-_lrpe_cosine_qk = Operator(
-    "lrpe_cosine_qk", keep=_keep_qk, kept=("q", "k", "q_token_major", "k_token_major"),
-    autocast={"q": "promote", "k": "promote", "theta": "fp32"}, **_shared
-)
+_two = dict(keep=_keep_qk, kept=("q", "k", "q_token_major", "k_token_major"),
+            autocast={"q": "promote", "k": "promote", "theta": "fp32"}, **_shared)
+_lrpe_cosine_qk, _lrpe_rotate_qk = Operator("lrpe_cosine_qk", **_two), Operator("lrpe_rotate_qk", **_two)

@@ -57,9 +57,9 @@ class Ring(torch.nn.Module):
 
 
 class Attention(torch.nn.Module):
-    def __init__(self):
+    def __init__(self, encode=lambda: annulus.nn.LrpeCosine(8, 2)):
         super().__init__()
-        self.q, self.encode = torch.nn.Linear(3, 16), annulus.nn.LrpeCosine(8, 2)
+        self.q, self.encode = torch.nn.Linear(3, 16), encode()
 
     def forward(self, x):
         q = self.q(x).unflatten(-1, (2, 8)).transpose(1, 2)
@@ -67,7 +67,8 @@ class Attention(torch.nn.Module):
         return (q2 @ k2.mT).square().mean() + self.encode(q, (x.shape[1],)).square().mean()
 
 
-MODULES = {"RingRNN": Ring, "LrpeCosine": Attention}
+MODULES = {"RingRNN": Ring, "LrpeCosine": Attention,
+           "LrpeRotate": lambda: Attention(lambda: annulus.nn.LrpeRotate(8, rotary_dim=4, learnable=True))}
 
 
 @pytest.mark.parametrize("compiled", [False, True])

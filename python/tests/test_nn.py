@@ -51,6 +51,7 @@ def test_lrpe_sizes_a_user_may_leave_out(device):
     functions = [lambda t, *a, **k: annulus.lrpe_cosine(x, torch.cat([t, t], 1), *a, **k),
                  lambda t, *a, **k: torch.cat(annulus.lrpe_cosine_qk(x, x, torch.cat([t, t], 1), *a, **k)),
                  lambda t, *a, **k: annulus.lrpe_rotate(x, t, *a, **k),
+                 lambda t, *a, **k: torch.cat(annulus.lrpe_rotate_qk(x, x, t, *a, **k)),
                  lambda t, *a, **k: annulus.lrpe_rotate_(x.clone(), t, *a, **k)]
     for function in [f for g in functions for f in (g, torch.compile(g, fullgraph=True, dynamic=True, backend="aot_eager"))]:
         assert torch.equal(function(theta), function(theta, (10,)))
@@ -69,7 +70,11 @@ def test_lrpe_into_memory_of_the_caller(device):
     x, theta = torch.randn(2, 3, 10, 8, device=device), torch.randn(3, 4, device=device)
     wide = torch.cat([theta, theta], 1)
     functions = [lambda **k: annulus.lrpe_cosine(x, wide, activation="silu", **k), lambda **k: annulus.lrpe_rotate(x, theta, **k),
-                 lambda **k: annulus.lrpe_cosine_qk(x, x, wide, **k)]
+                 lambda **k: annulus.lrpe_rotate_qk(x, x, theta[:, :3], **k), lambda **k: annulus.lrpe_cosine_qk(x, x, wide, **k)]
+    encode = annulus.nn.LrpeCosine(8, 3, learnable=False, device=device)
+    rope = annulus.nn.LrpeRotate(8, 3, rotary_dim=4, scaling=1.5, device=device)
+    functions += [lambda **k: encode(x, **k), lambda **k: rope(x, **k), lambda **k: rope.qk(x, x, **k),
+                  lambda **k: encode.qk(x, x, **k)]
     for function in [f for g in functions for f in (g, torch.compile(g, fullgraph=True, backend="aot_eager"))]:
         want = outputs(function())
         out = tuple(torch.empty(2, 10, 3, y.shape[3], device=device).transpose(1, 2) for y in want)  # in another order
@@ -77,6 +82,8 @@ def test_lrpe_into_memory_of_the_caller(device):
         got = function(out=out if len(out) > 1 else out[0])
         assert all(g is y and torch.equal(y, w) for g, y, w in zip(outputs(got), out, want))
         assert all(y._version > v for y, v in zip(out, versions))
+    with pytest.raises(annulus.InvalidArgument, match="out must be left out where there are gradients"):
+        annulus.nn.LrpeCosine(8, 3, device=device)(x, out=want[0])
     for bad, message in ((want[0][:1], "y must have shape"), (want[0].double(), "y must be f32"), ((x, x), "be 1 tensors"),
                          (5, "y must be Tensor"), (want[0].clone().requires_grad_(), "out must be left out where there are gradients")):
         with pytest.raises(annulus.InvalidArgument, match=rf"\[lrpe_cosine\] .*{message}"):
@@ -108,6 +115,9 @@ CALLS = [
     *((LRPE, dict(head_dim=8, n_heads=2) | bad) for bad in (
         dict(head_dim="a"), dict(head_dim=True), dict(n_heads=None), dict(n_axes="x"), dict(n_axes=1.5), dict(base="b"),
         dict(base=None), dict(base=float("nan")), dict(device="nowhere"))),
+    *((annulus.nn.LrpeRotate, dict(head_dim=8) | bad) for bad in (
+        dict(head_dim="a"), dict(head_dim=7), dict(n_heads=None), dict(rotary_dim="x"), dict(rotary_dim=0), dict(base="b"),
+        dict(scaling="s"), dict(scaling=float("inf")), dict(device="nowhere"))),
     *((annulus.packed_positions, dict(cu_seqlens=torch.tensor([0, 3]), total=3) | bad) for bad in (
         dict(total=-1), dict(total="x"), dict(total=None), dict(total=2.5), dict(total=2**70),
         dict(cu_seqlens=torch.tensor([0, 3]).to_sparse()), dict(cu_seqlens=None))),

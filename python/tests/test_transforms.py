@@ -108,3 +108,16 @@ def test_bad_call_is_typed(sample, device):
     for _, value, run, _ in one_at_a_time(sample, device):
         with pytest.raises(annulus.InvalidArgument, match=rf"\[{sample.op}\] \w+ must"):
             grad(run)(value[(None,) * 4])
+
+
+@every_sample
+def test_compiled(sample, device):
+    """The same while torch.compile traces: what is right stays right, and what there is not is no zero."""
+    compiled = lambda f: torch.compile(f, fullgraph=True, backend="aot_eager")  # noqa: E731
+    (_, value, run, gradient), *others = one_at_a_time(sample, device)
+    for _, v, r, g in ((None, value, run, gradient), *others[:1]):
+        several = torch.stack([v, 0.5 * v])
+        torch.testing.assert_close(compiled(vmap(grad(r)))(several), torch.stack([g(one) for one in several]))
+    for f in (grad(lambda v: grad(run)(v).sum()), lambda v: jvp(run, (v,), (v,))):
+        with pytest.raises(Exception, match=rf"\[{sample.op}(_backward)?\] has no (second|forward-mode) derivative"):
+            compiled(f)(value)

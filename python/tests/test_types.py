@@ -67,6 +67,8 @@ assert_type(annulus.lrpe_cosine(x, theta, (2, 5), activation="silu"), Tensor)
 assert_type(annulus.lrpe_cosine_qk(x, x, theta, 10, offset=torch.tensor(3)), tuple[Tensor, Tensor])
 assert_type(annulus.lrpe_rotate(x, theta[:, :4], position_ids=annulus.packed_positions(torch.tensor([0, 10]), 10)), Tensor)
 assert_type(annulus.lrpe_rotate_(x, theta[:, :4], interleaved=True), Tensor)
+assert_type(annulus.lrpe_rotate_qk(x, x, theta[0, :4], offset=3), tuple[Tensor, Tensor])
+assert_type(annulus.lrpe_rotate_qk_(x, x.clone(), theta[:1, :3]), tuple[Tensor, Tensor])
 A, Wa, Wo, r0 = torch.rand(2, 4, 3), torch.rand(3, 5, 5), torch.rand(5, 5), torch.rand(2, 5)
 assert_type(annulus.ring_rnn(A, Wa, Wo, r0, -0.1, torch.tensor(0.1), alpha=0.2, packed=annulus.ring_rnn_pack(Wa, Wo)), Tensor)
 assert_type(annulus.ring_rnn(A, Wa, Wo, r0, return_state=True, mask=None), tuple[Tensor, Tensor])
@@ -81,6 +83,9 @@ ring = annulus.nn.RingRNN(5, 3, alpha=[0.1] * 5, learn_scalars=True, dtype=torch
 assert_type(ring.bump(torch.zeros(2)), Tensor)
 encode = annulus.nn.LrpeCosine(8, 3, device="cpu")
 assert_type(encode.qk(x, x), tuple[Tensor, Tensor])
+rope = annulus.nn.LrpeRotate(8, rotary_dim=4, interleaved=True)
+assert_type(rope.qk(x, x, position_ids=torch.arange(10)), tuple[Tensor, Tensor])
+assert_type(annulus.nn.LrpeRotate.from_inv_freq(theta[0, :2], head_dim=8, learnable=True), annulus.nn.LrpeRotate)
 try:
     ring(A)
 except (annulus.InvalidArgument, annulus.NotSupported, annulus.DeviceError) as e:

@@ -394,6 +394,9 @@ void launch_column_stats(const Plan& plan, const Args& args, bool vectors, bool 
                          void* scratch, cudaStream_t stream);
 std::size_t column_scratch_bytes(const Plan& plan, bool with_dot);
 
+// Columns that only pass through, where there are some.
+void launch_pass(const Plan& plan, const Args& args, cudaStream_t stream);
+
 void launch_dtheta(const Plan& plan, const Args& args, bool vectors, double* partial,
                    cudaStream_t stream);
 std::int64_t dtheta_partials(const Plan& plan);

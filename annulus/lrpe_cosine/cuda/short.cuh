@@ -239,7 +239,7 @@ inline bool make_short_args(const Plan& plan, bool backward, ShortArgs& a) {
   }
   a.theta = theta.data;
   a.theta_f32 = theta.dtype == DType::kF32;
-  a.theta_stride[0] = static_cast<std::int32_t>(theta.stride[0]);
+  a.theta_stride[0] = plan.theta_rows == 1 ? 0 : static_cast<std::int32_t>(theta.stride[0]);
   a.theta_stride[1] = static_cast<std::int32_t>(theta.stride[1]);
   a.B = static_cast<std::int32_t>(plan.B);
   a.L = static_cast<std::int32_t>(plan.L);

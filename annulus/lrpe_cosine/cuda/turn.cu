@@ -343,6 +343,7 @@ void run(const Plan& plan, bool backward, Context& context) {
              (plan.sides > 1 && plan.side[1].dx.defined())) {
     turn(plan, a, vectors, stream);
   }
+  launch_pass(plan, a, stream);
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
-// The suite says what the seed said, and every problem of it is a legal one.
+// The suite says what the original said, and every problem of it is a legal one.
 #include <gtest/gtest.h>
 
 #include <set>
 
-#include "annulus/lrpe_cosine/bench_seed.h"
+#include "annulus/lrpe_cosine/bench_original.h"
 #include "bench/suite.h"
 
 namespace annulus::bench {
@@ -17,9 +17,9 @@ const Suite& suite() {
 }
 
 // Figures read off the source by eye, one from each corner of it.
-TEST(LrpeCosineSeed, HoldsTheSourcesFigures) {
+TEST(LrpeCosineOriginal, HoldsTheSourcesFigures) {
   const auto find = [](int axes, int n, int prefix, bool backward) {
-    for (const LrpeSeedSeries& s : kLrpeSeed) {
+    for (const LrpeOriginalSeries& s : kLrpeOriginal) {
       if (s.axes != axes || s.prefix != prefix || s.backward != backward) continue;
       for (std::size_t i = 0; i < s.rows.size(); ++i) {
         if (s.first_n << i == n) return s.rows[i];
@@ -36,13 +36,13 @@ TEST(LrpeCosineSeed, HoldsTheSourcesFigures) {
   EXPECT_EQ(find(3, 32, 10, true)[7], 9411.16748);
 }
 
-TEST(LrpeCosineSuite, FullHasAllRowsOfTheSeed) {
+TEST(LrpeCosineSuite, FullHasAllRowsOfTheOriginal) {
   const auto rows = suite().rows({Size::kFull, DeviceType::kCPU, 0});
   std::size_t speed = 0, memory = 0;
   std::set<std::string> names;
   for (const Row& row : rows) {
-    speed += row.seed.has_value();
-    memory += row.memory_seed.has_value();
+    speed += row.original.has_value();
+    memory += row.memory_original.has_value();
     EXPECT_TRUE(names.insert(row.name + annulus::name_of(row.dtype)).second) << row.name;
   }
   EXPECT_EQ(speed, 64u);
@@ -60,7 +60,7 @@ TEST(LrpeCosineSuite, MachineKeepsOneRowASeriesAndItFits) {
   EXPECT_EQ(suite().rows({Size::kMachine, DeviceType::kCPU, 1}).size(), 12u);
 }
 
-// The seed's 3-D rows never encoded the third axis; ours must.
+// The original's 3-D rows never encoded the third axis; ours must.
 TEST(LrpeCosineSuite, EveryAxisOwnsColumns) {
   for (const Row& row : suite().rows({Size::kFull, DeviceType::kCPU, 0})) {
     if (row.op == "lrpe_rotate") continue;
@@ -83,7 +83,7 @@ TEST(LrpeCosineSuite, MemoryRowsCountEveryTensorOnce) {
     ++seen;
     const auto peak = peak_bytes_of(row.problem(), row.memory_calls, kCPU);
     EXPECT_GE(static_cast<double>(peak) / kMiB, forward ? 27 : 54);
-    EXPECT_LE(static_cast<double>(peak) / kMiB, forward ? 36 : 71) << "more than the seed's";
+    EXPECT_LE(static_cast<double>(peak) / kMiB, forward ? 36 : 71) << "more than the original's";
   }
   EXPECT_EQ(seen, 2);
 }

@@ -281,6 +281,93 @@ TEST_P(LrpeBits, RotateInPlace) {
   }
 }
 
+// Partial rotary turns the columns before the rest as if they were all there are, and no bit of the rest changes.
+TEST_P(LrpeBits, PartialRotary) {
+  const std::int64_t B = 2, H = 3, L = 19, D = 40, turning = 16;
+  const auto first = [&](TensorView v) {
+    v.shape[3] = turning;
+    return v;
+  };
+  // Bits of any kind, a NaN's payload included, in the columns that pass through.
+  std::vector<double> payload(static_cast<std::size_t>(B * H * L * D));
+  Rng rng(7);
+  for (double& v : payload) v = static_cast<double>(rng.below(1ll << 31));
+  for (const bool interleaved : {false, true}) {
+    SCOPED_TRACE(::testing::Message() << "interleaved " << interleaved);
+    const LrpeRotateOptions options{{.shape = {L}}, interleaved};
+    Dense x(device(), DType::kI32, {B, H, L, D}), y(device(), DType::kI32, {B, H, L, D}),
+        theta(device(), DType::kF32, {H, turning / 2});
+    const auto as_float = [](const Dense& t) {
+      TensorView v = t.view();
+      v.dtype = DType::kF32;
+      return v;
+    };
+    x.write(payload), theta.normal(2);
+    const TensorView from = as_float(x), to = as_float(y);
+    for (const bool backward : {false, true}) {
+      const auto turn = [&](const TensorView& in, const TensorView& out) {
+        if (backward) {
+          lrpe_rotate_backward(in, {}, theta.view(), out, {}, options, context);
+        } else {
+          lrpe_rotate_forward(in, theta.view(), out, options, context);
+        }
+      };
+      y.write(payload);
+      turn(first(from), first(to));
+      const std::vector<std::byte> want = y.bytes();
+      y.write(std::vector<double>(payload.size(), -1.0));
+      turn(from, to);
+      EXPECT_TRUE(y.bytes() == want);
+      y.write(payload);
+      turn(to, to);
+      EXPECT_TRUE(y.bytes() == want) << "in place";
+    }
+  }
+}
+
+// Queries and keys as a projection leaves them, token by token side by side with the values, turned where they are: the
+// bits of two calls apart, and the values untouched. Theta has a row per group, or one.
+TEST_P(LrpeBits, RotateQueriesAndKeysOfAProjection) {
+  const std::int64_t B = 2, L = 21, D = 32, Hq = 6, Hk = 2, width = (Hq + 2 * Hk) * D;
+  for (const DType dtype : kDTypes) {
+    for (const std::int64_t rows : {Hk, std::int64_t{1}}) {
+      for (const std::int64_t E : {D / 2, D / 8}) {
+        SCOPED_TRACE(::testing::Message() << name_of(dtype) << " rows " << rows << " E " << E);
+        const LrpeRotateOptions options{{.shape = {L - 2}, .prefix = 2}, E == D / 8};
+        Dense qkv(device(), dtype, {B, L, Hq + 2 * Hk, D}),
+            want(device(), dtype, {B, L, Hq + 2 * Hk, D});
+        Dense theta(device(), DType::kF32, {rows, E}), repeated(device(), DType::kF32, {Hq, E});
+        theta.normal(3);
+        std::vector<double> all;
+        const std::vector<double> t = theta.values();
+        for (long h = 0; h < Hq; ++h) {
+          const auto row = t.begin() + h * rows / Hq * E;
+          all.insert(all.end(), row, row + E);
+        }
+        repeated.write(all);
+        const auto heads = [&](const Dense& of, std::int64_t begin, std::int64_t count) {
+          TensorView v = of.view();
+          v.data = static_cast<std::byte*>(v.data) + begin * D * size_of(dtype);
+          v.shape = {B, count, L, D};
+          v.stride = {L * width, D, width, 1};
+          return v;
+        };
+        qkv.normal(1), want.normal(1);
+        const TensorView q = heads(qkv, 0, Hq), k = heads(qkv, Hq, Hk);
+        const TensorView q1 = heads(want, 0, Hq), k1 = heads(want, Hq, Hk);
+        lrpe_rotate_qk_forward(q, k, theta.view(), q, k, options, context);
+        lrpe_rotate_forward(q1, repeated.view(), q1, options, context);
+        lrpe_rotate_forward(k1, theta.view(), k1, options, context);
+        EXPECT_TRUE(qkv.bytes() == want.bytes());
+        lrpe_rotate_qk_backward(q, k, {}, {}, theta.view(), q, k, {}, options, context);
+        lrpe_rotate_backward(q1, {}, repeated.view(), q1, {}, options, context);
+        lrpe_rotate_backward(k1, {}, theta.view(), k1, {}, options, context);
+        EXPECT_TRUE(qkv.bytes() == want.bytes()) << "backward";
+      }
+    }
+  }
+}
+
 // Dense and strided columns take different ways; a sine of -0 (half a turn, exactly) showed it.
 TEST_P(LrpeBits, AZeroHasOneSignInEveryLayout) {
   const LrpeCosineOptions options{{.shape = {1}, .offset = 1}};

@@ -26,18 +26,20 @@ bool needs_x(const LrpeProblem& p) {
 }
 
 std::string describe(const LrpeProblem& p) {
-  static constexpr const char* kForms[] = {"cosine", "cosine_qk", "rotate_halves",
-                                           "rotate_interleaved"};
+  static constexpr const char* kForms[] = {"cosine",           "cosine_qk",
+                                           "rotate_halves",    "rotate_interleaved",
+                                           "rotate_qk_halves", "rotate_qk_interleaved"};
   static constexpr const char* kActivations[] = {
       "none", "relu", "sigmoid", "silu", "softmax_features", "softmax_tokens"};
   std::string s = std::string("form=") + kForms[static_cast<int>(p.form)] +
                   " B=" + std::to_string(p.B) + " H=" + std::to_string(p.H);
-  if (p.form == Form::kCosineQk) s += " Hk=" + std::to_string(p.Hk);
+  if (is_qk(p.form)) s += " Hk=" + std::to_string(p.Hk);
   s += " L=";
   for (const std::int64_t n : p.shape.extents()) s += std::to_string(n) + "x";
   s.back() = '+';
   s += std::to_string(p.prefix) + " D=" + std::to_string(p.D) + " E=" + std::to_string(p.E) +
        " dtype=" + name_of(p.dtype) + " theta=" + name_of(p.theta_dtype);
+  if (p.one_row) s += ",one_row";
   if (!is_rotate(p.form)) s += std::string(" act=") + kActivations[static_cast<int>(p.activation)];
   if (p.offset != 0) s += " offset=" + std::to_string(p.offset);
   if (p.offset_per_batch) s += " offsets=yes";
@@ -61,11 +63,23 @@ decltype(auto) with_options(const LrpeProblem& p, Views in, const std::vector<Te
   at.offset = p.offset;
   at.offsets = pick(in, specs, "offsets");
   at.position_ids = pick(in, specs, "position_ids");
-  if (is_rotate(p.form)) return f(LrpeRotateOptions{at, p.form == Form::kRotateInterleaved});
+  if (is_rotate(p.form)) {
+    return f(LrpeRotateOptions{
+        at, p.form == Form::kRotateInterleaved || p.form == Form::kRotateQkInterleaved});
+  }
   return f(LrpeCosineOptions{at, p.activation});
 }
 template <class Options>
 constexpr bool kRotates = std::is_same_v<Options, LrpeRotateOptions>;
+// The function of a form.
+template <bool kRotate, class Cosine, class Rotate>
+constexpr auto pick_form(Cosine* cosine, Rotate* rotate) {
+  if constexpr (kRotate) {
+    return rotate;
+  } else {
+    return cosine;
+  }
+}
 
 // The naive program the numeric policy compares us with: f32 (f64 for f64 tensors), float(position) * theta, std::cos.
 template <class C>
@@ -79,44 +93,32 @@ struct Naive {
   }
 };
 
-// One half of the qk form as a problem of its own: theta with its rows repeated for every head of a
-// group. With one side only this is the identity, so reference and baseline treat all forms alike.
+// One tensor of the call, of which the qk forms have two.
 struct Side {
-  std::int64_t heads, group;
+  std::int64_t heads;
   std::string x, dx, y, dy;
 };
 
 std::vector<Side> sides_of(const LrpeProblem& p) {
-  if (p.form != Form::kCosineQk) return {{p.H, 1, "x", "dx", "y", "dy"}};
-  const std::int64_t rows = std::min(p.H, p.Hk);
-  const auto group = [&](std::int64_t heads) { return rows == 0 ? 1 : heads / rows; };
-  return {{p.H, group(p.H), "q", "dq", "yq", "dyq"}, {p.Hk, group(p.Hk), "k", "dk", "yk", "dyk"}};
+  if (!is_qk(p.form)) return {{p.H, "x", "dx", "y", "dy"}};
+  return {{p.H, "q", "dq", "yq", "dyq"}, {p.Hk, "k", "dk", "yk", "dyk"}};
 }
 
-// f(side, theta with its rows repeated, dtheta of that side): dtheta's rows are summed over sides and
-// groups.
+std::int64_t rows_of(const LrpeProblem& p) {
+  return p.one_row ? 1 : is_qk(p.form) ? std::min(p.H, p.Hk) : p.H;
+}
+
+// f(side, dtheta of that side), the sum of which is dtheta.
 template <class F>
-void for_each_side(const LrpeProblem& p, const TensorView& theta, const TensorView& dtheta, F&& f) {
-  const std::int64_t rows = theta.shape[0], E = theta.shape[1];
-  const std::vector<double> values = load_values<double>(theta);
+void for_each_side(const LrpeProblem& p, const TensorView& dtheta, F&& f) {
   std::vector<double> sum(static_cast<std::size_t>(dtheta.numel()));
   for (const Side& side : sides_of(p)) {
-    const auto own_row = [&](std::size_t i) {
-      const auto at = static_cast<std::int64_t>(i);
-      return static_cast<std::size_t>(at / E / side.group * E + at % E);
-    };
-    const std::array<std::int64_t, 2> shape = {rows * side.group, E};
-    std::vector<double> repeated(static_cast<std::size_t>(shape[0] * E));
-    for (std::size_t i = 0; i < repeated.size(); ++i) repeated[i] = values[own_row(i)];
-    std::vector<double> storage(repeated.size() + 1),
-        dstorage(repeated.size() + 1);  // of any dtype
-    const TensorView theta_side = contiguous(storage.data(), theta.dtype, shape);
-    store_values(theta_side, repeated);
-    TensorView dtheta_side;
-    if (dtheta.defined()) dtheta_side = contiguous(dstorage.data(), dtheta.dtype, shape);
-    f(side, theta_side, dtheta_side);
-    const std::vector<double> part = load_values<double>(dtheta_side);
-    for (std::size_t i = 0; i < part.size(); ++i) sum[own_row(i)] += part[i];
+    std::vector<double> storage(sum.size() + 1);  // of any dtype
+    TensorView part;
+    if (dtheta.defined()) part = contiguous(storage.data(), dtheta.dtype, dtheta.sizes());
+    f(side, part);
+    const std::vector<double> values = load_values<double>(part);
+    for (std::size_t i = 0; i < values.size(); ++i) sum[i] += values[i];
   }
   store_values(dtheta, sum);
 }
@@ -150,41 +152,41 @@ Call forward_call(const LrpeProblem& p, const std::vector<TensorSpec>& common) {
   call.run = [=](Views in, Views out, Context& context) {
     const TensorView theta = pick(in, in_specs, "theta");
     with_options(p, in, in_specs, [&]<class Options>(const Options& options) {
-      if constexpr (kRotates<Options>) {
-        lrpe_rotate_forward(in[0], theta, out[0], options, context);
-      } else if (p.form == Form::kCosineQk) {
-        lrpe_cosine_qk_forward(in[0], in[1], theta, out[0], out[1], options, context);
+      constexpr bool kRotate = kRotates<Options>;
+      if (is_qk(p.form)) {
+        constexpr auto run = pick_form<kRotate>(lrpe_cosine_qk_forward, lrpe_rotate_qk_forward);
+        run(in[0], in[1], theta, out[0], out[1], options, context);
       } else {
-        lrpe_cosine_forward(in[0], theta, out[0], options, context);
+        constexpr auto run = pick_form<kRotate>(lrpe_cosine_forward, lrpe_rotate_forward);
+        run(in[0], theta, out[0], options, context);
       }
     });
   };
   call.workspace = [=](Views in, Views) {
     const TensorView theta = pick(in, in_specs, "theta");
     return with_options(p, in, in_specs, [&]<class Options>(const Options& options) {
-      if constexpr (kRotates<Options>) {
-        return lrpe_rotate_forward_workspace(in[0], theta, options);
-      } else {
-        return p.form == Form::kCosineQk
-                   ? lrpe_cosine_qk_forward_workspace(in[0], in[1], theta, options)
-                   : lrpe_cosine_forward_workspace(in[0], theta, options);
-      }
+      constexpr bool kRotate = kRotates<Options>;
+      constexpr auto one =
+          pick_form<kRotate>(lrpe_cosine_forward_workspace, lrpe_rotate_forward_workspace);
+      constexpr auto two =
+          pick_form<kRotate>(lrpe_cosine_qk_forward_workspace, lrpe_rotate_qk_forward_workspace);
+      return is_qk(p.form) ? two(in[0], in[1], theta, options) : one(in[0], theta, options);
     });
   };
   set_judges(call, p, [=]<class Arithmetic>(Views in, Views out) {
     with_options(p, in, in_specs, [&](const auto& options) {
-      for_each_side(p, pick(in, in_specs, "theta"), {},
-                    [&](const Side& s, const TensorView& theta, const TensorView&) {
-                      lrpe_cosine::define_forward<Arithmetic>(pick(in, in_specs, s.x), theta,
-                                                              pick(out, out_specs, s.y), options);
-                    });
+      for (const Side& s : sides_of(p)) {
+        lrpe_cosine::define_forward<Arithmetic>(pick(in, in_specs, s.x),
+                                                pick(in, in_specs, "theta"),
+                                                pick(out, out_specs, s.y), options);
+      }
     });
   });
-  const auto heads = static_cast<double>(p.H + (p.form == Form::kCosineQk ? p.Hk : 0));
+  const auto heads = static_cast<double>(p.H + (is_qk(p.form) ? p.Hk : 0));
   const double n = static_cast<double>(p.B * L * p.D) * heads;
   call.flops = n * (is_rotate(p.form) ? 3 : 2);
   call.bytes = n * static_cast<double>(size_of(p.dtype)) * (is_rotate(p.form) ? 2 : 3) +
-               static_cast<double>(p.H * p.E * size_of(p.theta_dtype));
+               static_cast<double>(rows_of(p) * p.E * size_of(p.theta_dtype));
   return call;
 }
 
@@ -226,13 +228,14 @@ Call backward_call(const LrpeProblem& p, const std::vector<TensorSpec>& common,
     const auto to = [&](std::string_view n) { return pick(out, out_specs, n); };
     const TensorView theta = get("theta"), dtheta = to("dtheta");
     with_options(p, in, in_specs, [&]<class Options>(const Options& options) {
-      if constexpr (kRotates<Options>) {
-        lrpe_rotate_backward(get("dy"), get("x"), theta, to("dx"), dtheta, options, context);
-      } else if (p.form == Form::kCosineQk) {
-        lrpe_cosine_qk_backward(get("dyq"), get("dyk"), get("q"), get("k"), theta, to("dq"),
-                                to("dk"), dtheta, options, context);
+      constexpr bool kRotate = kRotates<Options>;
+      if (is_qk(p.form)) {
+        constexpr auto run = pick_form<kRotate>(lrpe_cosine_qk_backward, lrpe_rotate_qk_backward);
+        run(get("dyq"), get("dyk"), get("q"), get("k"), theta, to("dq"), to("dk"), dtheta, options,
+            context);
       } else {
-        lrpe_cosine_backward(get("dy"), get("x"), theta, to("dx"), dtheta, options, context);
+        constexpr auto run = pick_form<kRotate>(lrpe_cosine_backward, lrpe_rotate_backward);
+        run(get("dy"), get("x"), theta, to("dx"), dtheta, options, context);
       }
     });
   };
@@ -246,30 +249,31 @@ Call backward_call(const LrpeProblem& p, const std::vector<TensorSpec>& common,
     };
     const TensorView x = x_of(sides.front()), k = x_of(sides.back());
     return with_options(p, in, in_specs, [&]<class Options>(const Options& options) {
-      if constexpr (kRotates<Options>) {
-        return lrpe_rotate_backward_workspace(x, theta, p.need_dtheta, options);
-      } else {
-        return p.form == Form::kCosineQk
-                   ? lrpe_cosine_qk_backward_workspace(x, k, theta, p.need_dtheta, options)
-                   : lrpe_cosine_backward_workspace(x, theta, p.need_dtheta, options);
-      }
+      constexpr bool kRotate = kRotates<Options>;
+      constexpr auto one =
+          pick_form<kRotate>(lrpe_cosine_backward_workspace, lrpe_rotate_backward_workspace);
+      constexpr auto two =
+          pick_form<kRotate>(lrpe_cosine_qk_backward_workspace, lrpe_rotate_qk_backward_workspace);
+      return is_qk(p.form) ? two(x, k, theta, p.need_dtheta, options)
+                           : one(x, theta, p.need_dtheta, options);
     });
   };
   set_judges(call, p, [=]<class Arithmetic>(Views in, Views out) {
     with_options(p, in, in_specs, [&](const auto& options) {
-      for_each_side(p, pick(in, in_specs, "theta"), pick(out, out_specs, "dtheta"),
-                    [&](const Side& s, const TensorView& theta, const TensorView& dtheta) {
+      for_each_side(p, pick(out, out_specs, "dtheta"),
+                    [&](const Side& s, const TensorView& dtheta) {
                       lrpe_cosine::define_backward<Arithmetic>(
-                          pick(in, in_specs, s.dy), pick(in, in_specs, s.x), theta,
-                          pick(out, out_specs, s.dx), dtheta, options);
+                          pick(in, in_specs, s.dy), pick(in, in_specs, s.x),
+                          pick(in, in_specs, "theta"), pick(out, out_specs, s.dx), dtheta, options);
                     });
     });
   });
   const double n = forward.flops / (is_rotate(p.form) ? 3 : 2);
   call.flops = n * 3 + (p.need_dtheta ? n * 4 : 0);
-  call.bytes = n * static_cast<double>(size_of(p.dtype)) *
-                   ((is_rotate(p.form) ? 1 : 2) + (p.need_dx ? 1 : 0) + (needs_x(p) ? 1 : 0)) +
-               static_cast<double>(p.H * p.E * size_of(p.theta_dtype)) * (p.need_dtheta ? 2 : 1);
+  call.bytes =
+      n * static_cast<double>(size_of(p.dtype)) *
+          ((is_rotate(p.form) ? 1 : 2) + (p.need_dx ? 1 : 0) + (needs_x(p) ? 1 : 0)) +
+      static_cast<double>(rows_of(p) * p.E * size_of(p.theta_dtype)) * (p.need_dtheta ? 2 : 1);
   return call;
 }
 
@@ -350,13 +354,14 @@ std::int64_t tokens_of(const LrpeProblem& p) {
   return p.prefix + std::reduce(extents.begin(), extents.end(), std::int64_t{1}, std::multiplies());
 }
 
-Case lrpe_case(const LrpeProblem& p) {
+Case lrpe_case(LrpeProblem p) {
+  // A list over all forms says E of the cosine's, and a pair has one frequency for two columns.
+  if (p.D > 0) p.E = std::min(p.E, is_rotate(p.form) ? p.D / 2 : p.D);
   Case c;
   c.op = "lrpe_cosine";
   c.params = describe(p);
   c.seed = p.seed;
-  const std::int64_t rows = p.form == Form::kCosineQk ? std::min(p.H, p.Hk) : p.H;
-  std::vector<TensorSpec> common = {{"theta", p.theta_dtype, {rows, p.E}}};
+  std::vector<TensorSpec> common = {{"theta", p.theta_dtype, {rows_of(p), p.E}}};
   if (p.offset_per_batch) {
     common.push_back({"offsets", p.seed % 2 ? DType::kI32 : DType::kI64, {p.B}});
   }

@@ -22,8 +22,16 @@ inline constexpr CaseLimits kLrpeRotateLimits{
     .ulp_f16_bf16 = 1, .cancelled_f16_bf16 = 2e-7, .relative_f32 = 2e-7, .relative_f64 = 1e-12};
 
 struct LrpeProblem {
-  enum class Form { kCosine, kCosineQk, kRotateHalves, kRotateInterleaved } form = Form::kCosine;
-  std::int64_t B = 1, H = 1, Hk = 0, D = 1, E = 1;  // Hk: heads of k for the qk form
+  enum class Form {
+    kCosine,
+    kCosineQk,
+    kRotateHalves,
+    kRotateInterleaved,
+    kRotateQkHalves,
+    kRotateQkInterleaved
+  } form = Form::kCosine;
+  std::int64_t B = 1, H = 1, Hk = 0, D = 1, E = 1;  // Hk: heads of k for the qk forms
+  bool one_row = false;                             // of theta, for all heads
   LrpeGrid shape{1};
   std::int64_t prefix = 0;
   LrpeActivation activation = LrpeActivation::kNone;
@@ -42,11 +50,14 @@ struct LrpeProblem {
 };
 
 inline bool is_rotate(LrpeProblem::Form f) { return f >= LrpeProblem::Form::kRotateHalves; }
+inline bool is_qk(LrpeProblem::Form f) {
+  return f == LrpeProblem::Form::kCosineQk || f >= LrpeProblem::Form::kRotateQkHalves;
+}
 // Prefix and grid.
 std::int64_t tokens_of(const LrpeProblem& problem);
 
 // calls: "forward", "backward" (dx and/or dtheta as asked). Inputs are named as in the header.
-Case lrpe_case(const LrpeProblem& problem);
+Case lrpe_case(LrpeProblem problem);
 
 std::vector<BadCall> lrpe_bad_calls(Device device);
 

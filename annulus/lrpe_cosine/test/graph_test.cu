@@ -18,8 +18,8 @@ class LrpeGraph : public DeviceTest {};
 
 // The header promises q and k in one launch; with nothing to reduce the other forms need no more.
 TEST_F(LrpeGraph, OneKernelWhereNothingIsReduced) {
-  for (const Form form :
-       {Form::kCosine, Form::kCosineQk, Form::kRotateHalves, Form::kRotateInterleaved}) {
+  for (const Form form : {Form::kCosine, Form::kCosineQk, Form::kRotateHalves,
+                          Form::kRotateInterleaved, Form::kRotateQkHalves}) {
     for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
       LrpeProblem p{.form = form, .B = 2, .H = 4, .Hk = 2, .D = 64, .E = 64, .shape = {150}};
       p.dtype = dtype;

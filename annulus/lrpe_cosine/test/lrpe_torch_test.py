@@ -84,6 +84,7 @@ def test_nothing_is_saved_that_is_not_needed(device):
     assert saved_bytes(lambda: annulus.lrpe_cosine(x, theta, (50,))) == theta.nbytes
     assert saved_bytes(lambda: annulus.lrpe_cosine_qk(x, k, theta, (50,))) == theta.nbytes
     assert saved_bytes(lambda: annulus.lrpe_rotate(x, theta[:, :4], (50,))) == theta[:, :4].nbytes
+    assert saved_bytes(lambda: annulus.lrpe_rotate_qk(x, k, theta[0, :4])) == theta[0, :4].nbytes
     assert saved_bytes(lambda: annulus.lrpe_cosine(x, theta, (50,), activation="silu")) == theta.nbytes + x.nbytes
     theta.requires_grad_()
     assert saved_bytes(lambda: annulus.lrpe_cosine(x, theta, (50,))) == theta.nbytes + x.nbytes
@@ -256,4 +257,13 @@ def test_peers_allow_one_unit_in_the_last_place():
 
 def test_full_size_is_the_table():
     rows = [p.row(d) for p in peers.problems("full") for d in p.directions]
-    assert len(rows) == len(set(rows)) == 64 and "bwd-3d-n32-l10-b12" in rows
+    assert len(rows) == len(set(rows)) == 64 + 2 and {"bwd-3d-n32-l10-b12", "bwd-1d-n4096-l0-b12-rotate-qk"} <= set(rows)
+
+
+def test_rope_has_a_peer(device):
+    """Ours against the equations of others in double, and theirs in bf16, which rounds cos and sin."""
+    session = peers.RotateProblem(2, (300,), 0, "bf16", ("fwd", "bwd")).open(device, ("fwd", "bwd"))
+    for name in ("annulus-torch", "torch-eager"):
+        errors = session.errors(session.implementations[name], ("fwd", "bwd"))
+        assert all(errors[part] <= (1 if name == "annulus-torch" else 3) * session.limit(direction)
+                   for direction, part in (("fwd", "y"), ("bwd", "dx")))

@@ -68,11 +68,23 @@ std::vector<Planted> wrong_numbers() {
   const P three_axes{.B = 1, .H = 2, .D = 12, .E = 4, .shape = {2, 2, 3}, .seed = 4};
   const P turned{
       .form = Form::kRotateInterleaved, .B = 1, .H = 2, .D = 8, .E = 4, .shape = {5}, .seed = 4};
+  const P partial{
+      .form = Form::kRotateHalves, .B = 1, .H = 2, .D = 8, .E = 2, .shape = {5}, .seed = 4};
+  const P one_row = with(kSmall, [](P& p) { p.one_row = true; });
   const P far = with(kSmall, [](P& p) { p.offset = 1ll << 31; });
   const P softmax = with(kSmall, [](P& p) { p.activation = LrpeActivation::kSoftmaxTokens; });
   Case grouped = of(
       {.form = Form::kCosineQk, .B = 1, .H = 4, .Hk = 2, .D = 4, .E = 4, .shape = {5}, .seed = 4});
   grouped.draw = nullptr;  // all normal: the rows of theta differ
+  Case turned_groups = of({.form = Form::kRotateQkHalves,
+                           .B = 1,
+                           .H = 4,
+                           .Hk = 2,
+                           .D = 4,
+                           .E = 2,
+                           .shape = {5},
+                           .seed = 4});
+  turned_groups.draw = nullptr;
   Case naive = small([](P& p) { p.offset = 1 << 20; });
   naive.calls[kForward].run = [f = naive.calls[kForward].baseline](Views in, Views out, Context&) {
     f(in, out);
@@ -144,6 +156,41 @@ std::vector<Planted> wrong_numbers() {
        })},
       {"interleaved pairs taken for halves", "forward y", of(turned),
        computing(with(turned, [](P& p) { p.form = Form::kRotateHalves; }))},
+      {"partial rotary pairs columns c and c + D/2", "forward y", of(partial),
+       after([](Tensors& t) {
+         for (std::size_t i = 0; i < t["y"].size(); i += 8) {
+           for (std::size_t c = 0; c < 2; ++c) {
+             const double phase = static_cast<double>(i / 8 % 5) * t["theta"][i / 40 * 2 + c];
+             const double x1 = t["x"][i + c], x2 = t["x"][i + c + 4];
+             t["y"][i + c] = x1 * std::cos(phase) - x2 * std::sin(phase);
+             t["y"][i + c + 4] = x1 * std::sin(phase) + x2 * std::cos(phase);
+             t["y"][i + c + 2] = t["x"][i + c + 2];
+           }
+         }
+       })},
+      {"partial rotary leaves the gradient of the rest at 0", "backward dx", of(partial),
+       after([](Tensors& t) {
+         for (std::size_t i = 0; i < t["dx"].size(); ++i) t["dx"][i] *= i % 8 < 4 ? 1 : 0;
+       })},
+      {"partial rotary turns the rest by 0, which spreads a NaN", "where the reference is",
+       drawing(of(partial), "x", [](std::size_t i, double v) { return i == 5 ? NAN : v; }),
+       after([](Tensors& t) { t["y"][7] += 0 * t["x"][5]; })},
+      {"one row of theta: its gradient forgets a head", "backward dtheta", of(one_row),
+       after([](Tensors& t) { t["dtheta"] *= 2.0 / 3; })},
+      {"rotate: the rows of theta go to queries, not to groups of them", "forward yq",
+       turned_groups, after([](Tensors& t) {
+         for (std::size_t h = 1; h < 3; ++h) {  // head 1 takes row 1, head 2 row 0
+           for (std::size_t i = h * 20; i < (h + 1) * 20; i += 4) {
+             for (std::size_t c = 0; c < 2; ++c) {
+               const double phase = static_cast<double>(i / 4 % 5) * t["theta"][h % 2 * 2 + c];
+               t["yq"][i + c] =
+                   t["q"][i + c] * std::cos(phase) - t["q"][i + c + 2] * std::sin(phase);
+               t["yq"][i + c + 2] =
+                   t["q"][i + c] * std::sin(phase) + t["q"][i + c + 2] * std::cos(phase);
+             }
+           }
+         }
+       })},
       {"softmax over tokens leaves out the prefix", "forward y", of(softmax), after([](Tensors& t) {
          for (std::size_t i = 0; i < t["y"].size(); ++i) t["y"][i] *= i / 16 % 10 == 0 ? 1 : 1.08;
        })},
@@ -298,9 +345,15 @@ TEST(PlantedBugs, EveryOneIsKilled) {
 
 TEST(PlantedBugs, WithoutABugNothingIsReported) {
   expect_sound(small());
-  for (const Form form : {Form::kCosineQk, Form::kRotateHalves, Form::kRotateInterleaved}) {
-    expect_sound(
-        of({.form = form, .B = 2, .H = 4, .Hk = 2, .D = 8, .E = 8, .shape = {5}, .seed = 4}));
+  for (const Form form :
+       {Form::kCosineQk, Form::kRotateHalves, Form::kRotateInterleaved, Form::kRotateQkHalves}) {
+    P p{.form = form, .B = 2, .H = 4, .Hk = 2, .D = 8, .E = 8, .shape = {5}, .seed = 4};
+    expect_sound(of(p));
+    p.one_row = true;
+    expect_sound(of(p));
+    if (!is_rotate(form)) continue;
+    p.E = 3;
+    expect_sound(of(p));
   }
 }
 

@@ -26,7 +26,8 @@ def _phase(theta, columns, shape, prefix, offset, position_ids):
         s = s + offset.to(torch.float64)[:, None, None]
     else:
         s = s + offset
-    phase = torch.einsum("btm,he->bhtme", s, theta.double()).flatten(3)[..., :columns]
+    theta = theta.double().reshape(-1, theta.shape[-1])
+    phase = torch.einsum("btm,he->bhtme", s, theta).flatten(3)[..., :columns]
     return torch.nn.functional.pad(phase, (0, 0, prefix, 0))
 
 
@@ -44,20 +45,28 @@ def cosine(x, theta, shape=None, *, prefix=0, activation="none", softmax_dim=-1,
     return torch.cat([x * phase.cos(), x * phase.sin()], -1)
 
 
-def cosine_qk(q, k, theta, shape=None, **options):
-    def one(x):
-        return cosine(x, theta.repeat_interleave(x.shape[1] // theta.shape[0], 0), shape, **options)
-
-    return one(q), one(k)
-
-
 def rotate(x, theta, shape=None, *, prefix=0, interleaved=False, offset=0, position_ids=None):
     x = x.double()
-    half = x.shape[-1] // 2
-    x1, x2 = (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., :half], x[..., half:])
-    phase = _phase(theta, half, shape, prefix, offset, position_ids)
+    phase = _phase(theta, x.shape[-1] // 2, shape, prefix, offset, position_ids)
+    R = phase.shape[-1]  # pairs that turn
+    x1, x2 = (x[..., 0 : 2 * R : 2], x[..., 1 : 2 * R : 2]) if interleaved else (x[..., :R], x[..., R : 2 * R])
     y1, y2 = x1 * phase.cos() - x2 * phase.sin(), x1 * phase.sin() + x2 * phase.cos()
-    return torch.stack([y1, y2], -1).flatten(-2) if interleaved else torch.cat([y1, y2], -1)
+    turned = torch.stack([y1, y2], -1).flatten(-2) if interleaved else torch.cat([y1, y2], -1)
+    return torch.cat([turned, x[..., 2 * R :]], -1)
+
+
+def _of_both(definition):
+    def both(q, k, theta, shape=None, **options):
+        def one(x):
+            rows = theta.reshape(-1, theta.shape[-1])
+            return definition(x, rows.repeat_interleave(x.shape[1] // rows.shape[0], 0), shape, **options)
+
+        return one(q), one(k)
+
+    return both
+
+
+cosine_qk, rotate_qk = _of_both(cosine), _of_both(rotate)
 
 
 def assert_close(got, want, limits=OUTPUT):
@@ -88,21 +97,25 @@ def compare(function, definition, inputs, **options):
 # Sample calls. Between them they reach every op of the operator.
 
 
-def _tensors(heads=3, columns=8, frequencies=8, transposed=False, **others):
-    """x (B, heads, L, columns), theta (3, frequencies), and what `others` make of (B, L, device)."""
+def _tensors(heads=3, columns=8, frequencies=8, transposed=False, rows=(3,), **others):
+    """x (B, heads, L, columns), theta (*rows, frequencies), and what `others` make of (B, L, device)."""
 
     def make(size, dtype, device):
         B, L = ((2, 14), (5, 13), (7, 17), (9, 31))[size]
         x = torch.randn(B, L, heads, columns, device=device, dtype=torch.float64).to(dtype).transpose(1, 2)
-        theta = torch.randn(3, frequencies, device=device, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        theta = torch.randn(*rows, frequencies, device=device, dtype=wide)
         return dict(x=x if transposed else x.contiguous(), theta=theta, **{k: f(B, L, device) for k, f in others.items()})
 
     return make
 
 
-def _queries_and_keys(size, dtype, device):
-    q, k = (_tensors(heads)(size, dtype, device) for heads in (3, 6))
-    return dict(q=q["x"], k=k["x"], theta=q["theta"])
+def _queries_and_keys(**options):
+    def make(size, dtype, device):
+        q, k = (_tensors(heads, **options)(size, dtype, device) for heads in (3, 6))
+        return dict(q=q["x"], k=k["x"], theta=q["theta"])
+
+    return make
 
 
 def _sample(op, what, tensors, function=None, **options):
@@ -116,17 +129,31 @@ def _sample(op, what, tensors, function=None, **options):
 
         return call
 
-    definition = {"lrpe_cosine": cosine, "lrpe_cosine_qk": cosine_qk, "lrpe_rotate": rotate}[op]
+    definition = {
+        "lrpe_cosine": cosine, "lrpe_cosine_qk": cosine_qk, "lrpe_rotate": rotate, "lrpe_rotate_qk": rotate_qk,
+    }[op]
     return Sample(op, what, of(function or getattr(annulus, op)), tensors, of(definition))
 
 
-def _in_place(x, theta, **options):
-    """On an x that may be overwritten; theta in the sum, so that a batch of thetas makes a batch of x."""
+def _of_its_own(x, *others):
+    """An x that may be overwritten, with the others in a sum, so that a batch of them makes a batch of x."""
     if isinstance(x, torch.Tensor):
         x = x * 1
-        if isinstance(theta, torch.Tensor) and x.device == theta.device:
-            x = x + 0 * theta.sum().to(x.dtype)
-    return annulus.lrpe_rotate_(x, theta, **options)
+        for t in others:
+            if isinstance(t, torch.Tensor) and x.device == t.device:
+                x = x + 0 * t.sum().to(x.dtype)
+    return x
+
+
+def _in_place(x, theta, **options):
+    return annulus.lrpe_rotate_(_of_its_own(x, theta), theta, **options)
+
+
+def _in_place_qk(q, k, theta, **options):
+    if all(isinstance(x, torch.Tensor) and x.is_floating_point() for x in (q, k)):  # of one dtype, which they keep
+        dtype = torch.promote_types(q.dtype, k.dtype)
+        q, k = q.to(dtype), k.to(dtype)
+    return annulus.lrpe_rotate_qk_(_of_its_own(q, k, theta), _of_its_own(k, q, theta), theta, **options)
 
 
 _ids = lambda B, L, device: torch.randint(-50, 50, (B, L, 2), device=device)  # noqa: E731
@@ -137,12 +164,17 @@ SAMPLES = [
     _sample("lrpe_cosine", "softmax of tokens", _tensors(), activation="softmax", softmax_dim=-2),
     _sample("lrpe_cosine", "offsets", _tensors(offset=_offsets)),
     _sample("lrpe_cosine", "position_ids", _tensors(frequencies=4, position_ids=_ids), activation="sigmoid"),
-    _sample("lrpe_cosine_qk", "", _queries_and_keys),
-    _sample("lrpe_cosine_qk", "softmax", _queries_and_keys, activation="softmax"),
+    _sample("lrpe_cosine", "one theta", _tensors(rows=(), transposed=True)),
+    _sample("lrpe_cosine_qk", "", _queries_and_keys()),
+    _sample("lrpe_cosine_qk", "softmax", _queries_and_keys(rows=(1,)), activation="softmax"),
     _sample("lrpe_rotate", "", _tensors(frequencies=4)),
     _sample("lrpe_rotate", "interleaved", _tensors(frequencies=4, transposed=True), prefix=2, interleaved=True),
     _sample("lrpe_rotate", "position_ids", _tensors(frequencies=2, position_ids=_ids)),
+    _sample("lrpe_rotate", "partial", _tensors(columns=10, frequencies=3, rows=())),
     _sample("lrpe_rotate", "in place", _tensors(frequencies=4), _in_place),
+    _sample("lrpe_rotate_qk", "", _queries_and_keys(frequencies=4)),
+    _sample("lrpe_rotate_qk", "partial", _queries_and_keys(frequencies=2, rows=(), transposed=True), prefix=2, interleaved=True),
+    _sample("lrpe_rotate_qk", "in place", _queries_and_keys(frequencies=3, rows=(1,)), _in_place_qk, offset=19),
 ]
 
 
@@ -155,7 +187,8 @@ BAD = [
     (_bad(size=(3, 10, 8)), r"\[lrpe_cosine\] x must have 4 dimensions but has shape \(3, 10, 8\)"),
     (_bad(size=(1, 2, 3, 10, 8)), r"x must have 4 dimensions"),
     (_bad(size=(1,) * 7), r"x must have at most 6 dimensions"),
-    (_bad(theta=(3,)), r"theta must have 2 dimensions"),
+    (_bad(theta=(1, 3, 8)), r"theta must have 2 dimensions"),
+    (_bad(theta=(3,)), r"theta must have at least"),
     (_bad(theta=(2, 8)), r"theta must have 3 rows"),
     (_bad(theta=(3, 7)), r"theta must have at least"),
     (_bad(theta=(3, 16), size=(2, 3, 12, 8), shape=(3, 4)), r"theta must leave a column to every axis"),
@@ -193,6 +226,8 @@ BAD = [
      r"axis 2 of position_ids is encoded nowhere"),
     (_bad(shape=(2**62, 4)), r"\[lrpe_cosine\] shape must have a product below 2\^63 but is \(4611686018427387904, 4\)"),
     (_bad(function=annulus.lrpe_rotate, size=(2, 3, 10, 7)), r"\[lrpe_rotate\] x must have an even number of columns"),
-    (_bad(function=annulus.lrpe_rotate, theta=(3, 3)), r"\[lrpe_rotate\] theta must have at least"),
+    (_bad(function=annulus.lrpe_rotate, theta=(3, 0)), r"\[lrpe_rotate\] theta must have at least 1 column"),
+    (_bad(function=annulus.lrpe_rotate, theta=(3, 5)), r"\[lrpe_rotate\] theta must have at most 4 columns"),
+    (_bad(function=annulus.lrpe_rotate, theta=(2, 4)), r"\[lrpe_rotate\] theta must have 3 rows, one per head, or 1 but"),
     (_bad(function=annulus.lrpe_rotate_, size=(2, 3, 10, 7)), r"\[lrpe_rotate\] x must have an even number"),
 ]

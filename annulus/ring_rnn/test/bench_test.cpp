@@ -1,4 +1,4 @@
-// The suite says what the seed said, its dynamics are alive, and its work is what the mathematics
+// The suite says what the original said, its dynamics are alive, and its work is what the mathematics
 // asks for.
 #include <gtest/gtest.h>
 
@@ -41,31 +41,33 @@ double active(const Row& row) {
 }
 
 // Figures read off the source by eye.
-TEST(RingRnnSeed, HoldsTheSourcesFigures) {
+TEST(RingRnnOriginal, HoldsTheSourcesFigures) {
   const auto rows = rows_of(Size::kFull);
-  const auto seed = [&](const char* name) { return *find_row(rows, name, DType::kBF16).seed; };
-  EXPECT_EQ(seed("fwd-b256-n128-k16-t20").value, 0.282);
-  EXPECT_EQ(seed("fwd-b256-n128-k16-t20").hardware, "RTX PRO 6000 Blackwell");
-  EXPECT_EQ(seed("fwd-b256-n2048-k64-t20").value, 62.792);
-  EXPECT_EQ(seed("fwd-b256-n2048-k64-t20").columns.size(), 3u);  // torch.sum was out of memory
-  EXPECT_EQ(seed("fwd-b256-n1024-k3-t20").value, 10.129);        // no tensor cores
-  EXPECT_EQ(seed("fwd-b256-n1024-k16-t20").columns[0].second, 755.812);
+  const auto original = [&](const char* name) {
+    return *find_row(rows, name, DType::kBF16).original;
+  };
+  EXPECT_EQ(original("fwd-b256-n128-k16-t20").value, 0.282);
+  EXPECT_EQ(original("fwd-b256-n128-k16-t20").hardware, "RTX PRO 6000 Blackwell");
+  EXPECT_EQ(original("fwd-b256-n2048-k64-t20").value, 62.792);
+  EXPECT_EQ(original("fwd-b256-n2048-k64-t20").columns.size(), 3u);  // torch.sum was out of memory
+  EXPECT_EQ(original("fwd-b256-n1024-k3-t20").value, 10.129);        // no tensor cores
+  EXPECT_EQ(original("fwd-b256-n1024-k16-t20").columns[0].second, 755.812);
 }
 
-TEST(RingRnnSuite, FullHasAllRowsOfTheSeed) {
+TEST(RingRnnSuite, FullHasAllRowsOfTheOriginal) {
   for (const DeviceType device : {DeviceType::kCPU, DeviceType::kCUDA}) {
-    std::set<std::string> names, seeded;
+    std::set<std::string> names, originals;
     for (const Row& row : rows_of(Size::kFull, device)) {
       EXPECT_TRUE(names.insert(row.name + annulus::name_of(row.dtype) + row.impl).second)
           << row.name;
-      if (row.seed && !row.params.contains("variant")) seeded.insert(row.name);
+      if (row.original && !row.params.contains("variant")) originals.insert(row.name);
     }
-    EXPECT_EQ(seeded.size(), 12u);
+    EXPECT_EQ(originals.size(), 12u);
     EXPECT_EQ(names.contains("fwd-b256-n2048-k16-t20f32annulus-tf32"), device == DeviceType::kCUDA);
   }
 }
 
-// The GFLOP of the seed's rows, counted by hand: 2 B T (K + 1) N^2, three times that with gradients.
+// The GFLOP of the original's rows, counted by hand: 2 B T (K + 1) N^2, three times that with gradients.
 TEST(RingRnnSuite, WorkIsThatOfTheMathematics) {
   const auto rows = rows_of(Size::kFull);
   EXPECT_NEAR(flops_of(find_row(rows, "fwd-b256-n2048-k16-t20", DType::kBF16)), 730.1e9, 0.1e9);
@@ -100,8 +102,8 @@ TEST(RingRnnSuite, PrecisionsUseTheirUnits) {
   }
 }
 
-// What the seed's benchmark was not: a kernel that forgets the products would be seen.
-TEST(RingRnnSuite, RowsAreAliveAndTheSeedsOwnIsDead) {
+// What the original's benchmark was not: a kernel that forgets the products would be seen.
+TEST(RingRnnSuite, RowsAreAliveAndTheOriginalsOwnIsDead) {
   for (const Row& row : rows_of(Size::kQuick)) {
     if (row.calls.size() != 1 || row.dtype != DType::kF32) continue;
     EXPECT_GT(active(row), 0.2) << row.name;

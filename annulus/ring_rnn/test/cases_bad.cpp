@@ -85,6 +85,9 @@ void add_shape_rules(BadCalls& b) {
   b.add("reset_state without reset", "reset", [](Attempt& a) { a.in.reset = {}, a.forward(); });
   b.add("J0 is not a number", "J0", [](Attempt& a) { a.in.J0 = std::nan(""), a.forward(); });
   b.add("alpha is infinite", "alpha", [](Attempt& a) { a.in.alpha = INFINITY, a.forward(); });
+  b.add("J0 is beyond f32", "J0", [](Attempt& a) { a.in.J0 = 1e300, a.forward(); });
+  b.add("J1 is beyond f32", "J1", [](Attempt& a) { a.in.J1 = -1e39, a.backward(); });
+  b.add("alpha is beyond f32", "alpha", [](Attempt& a) { a.in.alpha = 1e300, a.forward(); });
   b.add("dalpha has one dimension where alpha is a number", "dalpha",
         [](Attempt& a) { a.grad.dalpha = a.output("dalpha", {4}), a.backward(); });
   b.add("dalpha has rank 0 where alpha is (N,)", "dalpha",

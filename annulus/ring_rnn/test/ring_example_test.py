@@ -32,7 +32,7 @@ def test_random_numbers_are_those_of_cpp(example):
 
 
 def test_training_is_that_of_cpp(example):
-    """`annulus train ring-attractor --recipe seed --neurons 24 --batch 16 --length 20 --steps 5` wrote these losses."""
+    """`annulus train ring-attractor --recipe original --neurons 24 --batch 16 --length 20 --steps 5` wrote these losses."""
     options = example.parse("--neurons 24 --batch 16 --length 20 --steps 5".split())
     history, _ = example.train(example.Ring(24, False, 0), options)
     assert history == pytest.approx([0.724278986, 0.693995535, 0.708913624, 0.822223485, 0.739936292], rel=1e-5)

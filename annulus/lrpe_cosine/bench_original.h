@@ -8,20 +8,20 @@
 
 namespace annulus::bench {
 
-inline constexpr const char* kLrpeSeedHardware = "A800";
+inline constexpr const char* kLrpeOriginalHardware = "A800";
 // Tri, Tri Ca (phase cached), Tor (eager), Tor C (compiled) in the source.
-inline constexpr std::array<const char*, 4> kLrpeSeedColumns = {"Triton", "Triton cached", "Torch",
-                                                                "Torch compile"};
+inline constexpr std::array<const char*, 4> kLrpeOriginalColumns = {"Triton", "Triton cached",
+                                                                    "Torch", "Torch compile"};
 
 // The rows of a series: n doubles from one to the next. Four speeds, then four memories.
-struct LrpeSeedSeries {
+struct LrpeOriginalSeries {
   int axes, first_n, prefix;
   bool backward;
   std::vector<std::array<double, 8>> rows;
 };
 
 // clang-format off
-inline const std::array<LrpeSeedSeries, 12> kLrpeSeed = {{
+inline const std::array<LrpeOriginalSeries, 12> kLrpeOriginal = {{
 {1, 256, 0, false, {
   {0.163323, 0.169270, 0.411781, 0.206048, 36.019043, 37.519043, 96.022949, 37.520996},
   {0.198294, 0.202130, 0.610906, 0.330625, 72.019043, 75.019043, 192.026855, 75.022949},
