@@ -2,7 +2,7 @@
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/annulus)
 
-install(TARGETS annulus annulus_dependencies EXPORT annulusTargets COMPONENT development
+install(TARGETS annulus annulus_dependencies annulus_openmp EXPORT annulusTargets COMPONENT development
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/annulus DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
   COMPONENT development
