@@ -1,7 +1,8 @@
 """What a C++ project gets: check_package.py BUILD_FOLDER PREFIX.
 
 Installs the build, moves the installation to PREFIX, and looks at it as a stranger would:
-  headers      those that annulus.h leads to and no other; each compiles alone, without a warning
+  headers      those that annulus.h leads to and no other; each compiles alone, without a warning; every field of every
+               options struct can be named in an initialiser
   static       the examples by find_package, and by pkg-config
   shared       the examples by add_subdirectory, which builds the library and nothing else; then that library installed,
                what it exports, and the example by find_package and by pkg-config
@@ -72,6 +73,21 @@ def check_headers(include):
     return headers, compilers
 
 
+def check_options(include, headers, compilers):
+    """Returns how many structs and fields there were."""
+    lines = []
+    structs = [s for code in headers.values() for s in re.findall(r"\bstruct (\w+Options)\b[^;{]*{(.*?)\n};", code, re.S)]
+    for name, body in structs:
+        for field in re.findall(r"\b(\w+)\s*(?==[^=]|;|{)", re.sub(r"=[^;]*", "=", body)):
+            lines.append(f"[[maybe_unused]] const annulus::{name} o{len(lines)}{{.{field} = {{}}}};\n")
+    check(lines, "no header has options")
+    source = WORK / "options.cpp"
+    source.write_text('#include "annulus/annulus.h"\n' + "".join(lines))
+    for compiler in compilers:
+        run(compiler, *WARNINGS, f"-I{include}", "-fsyntax-only", source)
+    return len(structs), len(lines)
+
+
 def consumer(build, *options, programs=PROGRAMS, env=None):
     run("cmake", "-G", "Ninja", "-S", CONSUMER, "-B", build, "-DCMAKE_BUILD_TYPE=Release", *options)
     run("cmake", "--build", build, "-j", JOBS, "--target", *programs)
@@ -110,6 +126,7 @@ def main():
     WORK.mkdir(parents=True)
     install(build, prefix)
     headers, compilers = check_headers(prefix / "include")
+    structs, fields = check_options(prefix / "include", headers, compilers)
     consumer(WORK / "static", f"-DCMAKE_PREFIX_PATH={prefix}")
     by_pkg_config(prefix)
     by_pkg_config(prefix, "--static")
@@ -131,7 +148,7 @@ def main():
     check({str(p.relative_to(shared / "include")) for p in (shared / "include").rglob("*.h")} == set(headers), "other headers")
     consumer(WORK / "of_shared", f"-DCMAKE_PREFIX_PATH={shared}", programs=("consumer",))
     by_pkg_config(shared)
-    print(f"note: {len(headers)} headers alone ({', '.join(compilers)}): static, shared "
+    print(f"note: {len(headers)} headers alone ({', '.join(compilers)}), {fields} fields of {structs} options; static, shared "
           f"({exported} names), add_subdirectory, pkg-config")
 
 

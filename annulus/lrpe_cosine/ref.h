@@ -19,6 +19,7 @@
 #include "annulus/core/values.h"
 #include "annulus/lrpe_cosine/lrpe_cosine.h"
 #include "annulus/lrpe_cosine/phase.h"
+#include "annulus/lrpe_cosine/positions.h"
 
 namespace annulus::lrpe_cosine {
 
@@ -175,7 +176,7 @@ class Phases {
     return coordinate(positions_, b, t, c / E_);
   }
 
-  const LrpePositions& positions_;
+  const LrpePositions positions_;
   std::int64_t E_;
   std::vector<typename Arithmetic::Frequency> frequency_;
 };
@@ -187,7 +188,7 @@ void define_forward(const TensorView& x, const TensorView& theta, const TensorVi
   const std::int64_t L = x.shape[2], D = x.shape[3];
   const std::vector<C> xb = Activation<C>(options.activation, L, D).forward(load_values<C>(x));
   std::vector<C> y(2 * xb.size());
-  Phases<Arithmetic>(theta, options)
+  Phases<Arithmetic>(theta, positions_of(options))
       .for_each(x, D, [&](auto, auto, auto, auto c, auto row, const SinCos<C>& phi) {
         const C v = xb[static_cast<std::size_t>(row * D + c)];
         const auto cos_at = static_cast<std::size_t>(row * 2 * D + c);
@@ -208,7 +209,7 @@ void define_backward(const TensorView& dy_view, const TensorView& x_view, const 
   const std::vector<C> dy = load_values<C>(dy_view), x = load_values<C>(x_view);
   const std::vector<C> xb = activation.forward(x);
   std::vector<C> g(dy.size() / 2), dtheta(static_cast<std::size_t>(dtheta_view.numel()));
-  const Phases<Arithmetic> phases(theta, options);
+  const Phases<Arithmetic> phases(theta, positions_of(options));
   phases.for_each(dy_view, D, [&](auto b, auto h, auto t, auto c, auto row, const SinCos<C>& phi) {
     const auto i = static_cast<std::size_t>(row * D + c);
     const C dc = dy[static_cast<std::size_t>(row * 2 * D + c)];
@@ -240,7 +241,7 @@ void define_forward(const TensorView& x_view, const TensorView& theta, const Ten
   const std::int64_t D = x_view.shape[3];
   const std::vector<C> x = load_values<C>(x_view);
   std::vector<C> y(x.size());
-  Phases<Arithmetic>(theta, options)
+  Phases<Arithmetic>(theta, positions_of(options))
       .for_each(x_view, D / 2, [&](auto, auto, auto, auto c, auto row, const SinCos<C>& phi) {
         const auto [i, j] = pair_columns(row, c, D, options.interleaved);
         y[i] = x[i] * phi.cos - x[j] * phi.sin;
@@ -257,7 +258,7 @@ void define_backward(const TensorView& dy_view, const TensorView& x_view, const 
   const std::int64_t D = dy_view.shape[3];
   const std::vector<C> dy = load_values<C>(dy_view), x = load_values<C>(x_view);
   std::vector<C> dx(dy.size()), dtheta(static_cast<std::size_t>(dtheta_view.numel()));
-  const Phases<Arithmetic> phases(theta, options);
+  const Phases<Arithmetic> phases(theta, positions_of(options));
   phases.for_each(dy_view, D / 2,
                   [&](auto b, auto h, auto t, auto c, auto row, const SinCos<C>& phi) {
                     const auto [i, j] = pair_columns(row, c, D, options.interleaved);
