@@ -1,7 +1,7 @@
 # How our own code is compiled: warnings are errors, symbols are hidden, binaries are hardened.
 # No fast-math anywhere, and -ffp-contract stays at the compiler's default: the numbers are a promise.
 
-if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
 endif()
 set(CMAKE_CXX_STANDARD 20)
@@ -10,7 +10,6 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_CXX_VISIBILITY_PRESET hidden)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
-set(CMAKE_INSTALL_RPATH "$ORIGIN;$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 
@@ -23,13 +22,19 @@ if(ANNULUS_SANITIZE)
   add_link_options(-fsanitize=${ANNULUS_SANITIZE})
 endif()
 
+# Errors where we build; a project that contains this one may have a compiler with other opinions.
+set(werror)
+if(PROJECT_IS_TOP_LEVEL OR CMAKE_COMPILE_WARNING_AS_ERROR)
+  set(werror -Werror)
+endif()
+set(CMAKE_COMPILE_WARNING_AS_ERROR OFF)  # CMake's own would be every warning of nvcc as well
 add_library(annulus_compiler_flags INTERFACE)
 target_compile_options(annulus_compiler_flags INTERFACE
-  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wconversion;-Werror;-fstack-protector-strong>"
+  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wconversion;${werror};-fstack-protector-strong>"
   # nvcc's generated host stubs do not survive -Wconversion; our own host code in .cu files is
   # held to the rest. -lineinfo costs nothing at run time and lets the profilers name our lines.
   "$<$<COMPILE_LANGUAGE:CUDA>:-lineinfo;--expt-relaxed-constexpr>"
-  $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-Werror,-fstack-protector-strong>
+  $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra$<$<BOOL:${werror}>:,-Werror>,-fstack-protector-strong>
   $<$<COMPILE_LANGUAGE:CUDA>:-Werror=cross-execution-space-call,reorder,deprecated-declarations>)
 if(ANNULUS_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # GCC takes the sanitizers' instrumentation for reads of unset variables, in <regex> for one.

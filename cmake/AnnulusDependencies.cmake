@@ -1,6 +1,7 @@
 # What the build found, as
 #   ANNULUS_HAVE_{CUDA,HWY,BLAS,OPENMP,MPI,NCCL,TORCH}   variables (ON/OFF)
-#   annulus_dependencies                                 what the library compiles and links with
+#   annulus_dependencies                                 what the library compiles and links with, but for
+#   annulus_openmp                                       threads, which the PyTorch module has from torch
 #   annulus_torch                                        headers of the PyTorch found (for python/)
 # A definition of the same name (=1/0) has only what reads it, by annulus_reads(): the objects of a build with
 # CUDA and one without are then the same files to a compiler cache.
@@ -147,6 +148,7 @@ target_compile_definitions(annulus_dependencies INTERFACE
   ANNULUS_HAVE_HWY=$<BOOL:${Highway_FOUND}> ANNULUS_HWY_DISPATCH=${dispatch})
 
 # --- OpenMP: threads on the CPU ------------------------------------------------------------------
+add_library(annulus_openmp INTERFACE)
 set(ANNULUS_OPENMP_STRING "none")
 if(ANNULUS_SANITIZE MATCHES "thread")
   # libgomp is not instrumented: every barrier of it would read as a race.
@@ -155,7 +157,7 @@ if(ANNULUS_SANITIZE MATCHES "thread")
 else()
   find_package(OpenMP QUIET COMPONENTS CXX)
   if(OpenMP_CXX_FOUND)
-    target_link_libraries(annulus_dependencies INTERFACE OpenMP::OpenMP_CXX)
+    target_link_libraries(annulus_openmp INTERFACE OpenMP::OpenMP_CXX)
     set(ANNULUS_OPENMP_STRING "OpenMP ${OpenMP_CXX_VERSION}")
     annulus_note(OPENMP "${ANNULUS_OPENMP_STRING}")
   else()
@@ -169,12 +171,16 @@ annulus_found(OPENMP "use a compiler with OpenMP")
 add_library(annulus_blas INTERFACE)
 set(ANNULUS_BLAS_STRING "none")
 set(found OFF)
-set(BLA_VENDOR OpenBLAS)
-find_package(BLAS QUIET)
-find_path(CBLAS_INCLUDE_DIR cblas.h PATH_SUFFIXES openblas openblas-pthread
-  ${CMAKE_LIBRARY_ARCHITECTURE})
-mark_as_advanced(CBLAS_INCLUDE_DIR)
-if(BLAS_FOUND AND CBLAS_INCLUDE_DIR)
+if(ANNULUS_BENCH)
+  set(BLA_VENDOR OpenBLAS)
+  find_package(BLAS QUIET)
+  find_path(CBLAS_INCLUDE_DIR cblas.h PATH_SUFFIXES openblas openblas-pthread
+    ${CMAKE_LIBRARY_ARCHITECTURE})
+  mark_as_advanced(CBLAS_INCLUDE_DIR)
+endif()
+if(NOT ANNULUS_BENCH)
+  annulus_note(BLAS "not looked for: no benchmarks")
+elseif(BLAS_FOUND AND CBLAS_INCLUDE_DIR)
   set(found ON)
   target_link_libraries(annulus_blas INTERFACE ${CMAKE_DL_LIBS})
   target_include_directories(annulus_blas SYSTEM INTERFACE ${CBLAS_INCLUDE_DIR})

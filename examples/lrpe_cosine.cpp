@@ -27,13 +27,10 @@ std::vector<float> random_normal(std::int64_t count, unsigned seed) {
 std::vector<float> encode(const std::vector<float>& x, const std::vector<float>& theta,
                           std::int64_t offset, annulus::Context& context) {
   std::vector<float> y(x.size() * 2);
-  annulus::LrpeCosineOptions options;
-  options.shape = {kTokens};
-  options.offset = offset;
   annulus::lrpe_cosine_forward(annulus::contiguous(x.data(), {kBatch, kHeads, kTokens, kDim}),
                                annulus::contiguous(theta.data(), {kHeads, kDim}),
                                annulus::contiguous(y.data(), {kBatch, kHeads, kTokens, 2 * kDim}),
-                               options, context);
+                               {.shape = {kTokens}, .offset = offset}, context);
   return y;
 }
 
@@ -73,14 +70,12 @@ int run() {
 
   // The gradient of sum(y * y) / 2 is dy = y; cos^2 + sin^2 = 1 makes dx = x and dtheta = 0.
   std::vector<float> dx(q.size()), dtheta(theta.size());
-  annulus::LrpeCosineOptions options;
-  options.shape = {kTokens};
   annulus::lrpe_cosine_backward(
       annulus::contiguous(q_near.data(), {kBatch, kHeads, kTokens, 2 * kDim}),
       annulus::contiguous(q.data(), {kBatch, kHeads, kTokens, kDim}),
       annulus::contiguous(theta.data(), {kHeads, kDim}),
       annulus::contiguous(dx.data(), {kBatch, kHeads, kTokens, kDim}),
-      annulus::contiguous(dtheta.data(), {kHeads, kDim}), options, context);
+      annulus::contiguous(dtheta.data(), {kHeads, kDim}), {.shape = {kTokens}}, context);
   double dx_error = 0, dtheta_size = 0;
   for (std::size_t i = 0; i < q.size(); ++i) {
     dx_error = std::max(dx_error, std::fabs(static_cast<double>(dx[i]) - q[i]));

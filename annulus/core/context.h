@@ -63,7 +63,8 @@ struct ANNULUS_API Context {
 
     std::string text() const;
   };
-  std::vector<Backend> backends;  // of all operators that were called, in the order of their first
+  std::vector<Backend> backends =
+      {};  // of all operators that were called, in the order of their first
 
   // Operators say so when they have run; the texts last as long as the process. The second is for
   // those with one implementation a device.

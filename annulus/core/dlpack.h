@@ -9,7 +9,6 @@
 #include <iterator>
 #include <string>
 
-#include "annulus/core/checked.h"
 #include "annulus/core/errors.h"
 #include "annulus/core/tensor.h"
 
@@ -71,7 +70,9 @@ TensorView from_dlpack(const DLTensorType& t) {
                             std::to_string(v.shape[k]));
     }
     v.stride[k] = t.strides ? t.strides[i] : dense;
-    if (v.shape[k] > 0) dense = checked_mul(dense, v.shape[k], "from_dlpack");
+    if (v.shape[k] > 0 && __builtin_mul_overflow(dense, v.shape[k], &dense)) {
+      throw InvalidArgument("[from_dlpack] a size must fit in 63 bits but the shape's does not");
+    }
   }
   return v;
 }

@@ -41,8 +41,8 @@ class ANNULUS_API RankLost : public Error {
  public:
   enum class Direction { kSend, kReceive };
 
-  RankLost(const std::string& message, int rank, int hop, Direction direction, double waited_s)
-      : Error(message), rank(rank), hop(hop), direction(direction), waited_s(waited_s) {}
+  RankLost(const std::string& message, int lost, int at_hop, Direction which, double seconds)
+      : Error(message), rank(lost), hop(at_hop), direction(which), waited_s(seconds) {}
 
   int rank;
   int hop;

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <string>
 
+#include "annulus/core/operator.h"
 #include "annulus/cpu/features.h"
 #include "annulus/cpu/parallel.h"
 

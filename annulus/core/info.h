@@ -1,5 +1,4 @@
-// What this build is and what it can run here, with reasons. Operators add themselves: one static
-// OperatorRegistration in their .cpp, so no central list exists.
+// What this build is and what it can run here, with reasons. (Operators add themselves: core/operator.h.)
 #pragma once
 
 #include <string>
@@ -50,10 +49,5 @@ ANNULUS_API std::string cpu_features();  // the SIMD target that will run, and b
 ANNULUS_API int cpu_threads();           // what Context::threads = 0 means here
 // Sorted by name.
 ANNULUS_API std::vector<OperatorInfo> operators();
-
-class ANNULUS_API OperatorRegistration {
- public:
-  explicit OperatorRegistration(OperatorInfo info);
-};
 
 }  // namespace annulus

@@ -1,6 +1,6 @@
 // What every operator's public function does before a kernel runs: it checks its arguments by one list,
 // which reads as the documentation of the call, and picks the backend of their device. (Its scratch:
-// core/scratch.h.)
+// core/scratch.h.) And how it makes itself known.
 #pragma once
 
 #include <algorithm>
@@ -17,10 +17,15 @@
 #include "annulus/core/device.h"
 #include "annulus/core/errors.h"
 #include "annulus/core/info.h"
-#include "annulus/core/macros.h"
 #include "annulus/core/tensor.h"
 
 namespace annulus {
+
+// One static of this in an operator's .cpp puts it among operators(), so no central list exists.
+class OperatorRegistration {
+ public:
+  explicit OperatorRegistration(OperatorInfo info);
+};
 
 // A few values without a heap: the dtypes or the extents that an argument may have.
 template <class T, std::size_t most>
@@ -54,7 +59,7 @@ struct Argument {
 
 // The arguments of one call, in the order in which they are checked: what an extent is read from comes
 // before what is compared with it. The first of them leads: all others are on its device.
-class ANNULUS_API Arguments {
+class Arguments {
  public:
   explicit Arguments(const char* op) : op_(op) { list_.reserve(24); }
 
@@ -97,7 +102,7 @@ class ANNULUS_API Arguments {
 
 // The lists of the calls that this thread makes while it lives: what a test derives the calls from
 // that must be refused.
-class ANNULUS_API ArgumentsRecorder {
+class ArgumentsRecorder {
  public:
   struct Call {
     std::string op;

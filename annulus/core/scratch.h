@@ -13,7 +13,6 @@
 
 #include "annulus/core/context.h"
 #include "annulus/core/device.h"
-#include "annulus/core/macros.h"
 
 namespace annulus {
 
@@ -58,7 +57,7 @@ std::size_t scratch_bytes(LayOut&& lay_out) {
 // One block of scratch for the length of a call. Throws DeviceError, naming the operator and the
 // size, when the allocator has none. Zero bytes ask the allocator for nothing. What the allocator
 // returns need not be aligned.
-class ANNULUS_API Workspace {
+class Workspace {
  public:
   Workspace(Context& context, const char* op, Device device, std::size_t bytes);
   // As large as lay_out(ScratchLayout&) counts, and laid out by it. It is called twice.

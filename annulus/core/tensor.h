@@ -23,8 +23,8 @@ struct TensorView {
   DType dtype = DType::kF32;
   Device device = kCPU;
   int rank = -1;  // -1: no tensor at all, which is how an optional argument is left out
-  std::array<std::int64_t, kMaxRank> shape{};
-  std::array<std::int64_t, kMaxRank> stride{};
+  std::array<std::int64_t, kMaxRank> shape = {};
+  std::array<std::int64_t, kMaxRank> stride = {};
 
   bool defined() const { return rank >= 0; }
   std::span<const std::int64_t> sizes() const {

@@ -3,23 +3,21 @@
 
 #include <string>
 
-#include "annulus/core/macros.h"
-
 namespace annulus::cpu {
 
 // Arm FEAT_BF16: hardware conversion to bfloat16 (bfcvtn) and bf16 matrix products.
-ANNULUS_API bool has_arm_bf16();
+bool has_arm_bf16();
 
 // AVX512-BF16 (vdpbf16ps), with the AVX512 F, BW, VL and DQ that code around it uses.
-ANNULUS_API bool has_avx512_bf16();
+bool has_avx512_bf16();
 
 // Intel's AMX with bf16 products (tdpbf16ps), and Linux lets this process use it. The tiles are
 // large (8 KiB that a signal has to save), so the kernel hands them out on request only: the first
 // call asks for the whole process, and what was refused then stays refused.
-ANNULUS_API bool has_amx_bf16();
+bool has_amx_bf16();
 
 // "Highway NEON, bf16 in hardware (bfcvtn, bfmmla)", or "scalar (built without Highway)".
-ANNULUS_API std::string simd_description();
+std::string simd_description();
 // The same for as long as the process lives.
 inline const char* simd_text() {
   static const std::string& text = *new std::string(simd_description());

@@ -8,19 +8,16 @@
 #include <memory>
 #include <type_traits>
 
-#include "annulus/core/macros.h"
-
 namespace annulus::cpu {
 
 // What a Context's `threads` (0 = all) comes to here.
-ANNULUS_API int resolve_threads(int requested);
+int resolve_threads(int requested);
 
 // How many of `wanted` threads can be started now beside those there are: that many are, at once, and ended.
-ANNULUS_API int startable_threads(int wanted);
+int startable_threads(int wanted);
 
 namespace detail {
-ANNULUS_API void parallel_for(std::int64_t tasks, int threads, void (*body)(void*, std::int64_t),
-                              void* state);
+void parallel_for(std::int64_t tasks, int threads, void (*body)(void*, std::int64_t), void* state);
 }  // namespace detail
 
 // Calls f(task) for every task in 0..tasks-1. An exception thrown by a task is rethrown here (the
@@ -37,7 +34,7 @@ void parallel_for(std::int64_t tasks, int threads, F&& f) {
 // before the next phase begins. Nobody waits for a thread, only for items: where one has no processor
 // the others do its share, so that a busy machine or more threads than processors cost little. What
 // an item writes must depend on its index alone.
-class ANNULUS_API Team {
+class Team {
  public:
   static constexpr int kRanges = 64;  // parts the items of a phase are split into, at most
 
@@ -124,7 +121,7 @@ class Member {
 };
 
 namespace detail {
-ANNULUS_API void run_team(int threads, void (*body)(void*, Member&), void* state);
+void run_team(int threads, void (*body)(void*, Member&), void* state);
 }  // namespace detail
 
 // Calls f(member) once on each of `threads` threads (0 = all), at the same time. f must not throw.

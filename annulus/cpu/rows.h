@@ -9,7 +9,6 @@
 #include <cstdint>
 
 #include "annulus/core/dispatch.h"
-#include "annulus/core/macros.h"
 #include "annulus/core/tensor.h"
 
 namespace annulus::cpu {
@@ -58,10 +57,10 @@ struct Rows {
 };
 
 template <class Real>
-ANNULUS_API const Rows<Real>& rows();
+const Rows<Real>& rows();
 template <>
-ANNULUS_API const Rows<float>& rows<float>();
+const Rows<float>& rows<float>();
 template <>
-ANNULUS_API const Rows<double>& rows<double>();
+const Rows<double>& rows<double>();
 
 }  // namespace annulus::cpu

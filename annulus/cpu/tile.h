@@ -16,7 +16,6 @@
 #include <type_traits>
 
 #include "annulus/core/dtype.h"
-#include "annulus/core/macros.h"
 #include "annulus/core/precision.h"
 
 namespace annulus::cpu {
@@ -95,12 +94,12 @@ struct Tiles : TileShape {
 // The tiles for this machine, of kFp32 or a precision whose terms are bf16 (f64: kF64 alone); the same
 // object for the life of the process.
 template <class Real>
-ANNULUS_API const Tiles<Real>& tiles(Precision precision);
+const Tiles<Real>& tiles(Precision precision);
 
 template <>
-ANNULUS_API const Tiles<float>& tiles<float>(Precision precision);
+const Tiles<float>& tiles<float>(Precision precision);
 template <>
-ANNULUS_API const Tiles<double>& tiles<double>(Precision precision);
+const Tiles<double>& tiles<double>(Precision precision);
 
 namespace detail {
 // Calls f with the type that the rows of x have, and the first of them.
@@ -115,10 +114,10 @@ void visit_rows(const Matrix& x, Call&& f) {
 
 // By machine: nullptr where the instructions are not there. tiles() takes the first there is; tests
 // try them all.
-ANNULUS_API const Tiles<float>* bf16_tiles_arm(Precision precision);
-ANNULUS_API const Tiles<float>* bf16_tiles_amx(Precision precision);
-ANNULUS_API const Tiles<float>* bf16_tiles_x86(Precision precision);
-ANNULUS_API const Tiles<float>* float_tiles_highway(Precision precision);  // everywhere
+const Tiles<float>* bf16_tiles_arm(Precision precision);
+const Tiles<float>* bf16_tiles_amx(Precision precision);
+const Tiles<float>* bf16_tiles_x86(Precision precision);
+const Tiles<float>* float_tiles_highway(Precision precision);  // everywhere
 
 // Of tiles for one, two and three terms of bf16 those that a precision takes.
 inline const Tiles<float>* of_terms(Precision precision, const Tiles<float>* one,

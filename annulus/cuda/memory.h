@@ -6,8 +6,6 @@
 #include <cstddef>
 #include <string>
 
-#include "annulus/core/macros.h"
-
 namespace annulus::cuda {
 
 struct DeviceInfo {
@@ -21,17 +19,17 @@ struct DeviceInfo {
   int runtime_version = 0;
 };
 
-ANNULUS_API bool built();                   // this library was compiled with CUDA
-ANNULUS_API int device_count();             // 0 without CUDA, without a driver, or without a device
-ANNULUS_API std::string why_unavailable();  // empty when device 0 can be used
-ANNULUS_API DeviceInfo device_info(int device);
-ANNULUS_API std::size_t free_bytes(int device);
+bool built();                   // this library was compiled with CUDA
+int device_count();             // 0 without CUDA, without a driver, or without a device
+std::string why_unavailable();  // empty when device 0 can be used
+DeviceInfo device_info(int device);
+std::size_t free_bytes(int device);
 
-ANNULUS_API void* allocate(std::size_t bytes, int device);  // nullptr when out of memory
-ANNULUS_API void free(void* p, int device) noexcept;
-ANNULUS_API void* allocate_async(std::size_t bytes, int device, void* stream);  // likewise
-ANNULUS_API void free_async(void* p, int device, void* stream) noexcept;
-ANNULUS_API void copy(void* dst, const void* src, std::size_t bytes);
-ANNULUS_API void synchronize(int device);
+void* allocate(std::size_t bytes, int device);  // nullptr when out of memory
+void free(void* p, int device) noexcept;
+void* allocate_async(std::size_t bytes, int device, void* stream);  // likewise
+void free_async(void* p, int device, void* stream) noexcept;
+void copy(void* dst, const void* src, std::size_t bytes);
+void synchronize(int device);
 
 }  // namespace annulus::cuda

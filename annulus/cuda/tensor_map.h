@@ -7,7 +7,6 @@
 #include <span>
 
 #include "annulus/core/dtype.h"
-#include "annulus/core/macros.h"
 
 namespace annulus::cuda {
 
@@ -28,6 +27,6 @@ struct TensorBox {
 
 // Throws InvalidArgument, which names the rule of the hardware that the tensor or the box breaks,
 // NotSupported where the driver has no tensor maps, DeviceError where it refuses.
-ANNULUS_API TensorMap make_tensor_map(const char* op, const TensorBox& tensor);
+TensorMap make_tensor_map(const char* op, const TensorBox& tensor);
 
 }  // namespace annulus::cuda

@@ -10,6 +10,7 @@
 #include "annulus/core/operator.h"
 #include "annulus/cpu/features.h"
 #include "annulus/lrpe_cosine/plan.h"
+#include "annulus/lrpe_cosine/positions.h"
 
 namespace annulus {
 
@@ -156,15 +157,17 @@ void pass_on(Side& side, const TensorView& from, const TensorView& to, std::int6
 
 // The options of either form.
 struct Form {
-  const LrpePositions& positions;
+  LrpePositions positions;
   LrpeActivation activation = LrpeActivation::kNone;
   bool rotate = false;
   Layout x = Layout::kSingle, y = Layout::kHalves;  // and of their gradients
 };
-Form form_of(const LrpeCosineOptions& options) { return {options, options.activation}; }
+Form form_of(const LrpeCosineOptions& options) {
+  return {positions_of(options), options.activation};
+}
 Form form_of(const LrpeRotateOptions& options) {
   const Layout pairs = options.interleaved ? Layout::kInterleaved : Layout::kHalves;
-  return {options, LrpeActivation::kNone, true, pairs, pairs};
+  return {positions_of(options), LrpeActivation::kNone, true, pairs, pairs};
 }
 
 // A tensor, and what errors call it.

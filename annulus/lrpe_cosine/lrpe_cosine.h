@@ -80,8 +80,7 @@ enum class LrpeActivation : std::uint8_t {
   kSoftmaxTokens,    // over the L tokens of a column
 };
 
-// What the two forms share.
-struct LrpePositions {
+struct LrpeCosineOptions {
   LrpeGrid shape = {};      // required, unless position_ids is given
   std::int64_t prefix = 0;  // leading tokens without a position
   // 1-D shapes only: token t >= prefix has position offset + offsets[b] + t - prefix. `offsets` is
@@ -94,13 +93,16 @@ struct LrpePositions {
   // error above: count from a near origin where ids are times). Where sequences are alike give one row: their phases
   // are then made once. One row that goes up by 1 gives the bits of the 1-D shape and offset that say the same.
   TensorView position_ids = {};
-};
-
-struct LrpeCosineOptions : LrpePositions {
   LrpeActivation activation = LrpeActivation::kNone;
 };
 
-struct LrpeRotateOptions : LrpePositions {
+struct LrpeRotateOptions {
+  // As above.
+  LrpeGrid shape = {};
+  std::int64_t prefix = 0;
+  std::int64_t offset = 0;
+  TensorView offsets = {};
+  TensorView position_ids = {};
   // Which columns pair up, 0 <= c < R: (c, c + R) as GPT-NeoX and Llama in Hugging Face's layout, or
   // (2c, 2c + 1) as GPT-J. Pair c has the phase of column c above.
   bool interleaved = false;

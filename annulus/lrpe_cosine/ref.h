@@ -19,6 +19,7 @@
 #include "annulus/core/values.h"
 #include "annulus/lrpe_cosine/lrpe_cosine.h"
 #include "annulus/lrpe_cosine/phase.h"
+#include "annulus/lrpe_cosine/positions.h"
 
 namespace annulus::lrpe_cosine {
 
@@ -179,7 +180,7 @@ class Phases {
     return coordinate(positions_, b, t, c / E_);
   }
 
-  const LrpePositions& positions_;
+  const LrpePositions positions_;
   std::int64_t heads_per_row_, E_;
   std::vector<typename Arithmetic::Frequency> frequency_;
 };
@@ -191,7 +192,7 @@ void define_forward(const TensorView& x, const TensorView& theta, const TensorVi
   const std::int64_t L = x.shape[2], D = x.shape[3];
   const std::vector<C> xb = Activation<C>(options.activation, L, D).forward(load_values<C>(x));
   std::vector<C> y(2 * xb.size());
-  Phases<Arithmetic>(theta, x.shape[1], options)
+  Phases<Arithmetic>(theta, x.shape[1], positions_of(options))
       .for_each(x, D, [&](auto, auto, auto, auto c, auto row, const SinCos<C>& phi) {
         const C v = xb[static_cast<std::size_t>(row * D + c)];
         const auto cos_at = static_cast<std::size_t>(row * 2 * D + c);
@@ -212,7 +213,7 @@ void define_backward(const TensorView& dy_view, const TensorView& x_view, const 
   const std::vector<C> dy = load_values<C>(dy_view), x = load_values<C>(x_view);
   const std::vector<C> xb = activation.forward(x);
   std::vector<C> g(dy.size() / 2), dtheta(static_cast<std::size_t>(dtheta_view.numel()));
-  const Phases<Arithmetic> phases(theta, dy_view.shape[1], options);
+  const Phases<Arithmetic> phases(theta, dy_view.shape[1], positions_of(options));
   phases.for_each(dy_view, D, [&](auto b, auto h, auto t, auto c, auto row, const SinCos<C>& phi) {
     const auto i = static_cast<std::size_t>(row * D + c);
     const C dc = dy[static_cast<std::size_t>(row * 2 * D + c)];
@@ -253,7 +254,7 @@ void define_forward(const TensorView& x_view, const TensorView& theta, const Ten
   const Pairs pairs(x_view, theta, options);
   const std::vector<C> x = load_values<C>(x_view);
   std::vector<C> y = x;  // what no pair has passes through
-  Phases<Arithmetic>(theta, x_view.shape[1], options)
+  Phases<Arithmetic>(theta, x_view.shape[1], positions_of(options))
       .for_each(x_view, pairs.R, [&](auto, auto, auto, auto c, auto row, const SinCos<C>& phi) {
         const auto [i, j] = pairs.at(row, c);
         y[i] = x[i] * phi.cos - x[j] * phi.sin;
@@ -270,7 +271,7 @@ void define_backward(const TensorView& dy_view, const TensorView& x_view, const 
   const Pairs pairs(dy_view, theta, options);
   const std::vector<C> dy = load_values<C>(dy_view), x = load_values<C>(x_view);
   std::vector<C> dx = dy, dtheta(static_cast<std::size_t>(dtheta_view.numel()));
-  const Phases<Arithmetic> phases(theta, dy_view.shape[1], options);
+  const Phases<Arithmetic> phases(theta, dy_view.shape[1], positions_of(options));
   phases.for_each(dy_view, pairs.R,
                   [&](auto b, auto h, auto t, auto c, auto row, const SinCos<C>& phi) {
                     const auto [i, j] = pairs.at(row, c);

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "annulus/lrpe_cosine/lrpe_cosine.h"
+#include "annulus/lrpe_cosine/positions.h"
 #include "python/csrc/torch_op.h"
 
 namespace annulus::torch_glue {
@@ -113,10 +113,10 @@ Options options_of(const Arguments<Op>& a) {
   at.offsets = a.template view<"offsets">();
   at.position_ids = a.template view<"position_ids">();
   if constexpr (std::is_same_v<Options, LrpeCosineOptions>) {
-    return {at,
-            activation_of(Op::op, a.template get<"activation">(), a.template get<"softmax_dim">())};
+    return cosine_options(
+        at, activation_of(Op::op, a.template get<"activation">(), a.template get<"softmax_dim">()));
   } else {
-    return {at, a.template get<"interleaved">()};
+    return rotate_options(at, a.template get<"interleaved">());
   }
 }
 
@@ -335,8 +335,8 @@ struct PlainGradient {
                                 view_of(name, "theta", a.get<"theta">()), options, token_major != 0,
                                 1)[0];
     };
-    return form == 0 ? run_as.operator()<CosineForm>(Cosine::op, {at})
-                     : run_as.operator()<RotateForm>(Rotate::op, {at, form == 2});
+    return form == 0 ? run_as.operator()<CosineForm>(Cosine::op, cosine_options(at))
+                     : run_as.operator()<RotateForm>(Rotate::op, rotate_options(at, form == 2));
   }
 };
 

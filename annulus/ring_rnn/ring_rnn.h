@@ -55,7 +55,7 @@ enum class RingRnnActivation : std::uint8_t { kRelu, kGelu, kTanh, kSilu };
 // runs, whatever is in it.
 struct RingRnnParameter {
   double value = 0;
-  TensorView tensor;  // rank 0, or (N,) for alpha; not defined: `value` counts
+  TensorView tensor = {};  // rank 0, or (N,) for alpha; not defined: `value` counts
 
   RingRnnParameter(double v) : value(v) {}              // NOLINT: a number is a parameter
   RingRnnParameter(const TensorView& t) : tensor(t) {}  // NOLINT
@@ -72,29 +72,30 @@ struct RingRnnPackedForm {
 };
 
 struct RingRnnInputs {
-  TensorView A, Wa, Wo, r0;
+  TensorView A = {}, Wa = {}, Wo = {}, r0 = {};
   RingRnnParameter J0 = -0.1;
   RingRnnParameter J1 = 0.1;
   RingRnnParameter alpha = 0.15;
-  TensorView drive, reset, reset_state, mask;  // optional
+  TensorView drive = {}, reset = {}, reset_state = {}, mask = {};  // optional
   // Optional: what ring_rnn_pack made of Wa and Wo, which are then not read (forward only), and what it returned.
-  TensorView packed;
-  RingRnnPackedForm packed_form;
+  TensorView packed = {};
+  RingRnnPackedForm packed_form = {};
 };
 
 struct RingRnnOutputs {
-  TensorView out;  // required
-  TensorView h_n;  // optional
-  TensorView angle,
-      amplitude;     // optional, (B, T), both or neither: ring_readout of the state before rounding
-  TensorView saved;  // optional: what the backward needs, of shape ring_rnn_saved_shape
+  TensorView out = {};  // required
+  TensorView h_n = {};  // optional
+  // optional, (B, T), both or neither: ring_readout of the state before rounding
+  TensorView angle = {}, amplitude = {};
+  TensorView saved = {};  // optional: what the backward needs, of shape ring_rnn_saved_shape
 };
 
 // The gradients a backward writes; leave out (an undefined TensorView) what is not needed. dJ0 and
 // dJ1 have rank 0, dalpha the shape of alpha; they are f32 (f64 where A is f64) where the parameter
 // is a number, else of the parameter's dtype.
 struct RingRnnGradients {
-  TensorView dA, dWa, dWo, dr0, dJ0, dJ1, dalpha, ddrive, dreset_state;
+  TensorView dA = {}, dWa = {}, dWo = {}, dr0 = {}, dJ0 = {}, dJ1 = {}, dalpha = {}, ddrive = {},
+             dreset_state = {};
 };
 
 struct RingRnnOptions {

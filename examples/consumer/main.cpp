@@ -8,9 +8,8 @@ int main() {
               annulus::build_info().simd.c_str());
   const float x[] = {1, 2}, theta[] = {0.5F, 0.25F};
   float y[4];
-  annulus::LrpeCosineOptions options;
-  options.shape = {1};
-  options.offset = 4;  // the token stands at position 4: phases 2 and 1
+  // The token stands at position 4: phases 2 and 1.
+  const annulus::LrpeCosineOptions options{.shape = {1}, .offset = 4};
   annulus::Context context;
   const auto x_view = annulus::contiguous(x, {1, 1, 1, 2});
   const auto theta_view = annulus::contiguous(theta, {1, 2});

@@ -51,6 +51,27 @@ def test_import_is_quick():
     assert seconds <= 0.3, f"importing takes {seconds:.2f} s beyond torch"
 
 
+ONE_POOL = """
+import os, re
+import torch, annulus
+
+torch.set_num_threads(3)
+threads = lambda: len(os.listdir("/proc/self/task"))
+before, x = threads(), torch.randn(4, 8, 512, 64)
+annulus.lrpe_cosine(x, x[0, :, 0], (512,))
+ours = threads()
+torch.relu(x)
+runtimes = set(re.findall(r"/\\S*/lib[gi]?omp\\S*", open("/proc/self/maps").read()))
+print(before, ours, threads(), *runtimes)
+"""
+
+
+def test_threads_are_those_of_torch():
+    before, ours, both, *runtimes = run("-c", ONE_POOL).stdout.split()
+    assert len(runtimes) == 1, f"several OpenMP runtimes in a process: {runtimes}"
+    assert int(ours) == int(before) + 2 == int(both), "the call must start torch's threads, and torch no others"
+
+
 FORK = """
 import os, signal, sys
 import torch

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "annulus/lrpe_cosine/lrpe_cosine.h"
+#include "annulus/lrpe_cosine/positions.h"
 #include "testing/dense.h"
 
 namespace annulus::testing {
@@ -56,7 +57,7 @@ class LrpeBits : public EachDevice {
                 Dense(device(), w.dtype, {w.B, w.H, w.L, w.D}),
                 Dense(device(), DType::kF32, {w.H, w.E})};
       for (const Part& p : calls) {
-        const LrpeCosineOptions options{p.positions, w.activation};
+        const LrpeCosineOptions options = cosine_options(p.positions, w.activation);
         lrpe_cosine_forward(p.of(x), theta.view(), p.of(r.y), options, context);
         if (w.compared == Whole::kForward) continue;
         lrpe_cosine_backward(p.of(dy), p.of(x), theta.view(), p.of(r.dx),
@@ -241,7 +242,7 @@ TEST_P(LrpeBits, IdsOfManySequences) {
 }
 
 TEST_P(LrpeBits, QueriesAndKeys) {
-  const LrpeCosineOptions options{{.shape = {17}, .prefix = 2}};
+  const LrpeCosineOptions options{.shape = {17}, .prefix = 2};
   for (const DType dtype : kDTypes) {
     Dense q(device(), dtype, {2, 6, 19, 24}), k(device(), dtype, {2, 2, 19, 24});
     Dense theta(device(), DType::kF32, {2, 24}), repeated(device(), DType::kF32, {6, 24});
@@ -267,7 +268,7 @@ TEST_P(LrpeBits, RotateInPlace) {
   for (const DType dtype : kDTypes) {
     for (const bool interleaved : {false, true}) {
       SCOPED_TRACE(::testing::Message() << name_of(dtype) << " interleaved " << interleaved);
-      const LrpeRotateOptions options{{.shape = {19}}, interleaved};
+      const LrpeRotateOptions options{.shape = {19}, .interleaved = interleaved};
       Dense x(device(), dtype, {2, 3, 19, 26}), theta(device(), DType::kF32, {3, 13});
       Dense y(device(), dtype, {2, 3, 19, 26}), dx(device(), dtype, {2, 3, 19, 26});
       x.normal(1), theta.normal(2);
@@ -333,7 +334,7 @@ TEST_P(LrpeBits, RotateQueriesAndKeysOfAProjection) {
     for (const std::int64_t rows : {Hk, std::int64_t{1}}) {
       for (const std::int64_t E : {D / 2, D / 8}) {
         SCOPED_TRACE(::testing::Message() << name_of(dtype) << " rows " << rows << " E " << E);
-        const LrpeRotateOptions options{{.shape = {L - 2}, .prefix = 2}, E == D / 8};
+        const LrpeRotateOptions options{.shape = {L - 2}, .prefix = 2, .interleaved = E == D / 8};
         Dense qkv(device(), dtype, {B, L, Hq + 2 * Hk, D}),
             want(device(), dtype, {B, L, Hq + 2 * Hk, D});
         Dense theta(device(), DType::kF32, {rows, E}), repeated(device(), DType::kF32, {Hq, E});
@@ -370,7 +371,7 @@ TEST_P(LrpeBits, RotateQueriesAndKeysOfAProjection) {
 
 // Dense and strided columns take different ways; a sine of -0 (half a turn, exactly) showed it.
 TEST_P(LrpeBits, AZeroHasOneSignInEveryLayout) {
-  const LrpeCosineOptions options{{.shape = {1}, .offset = 1}};
+  const LrpeCosineOptions options{.shape = {1}, .offset = 1};
   const std::int64_t D = 32;
   for (const DType dtype : kDTypes) {
     Dense x(device(), dtype, {1, 1, 1, D}), theta(device(), DType::kF32, {1, D});

@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "annulus/core/values.h"
+#include "annulus/lrpe_cosine/positions.h"
 #include "annulus/lrpe_cosine/ref.h"
 #include "testing/limits.h"
 
@@ -64,10 +65,10 @@ decltype(auto) with_options(const LrpeProblem& p, Views in, const std::vector<Te
   at.offsets = pick(in, specs, "offsets");
   at.position_ids = pick(in, specs, "position_ids");
   if (is_rotate(p.form)) {
-    return f(LrpeRotateOptions{
-        at, p.form == Form::kRotateInterleaved || p.form == Form::kRotateQkInterleaved});
+    return f(rotate_options(
+        at, p.form == Form::kRotateInterleaved || p.form == Form::kRotateQkInterleaved));
   }
-  return f(LrpeCosineOptions{at, p.activation});
+  return f(cosine_options(at, p.activation));
 }
 template <class Options>
 constexpr bool kRotates = std::is_same_v<Options, LrpeRotateOptions>;

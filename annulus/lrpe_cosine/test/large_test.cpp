@@ -84,13 +84,13 @@ TEST_P(LrpeLarge, CosineForwardAndBackward) {
   theta.write(theta_values_);
   const TensorView theta_f64 = contiguous(theta_values_.data(), {1, kD});
   PeriodicTokens x(device(), kD, 1), y(device(), 2 * kD, 2);
-  LrpeCosineOptions options{{.shape = {kTokens}}};
+  LrpeCosineOptions options{.shape = {kTokens}};
   lrpe_cosine_forward(x.view(), theta.view(), y.view(), options, context_);
   synchronize(device());
   for (const std::int64_t first : windows()) {
     std::vector<double> in = x.filled(first, kWindow), expected(in.size() * 2);
     reference::lrpe_cosine_forward(f64_tokens(in, kD), theta_f64, f64_tokens(expected, 2 * kD),
-                                   {{.shape = {kWindow}, .offset = first}});
+                                   {.shape = {kWindow}, .offset = first});
     expect_close(y.held(first, kWindow), expected, expected, "y", first);
   }
   if (HasFatalFailure()) return;
@@ -111,7 +111,7 @@ TEST_P(LrpeLarge, CosineForwardAndBackward) {
       size[i] = std::abs(dy[at]) + std::abs(dy[at + kD]);
     }
     reference::lrpe_cosine_backward(f64_tokens(dy, 2 * kD), {}, theta_f64, f64_tokens(expected, kD),
-                                    {}, {{.shape = {kWindow}, .offset = first}});
+                                    {}, {.shape = {kWindow}, .offset = first});
     expect_close(held(need_dtheta ? dx_buffer : x.buffer(), first * kD, kWindow * kD), expected,
                  size, "dx", first);
   }
@@ -146,7 +146,7 @@ TEST_P(LrpeLarge, RotateInPlace) {
   theta_values_.resize(kD / 2);
   theta.write(theta_values_);
   PeriodicTokens x(device(), kD, 1);
-  lrpe_rotate_forward(x.view(), theta.view(), x.view(), {{.shape = {kTokens}}}, context_);
+  lrpe_rotate_forward(x.view(), theta.view(), x.view(), {.shape = {kTokens}}, context_);
   synchronize(device());
   for (const std::int64_t first : windows()) {
     std::vector<double> in = x.filled(first, kWindow), expected(in.size()), size(in.size());
@@ -154,9 +154,9 @@ TEST_P(LrpeLarge, RotateInPlace) {
       const std::size_t pair = i % kD < kD / 2 ? i + kD / 2 : i - kD / 2;
       size[i] = std::abs(in[i]) + std::abs(in[pair]);
     }
-    reference::lrpe_rotate_forward(
-        f64_tokens(in, kD), contiguous(theta_values_.data(), {1, kD / 2}), f64_tokens(expected, kD),
-        {{.shape = {kWindow}, .offset = first}});
+    reference::lrpe_rotate_forward(f64_tokens(in, kD),
+                                   contiguous(theta_values_.data(), {1, kD / 2}),
+                                   f64_tokens(expected, kD), {.shape = {kWindow}, .offset = first});
     expect_close(x.held(first, kWindow), expected, size, "y", first);
   }
 }

@@ -13,6 +13,7 @@
 
 #include "annulus/core/errors.h"
 #include "annulus/lrpe_cosine/lrpe_cosine.h"
+#include "annulus/lrpe_cosine/positions.h"
 #include "annulus/lrpe_cosine/ref.h"
 #include "annulus/lrpe_cosine/test/cases.h"
 #include "testing/dense.h"
@@ -110,7 +111,7 @@ TEST(LrpePhase, SmallExactCases) {
 
 TEST(LrpeReference, RotatingBackIsTheInverse) {
   for (const bool interleaved : {false, true}) {
-    const LrpeRotateOptions options{{.shape = {5}, .offset = 7}, interleaved};
+    const LrpeRotateOptions options{.shape = {5}, .offset = 7, .interleaved = interleaved};
     Dense x(kCPU, DType::kF64, {1, 2, 5, 8}), theta(kCPU, DType::kF64, {2, 4});
     Dense y(kCPU, DType::kF64, {1, 2, 5, 8}), back(kCPU, DType::kF64, {1, 2, 5, 8});
     x.normal(1), theta.normal(2);
@@ -139,9 +140,9 @@ TEST_P(Lrpe, ScoresDependOnDifferencesOnly) {
     const auto encode_at = [&](const Dense& x, std::int64_t position, Dense& y) {
       const LrpePositions at{.shape = {1}, .offset = position};
       if (rotate) {
-        lrpe_rotate_forward(x.view(), theta.view(), y.view(), {at}, context);
+        lrpe_rotate_forward(x.view(), theta.view(), y.view(), rotate_options(at), context);
       } else {
-        lrpe_cosine_forward(x.view(), theta.view(), y.view(), {at}, context);
+        lrpe_cosine_forward(x.view(), theta.view(), y.view(), cosine_options(at), context);
       }
       return y.values();
     };
@@ -172,7 +173,7 @@ TEST_P(Lrpe, ScoresDependOnDifferencesOnly) {
 // and the same bits again, whatever the number of threads.
 TEST_P(Lrpe, ThetaGradientOfLongSequences) {
   const std::int64_t B = 2, H = 2, L = 32768, D = 8;
-  const LrpeCosineOptions options{{.shape = {L}}};
+  const LrpeCosineOptions options{.shape = {L}};
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     Dense x(device(), dtype, {B, H, L, D}), dy(device(), dtype, {B, H, L, 2 * D});
     Dense theta(device(), DType::kF32, {H, D}), dtheta(device(), DType::kF32, {H, D});
@@ -203,7 +204,7 @@ TEST_P(Lrpe, BFloat16IsANeighbourAndRightOnAverage) {
   const std::int64_t n = 1500, D = 64;
   Dense x(device(), DType::kBF16, {1, 1, n, D}), theta(device(), DType::kF32, {1, D});
   x.normal(21), theta.normal(22);
-  const auto [got, want] = forward(x, theta, {{.shape = {n}}});
+  const auto [got, want] = forward(x, theta, {.shape = {n}});
   double largest = 0, sum = 0, squares = 0, count = 0;
   for (std::size_t i = 0; i < want.size(); ++i) {
     if (std::abs(want[i]) < 0x1p-100) continue;  // the sines of position 0
@@ -239,7 +240,7 @@ TEST_P(Lrpe, BFloat16NearAZeroOfThePhase) {
   for (const Place& p : places) {
     const auto t = static_cast<double>(p.theta);
     theta.write({t, t, t, t});
-    lrpe_cosine_forward(x.view(), theta.view(), y.view(), {{.shape = {1}, .offset = p.position}},
+    lrpe_cosine_forward(x.view(), theta.view(), y.view(), {.shape = {1}, .offset = p.position},
                         context);
     const auto [s, c] = exact_phase(t, p.position);
     const std::vector<double> got = y.values();
@@ -261,7 +262,7 @@ TEST_P(Lrpe, BFloat16KeepsWhatItHolds) {
   Dense x(device(), DType::kBF16, {1, 1, 41, D}), theta(device(), DType::kF32, {1, D});
   Dense y(device(), DType::kBF16, {1, 1, 41, 2 * D});
   x.write(rows), theta.normal(23);
-  lrpe_cosine_forward(x.view(), theta.view(), y.view(), {{.shape = {40}, .prefix = 1}}, context);
+  lrpe_cosine_forward(x.view(), theta.view(), y.view(), {.shape = {40}, .prefix = 1}, context);
   const std::vector<double> values = y.values();
   for (std::int64_t t = 0; t < 41; ++t) {
     for (std::int64_t c = 0; c < D; ++c) {
@@ -285,7 +286,7 @@ TEST_P(Lrpe, SigmoidAndSiluOfLargeNegativeNumbers) {
     Dense x(device(), dtype, {1, 1, n, D}), theta(device(), DType::kF32, {1, D});
     x.write(numbers), theta.normal(24);
     for (const auto activation : {LrpeActivation::kSigmoid, LrpeActivation::kSilu}) {
-      const auto [got, want] = forward(x, theta, {{.shape = {n}}, activation});
+      const auto [got, want] = forward(x, theta, {.shape = {n}, .activation = activation});
       for (std::size_t i = 0; i < want.size(); ++i) {
         const double unit =
             dtype == DType::kF32 ? std::abs(want[i]) * 1e-5 + 0x1p-140 : ulp_at(want[i], dtype);
@@ -306,7 +307,7 @@ TEST_P(Lrpe, SoftmaxOfLargeGradients) {
     theta.write(std::vector<double>(D, 0.0));
     dy.write(std::vector<double>(static_cast<std::size_t>(n * 2 * D), 0x1p110));
     lrpe_cosine_backward(dy.view(), x.view(), theta.view(), dx.view(), {},
-                         {{.shape = {n}}, activation}, context);
+                         {.shape = {n}, .activation = activation}, context);
     // All gradients are equal, so that nothing is left but rounding.
     for (const double v : dx.values()) ASSERT_LE(std::abs(v), 0x1p94);
   }
@@ -320,14 +321,14 @@ TEST_P(Lrpe, WorkspaceNeedsNoData) {
   };
   const TensorView x = like({2, 3, 8, 16}), theta = like({3, 16});
   LrpePositions at{.shape = {8}};
-  EXPECT_NO_THROW(lrpe_cosine_forward_workspace(x, theta, {at}));
-  EXPECT_NO_THROW(lrpe_cosine_backward_workspace(x, theta, true, {at}));
-  EXPECT_NO_THROW(lrpe_rotate_backward_workspace(x, like({3, 8}), true, {at}));
+  EXPECT_NO_THROW(lrpe_cosine_forward_workspace(x, theta, cosine_options(at)));
+  EXPECT_NO_THROW(lrpe_cosine_backward_workspace(x, theta, true, cosine_options(at)));
+  EXPECT_NO_THROW(lrpe_rotate_backward_workspace(x, like({3, 8}), true, rotate_options(at)));
   at.offsets = contiguous(nullptr, DType::kI64, std::array<std::int64_t, 1>{2}, device());
-  EXPECT_NO_THROW(lrpe_cosine_forward_workspace(x, theta, {at}));
+  EXPECT_NO_THROW(lrpe_cosine_forward_workspace(x, theta, cosine_options(at)));
   // Columns of theta that no column of x uses cost next to nothing, and no size wraps.
   const auto of_columns = [&](std::int64_t E) {
-    return lrpe_cosine_forward_workspace(like({1, 1, 4, 1}), like({1, E}), {{.shape = {4}}});
+    return lrpe_cosine_forward_workspace(like({1, 1, 4, 1}), like({1, E}), {.shape = {4}});
   };
   EXPECT_LT(of_columns(1 << 20), 32u << 20);
   EXPECT_THROW(of_columns(1808504320951936), InvalidArgument);

@@ -10,6 +10,7 @@
 
 #include "annulus/lrpe_cosine/cuda/tile.cuh"
 #include "annulus/lrpe_cosine/lrpe_cosine.h"
+#include "annulus/lrpe_cosine/positions.h"
 #include "testing/dense.h"
 #include "testing/device_test.h"
 
@@ -109,8 +110,8 @@ TEST_F(LrpeTile, ScoresFromRegistersEqualForwardThenDotProduct) {
     Dense scores(device, DType::kF32, {B, H, L, L});
     q.normal(1), k.normal(2), theta.normal(3);
 
-    lrpe_cosine_qk_forward(q.view(), k.view(), theta.view(), yq.view(), yk.view(), {places.at},
-                           context);
+    lrpe_cosine_qk_forward(q.view(), k.view(), theta.view(), yq.view(), yk.view(),
+                           cosine_options(places.at), context);
     scores_kernel<<<(B * H * L * L + 127) / 128, 128>>>(
         places.on_device(), floats(theta), floats(q), floats(k), floats(scores), B * H, H, L, D);
     finish();
@@ -136,8 +137,9 @@ TEST_F(LrpeTile, RotationAndGradientEqualTheLibrary) {
   Dense g(device, DType::kF32, {B, H, L, D / 2}), dx(device, DType::kF32, {B, H, L, D / 2});
   x.normal(1), theta.normal(2);
   const Places places{{.shape = {39}, .prefix = 2, .offset = 1000000}, D / 2};
-  lrpe_rotate_forward(x.view(), theta.view(), y.view(), {places.at}, context);
-  lrpe_cosine_backward(x.view(), {}, theta.view(), dx.view(), {}, {places.at}, context);
+  lrpe_rotate_forward(x.view(), theta.view(), y.view(), rotate_options(places.at), context);
+  lrpe_cosine_backward(x.view(), {}, theta.view(), dx.view(), {}, cosine_options(places.at),
+                       context);
   const int threads = B * H * L * (D / 2 / kV);
   rotate_kernel<<<(threads + 127) / 128, 128>>>(places.on_device(), floats(theta), floats(x),
                                                 floats(tile), floats(g), B * H, H, L, D);
