@@ -14,7 +14,7 @@ help:
 	@echo "make lint     formatting and forbidden words;  make format rewrites the files"
 	@echo "make cuda     compile and link all CUDA code (needs nvcc 13, no GPU)"
 	@echo "make gpu      build, test, check, sanitize and measure on a machine with a Hopper GPU"
-	@echo "make wheel    dist/annulus-*.whl, for the CPU and with CUDA;  make wheel-test also runs Python tests on them"
+	@echo "make wheel    dist/annulus-*.whl, for the CPU and with CUDA;  make wheel-test also runs Python tests on the first"
 	@echo "make clean    remove build/, out/ and dist/"
 
 setup:

@@ -39,6 +39,7 @@ install(FILES ${PROJECT_BINARY_DIR}/annulusConfig.cmake
 # links with and without --static: an installation has one of the two kinds.
 set(pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 file(RELATIVE_PATH pc_prefix /prefix/${pc_dir} /prefix)
+string(REGEX REPLACE "/$" "" pc_prefix ${pc_prefix})
 list(JOIN pc_libs " " pc_libs)
 configure_file(${PROJECT_SOURCE_DIR}/cmake/annulus.pc.in ${PROJECT_BINARY_DIR}/annulus.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/annulus.pc DESTINATION ${pc_dir} COMPONENT development)
