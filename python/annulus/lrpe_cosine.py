@@ -147,7 +147,7 @@ def _overwrite(operator, op, xs, theta, *rest):
                 op(*xs, theta, *rest)  # the compiler sees the mutation in the schema
                 return xs
             # The mutating op has no gradient: functional form plus copy. theta's gradient needs the x of before.
-            return _copy_over(operator, xs, theta, rest, keep=theta.requires_grad)
+            return _copy_over(operator, xs, theta, rest, keep=needs_autograd(theta))
         refuse_tangents(operator.name, *xs, theta)
         if learns and all(isinstance(x, torch.Tensor) for x in xs):
             for name, x in zip(operator.arguments._fields, xs):
@@ -158,7 +158,7 @@ def _overwrite(operator, op, xs, theta, *rest):
                     )
             if len(xs) == 1:
                 return (_RotateInPlace.apply(*xs, theta, rest),)
-            return _copy_over(operator, xs, theta, rest, keep=theta.requires_grad)
+            return _copy_over(operator, xs, theta, rest, keep=needs_autograd(theta))
         below_autograd(op, *xs, theta, *rest)
         torch.autograd.graph.increment_version(xs)  # so that a graph that saved the old values notices
         return xs

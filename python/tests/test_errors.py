@@ -26,7 +26,7 @@ def test_bad_call(operator, call, message, grad):
 
 
 WRONG = {
-    "a rank too many": lambda t: t[None],
+    "a rank too many": lambda t: t[None] if t.dim() != 1 else t[None, None],  # a vector may stand for one row
     "a rank that no tensor has": lambda t: t[(None,) * (7 - t.dim())],
     "a dtype that is not known": lambda t: t.to(torch.int8),
     "a dtype of another kind": lambda t: t.to(torch.int32 if t.is_floating_point() else torch.float32),

@@ -431,7 +431,7 @@ const CasesRegistration kRegistration(
      .fuzz = [](std::uint64_t seed) { return lrpe_case(fuzz_problem(seed)); },
      .bad_calls = lrpe_bad_calls,
      .sanitized = "activation without|thousands of|qk: GQA|only d|3-D, (vectors|E = 43)|"
-                  "positions by token, (one|act)|many rows|partial"});
+                  "positions by token, (one|act)|many rows|partial rotary: (2-D|more)"});
 
 }  // namespace
 
