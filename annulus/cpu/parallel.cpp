@@ -118,7 +118,7 @@ thread_local TeamsOfThisThread teams;
 #endif
 
 // How many threads a call may have that asked for n, and could use `most` as well.
-int available_threads(int n, int most) {
+int available_threads(int n, [[maybe_unused]] int most) {
   if (n <= 1 || threads_lost.load(std::memory_order_relaxed)) return 1;
 #if defined(_OPENMP)
   return teams.available(n, most);
