@@ -223,6 +223,10 @@ std::vector<Row> original_rows(const RingOriginalRow& s, Device device) {
     }
     add(dtype, true, Variant::kPlain);
   }
+  if (s.K == 16 && device.type == DeviceType::kCUDA) {  // CPUs multiply f16 tensors in fp32
+    add(DType::kF16, false, Variant::kPlain);
+    add(DType::kF16, true, Variant::kPlain);
+  }
   if (s.K == 16) add(DType::kBF16, false, Variant::kActions);
   if (s.K == 16 && s.N == 1024) {
     add(DType::kBF16, false, Variant::kLive2);

@@ -295,7 +295,7 @@ TEST_P(LrpeBits, PartialRotary) {
   for (double& v : payload) v = static_cast<double>(rng.below(1ll << 31));
   for (const bool interleaved : {false, true}) {
     SCOPED_TRACE(::testing::Message() << "interleaved " << interleaved);
-    const LrpeRotateOptions options{{.shape = {L}}, interleaved};
+    const LrpeRotateOptions options{.shape = {L}, .interleaved = interleaved};
     Dense x(device(), DType::kI32, {B, H, L, D}), y(device(), DType::kI32, {B, H, L, D}),
         theta(device(), DType::kF32, {H, turning / 2});
     const auto as_float = [](const Dense& t) {
