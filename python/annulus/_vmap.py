@@ -8,13 +8,19 @@ _library = torch.library.Library("annulus", "IMPL")  # lives as long as what it 
 _is_old_batch = torch._C._functorch.is_legacy_batchedtensor
 
 
+def _old_level(x):
+    """The innermost of such a batch. Not the nesting that torch counts: a backward on CUDA runs in a thread without it."""
+    return next((level for level in range(64, 0, -1) if len(torch._remove_batch_dim(x, level, 0, 0)) > 0), 1)
+
+
 def _fold(x, batched, place, size, V, B):
     """The batch, if any the first dimension, into that of the samples."""
     if size is None or not batched and size == 1 != B:  # one row for all samples stays that
         return x
     x = x if batched else x.expand(V, *x.shape)
     x = x.repeat_interleave(B, place + 1) if size == 1 else x
-    return x.movedim(0, place).flatten(place, place + 1)
+    x = x.movedim(0, place)
+    return x.reshape(*x.shape[:place], -1, *x.shape[place + 2 :])  # flatten has no rule for old batches
 
 
 def register_vmap(op, samples, gradients=()):
@@ -42,15 +48,15 @@ def register_vmap(op, samples, gradients=()):
             B = next(s for s in sizes if s is not None)
             results = listed(op(*[_fold(*each, V, B) for each in zip(inputs, batched, places, sizes)]))
             out = [None if y.shape == (0,) else p for y, p in zip(results, out)]  # was not asked for: has no samples
-            results = [y if p is None else y.unflatten(p, (V, B)) for y, p in zip(results, out)]
+            results = [y if p is None else y.reshape(*y.shape[:p], V, B, *y.shape[p + 1 :]) for y, p in zip(results, out)]
         kind = list if gradients else tuple
         return (results[0], out[0]) if single else (kind(results), kind(out))
 
     def run_old(*inputs):
         """is_grads_batched, and autograd.functional with vectorize: batches of another make."""
-        level = torch._C._vmapmode_increment_nesting() - 1
-        torch._C._vmapmode_decrement_nesting()
-        dims = [0 if isinstance(x, torch.Tensor) and _is_old_batch(x) else None for x in inputs]
+        levels = [_old_level(x) if isinstance(x, torch.Tensor) and _is_old_batch(x) else 0 for x in inputs]
+        level = max(levels)
+        dims = [0 if at == level else None for at in levels]
         inputs = [x if d is None else torch._remove_batch_dim(x, level, 0, 0) for x, d in zip(inputs, dims)]
         size = next(len(x) for x, d in zip(inputs, dims) if d == 0)
         results, out = rule(types.SimpleNamespace(batch_size=size), dims, *inputs)
