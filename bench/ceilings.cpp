@@ -43,13 +43,14 @@ double cpu_copy_gbs() {
 decltype(&cblas_sgemm) load_sgemm() {
   const int threads = static_cast<int>(std::thread::hardware_concurrency());
   if (cpu::startable_threads(threads) < threads) return nullptr;
-  void* library = dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL);
+  void* library = dlopen(ANNULUS_BLAS_SONAME, RTLD_NOW | RTLD_LOCAL);
+  if (!library) library = dlopen(ANNULUS_BLAS_PATH, RTLD_NOW | RTLD_LOCAL);
   void* function = library ? dlsym(library, "cblas_sgemm") : nullptr;
   return reinterpret_cast<decltype(&cblas_sgemm)>(function);
 }
 #endif
 
-// 0 where there is no BLAS.
+// 0 where there is no BLAS, or it cannot be loaded.
 double sgemm_gflops() {
 #if ANNULUS_HAVE_BLAS
   static const auto sgemm = load_sgemm();
@@ -74,7 +75,9 @@ Ceilings measure_ceilings(DeviceType device) {
   Ceilings c;
   c.copy_gbs = cpu_copy_gbs();
   for (const Precision p : kAllProducts) c.rate(p) = cpu_peak_gflops(p);
-  c.rate(Precision::kFp32) = std::max(c.rate(Precision::kFp32), sgemm_gflops());
+  const double sgemm = sgemm_gflops();
+  c.blas_missing = ANNULUS_HAVE_BLAS && sgemm == 0;
+  c.rate(Precision::kFp32) = std::max(c.rate(Precision::kFp32), sgemm);
   c.on_chip_bytes = static_cast<double>(last_level_cache_bytes());
   return c;
 }

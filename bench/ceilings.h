@@ -19,6 +19,7 @@ struct Ceilings {
   double small_barrier_ms = 0;  // the blocks of one cluster; 0: there are no clusters
   double small_bytes = 0;       // weights up to this size fit a cluster's shared memory
   double on_chip_bytes = 0;     // what may stay in caches, shared memory and registers
+  bool blas_missing = false;    // built for OpenBLAS, which could not be loaded here
 
   double& rate(Precision p) { return gemm[static_cast<std::size_t>(p)]; }
   double gemm_gflops(Precision p) const { return gemm[static_cast<std::size_t>(p)]; }

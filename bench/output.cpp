@@ -200,6 +200,7 @@ std::string to_string(const Ceilings& c) {
   }
   std::string s = fmt::format("copy {:.1f} GB/s", c.copy_gbs);
   s += rates.empty() ? ", GEMM not measured" : ", GEMM " + rates + " GFLOP/s";
+  if (c.blas_missing) s += " (our own loop: OpenBLAS could not be loaded)";
   if (c.launch_ms > 0) s += fmt::format(", empty launch {:.1f} us", 1e3 * c.launch_ms);
   if (c.barrier_ms > 0) s += fmt::format(", grid barrier {:.2f} us", 1e3 * c.barrier_ms);
   if (c.small_barrier_ms > 0) {

@@ -1,8 +1,14 @@
 # How our own code is compiled: warnings are errors, symbols are hidden, binaries are hardened.
 # No fast-math anywhere, and -ffp-contract stays at the compiler's default: the numbers are a promise.
 
-if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
-  set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  if(PROJECT_IS_TOP_LEVEL)
+    set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+  elseif(NOT CMAKE_CXX_FLAGS MATCHES "(^| )-O")
+    # The project around this one says nothing of speed: its build type is its own affair, but kernels
+    # without optimisation are of no use to anybody. In this folder alone.
+    add_compile_options($<$<COMPILE_LANGUAGE:CXX,CUDA>:-O3>)
+  endif()
 endif()
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
@@ -49,9 +55,9 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   # GCC 12 sees overlapping copies in every "literal" + std::string (its bug 105651).
   target_compile_options(annulus_compiler_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
 endif()
+# Of this folder, not of a target: a static library would hand them on to the programs of others.
 # --as-needed: a program carries only the libraries it calls, whatever the build found.
-target_link_options(annulus_compiler_flags INTERFACE
-  LINKER:-z,relro LINKER:-z,now LINKER:--as-needed)
+add_link_options(LINKER:-z,relro LINKER:-z,now LINKER:--as-needed)
 
 # Options, argument parsing, JSON, pages, tables: code that nobody times. -Og compiles it in three
 # quarters of what -O1 takes and half of -O3, and keeps the checks of _FORTIFY_SOURCE, which -O0 has not.

@@ -1,13 +1,15 @@
 """What a C++ project gets: check_package.py BUILD_FOLDER PREFIX.
 
 Installs the build, moves the installation to PREFIX, and looks at it as a stranger would:
-  headers      those that annulus.h leads to and no other; each compiles alone, without a warning; every field of every
-               options struct can be named in an initialiser
-  static       the examples by find_package, and by pkg-config
+  headers      those that annulus.h leads to and no other; each compiles alone, without a warning; the fields of
+               every options struct can be named in one initialiser
+  static       the examples by find_package, and by pkg-config; by add_subdirectory without a build type (configured only): kernels
+               are optimised, and nothing of ours is on the programs' link line
   shared       the examples by add_subdirectory, which builds the library and nothing else; then that library installed,
                what it exports, and the example by find_package and by pkg-config
 """
 
+import json
 import os
 import pathlib
 import re
@@ -75,17 +77,19 @@ def check_headers(include):
 
 def check_options(include, headers, compilers):
     """Returns how many structs and fields there were."""
-    lines = []
+    lines, fields = [], 0
     structs = [s for code in headers.values() for s in re.findall(r"\bstruct (\w+Options)\b[^;{]*{(.*?)\n};", code, re.S)]
     for name, body in structs:
-        for field in re.findall(r"\b(\w+)\s*(?==[^=]|;|{)", re.sub(r"=[^;]*", "=", body)):
-            lines.append(f"[[maybe_unused]] const annulus::{name} o{len(lines)}{{.{field} = {{}}}};\n")
-    check(lines, "no header has options")
+        names = re.findall(r"\b(\w+)\s*(?==[^=]|;|{)", re.sub(r"=[^;]*", "=", body))
+        values = ", ".join(f".{field} = {{}}" for field in names)
+        lines.append(f"[[maybe_unused]] const annulus::{name} o{len(lines)}{{{values}}};\n")
+        fields += len(names)
+    check(fields, "no header has options")
     source = WORK / "options.cpp"
     source.write_text('#include "annulus/annulus.h"\n' + "".join(lines))
     for compiler in compilers:
         run(compiler, *WARNINGS, f"-I{include}", "-fsyntax-only", source)
-    return len(structs), len(lines)
+    return len(structs), fields
 
 
 def consumer(build, *options, programs=PROGRAMS, env=None):
@@ -105,19 +109,66 @@ def by_pkg_config(prefix, *kind):
     run(WORK / "by_pkg_config", env=env)
 
 
+def promised(code):
+    """What ANNULUS_API marks in a header: functions defined in the library, those it may hold a copy of, and classes."""
+    defined, inline, classes = set(), set(), set()
+    scopes, statement = [], ""  # a scope is its name and whether its functions are exported; None is code
+    for text, end in re.findall(r"([^{};]*)([{};])", re.sub(r"^#.*", "", code, flags=re.M)):
+        statement += text
+        if statement.count("(") != statement.count(")"):  # within a default argument
+            statement += end
+            continue
+        inside = None not in scopes
+        marked = "ANNULUS_API" in statement or any(s and s[1] for s in scopes)
+        opened = re.search(r"(?<!enum )\b(namespace|class|struct)\s+(?:ANNULUS_API\s+)?([\w:]+)[^()=]*$", statement) if end == "{" else None
+        function = re.search(r"(operator\W+?|~?\w+)\s*\(", statement)
+        if inside and marked and function and not opened and "template" not in statement:
+            name = "::".join([s[0] for s in scopes] + [function[1]])
+            (defined if end == ";" and not re.search(r"=\s*(0|default|delete)\s*$", statement) else inline).add(name)
+        if end == "{":
+            scopes.append((opened[2], opened[1] != "namespace" and marked) if inside and opened else None)
+            if scopes[-1] and scopes[-1][1]:
+                classes.add("::".join(s[0] for s in scopes))
+        elif end == "}":
+            scopes.pop()
+        statement = ""
+    return defined, inline, classes
+
+
 def check_exports(library, headers):
     """Returns how many names it exports: those of the public headers, all of them and no other."""
-    words = set(re.findall(r"\w+", " ".join(headers.values())))
     names = {line.split(maxsplit=2)[2] for line in run("nm", "-DC", "--defined-only", library).splitlines()}
-    plain = {re.sub(r"\(.*|\[abi:.*", "", re.sub(r"^(typeinfo( name)?|vtable) for ", "", n)) for n in names}
-    inside = {n for n in plain if not n.startswith("annulus::") or not set(re.findall(r"\w+", n)) <= words}
+    plain = {re.sub(r"(\[abi:\w+\])?\(.*", "", name) for name in names}
+    defined, inline, classes = (set().union(*sets) for sets in zip(*map(promised, headers.values())))
+    tables = {f"{table} for {name}" for name in classes for table in ("typeinfo", "typeinfo name", "vtable")}
+    special = {name + "::" + which.format(name.rpartition("::")[2]) for name in classes for which in ("{}", "~{}", "operator=")}
+    inside = plain - defined - inline - tables - special
     check(not inside, f"{library.name} exports what no public header has: {sorted(inside)}")
-    code = "\n".join(headers.values())
-    promised = set(re.findall(r"\bANNULUS_API (?!__)[^;{(]*?\b(\w+)\(", code))
-    promised |= {f"typeinfo for annulus::{error}" for error in ("InvalidArgument", "NotSupported", "DeviceError")}
-    missing = promised - names - {n.rpartition("::")[2] for n in plain}
+    thrown = {f"typeinfo for annulus::{error}" for error in ("InvalidArgument", "NotSupported", "DeviceError")}
+    missing = (defined | thrown) - plain
     check(not missing, f"{library.name} does not export {sorted(missing)}")
     return len(names)
+
+
+def check_static_inside(build):
+    """add_subdirectory as it comes: static, CUDA where it is found, no build type. Configured, not built."""
+    env = {k: v for k, v in os.environ.items() if k not in ("CXXFLAGS", "LDFLAGS", "CMAKE_BUILD_TYPE")}
+    run("cmake", "-G", "Ninja", "-S", CONSUMER, "-B", build, f"-DANNULUS_SOURCE={ROOT}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", env=env)
+    check_unasked(build)
+    commands = {c["file"]: c["command"].split() for c in json.loads((build / "compile_commands.json").read_text())}
+    kernels = {f: c for f, c in commands.items() if re.search(r"/annulus/(\w+/)?(cpu|cuda)/\w+\.(cpp|cu)$", f)}
+    slow = [f for f, c in kernels.items() if "-O3" not in c]
+    check(kernels and not slow, f"compiled without optimisation where the project has no build type: {slow}")
+    link = run("ninja", "-C", build, "-t", "commands", "consumer").splitlines()[-1]
+    check("libannulus.a" in link, f"not the command that links the static library: {link}")
+    check(not re.search(r"-z,|--as-needed|-O3", link) and "-O3" not in commands[str(CONSUMER / "main.cpp")],
+          f"options of ours on a program of another project: {link}")
+    return len(kernels)
+
+
+def check_unasked(build):
+    looked_for = UNASKED.findall((build / "CMakeCache.txt").read_text())
+    check(not looked_for, f"add_subdirectory looks for {sorted(set(looked_for))}")
 
 
 def main():
@@ -132,13 +183,14 @@ def main():
     by_pkg_config(prefix, "--static")
     run(prefix / "bin" / "annulus", "info")
 
+    kernels = check_static_inside(WORK / "inside")
+
     # A folder as deep as those of the other builds, and their flags: a compiler cache then has all of its objects.
     inside, shared = ROOT / "build" / "subdirectory", WORK / "shared"
     shutil.rmtree(inside, ignore_errors=True)
     consumer(inside, f"-DANNULUS_SOURCE={ROOT}", "-DBUILD_SHARED_LIBS=ON", "-DANNULUS_CUDA=OFF", "-DANNULUS_INSTALL=ON",
              "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON")
-    looked_for = UNASKED.findall((inside / "CMakeCache.txt").read_text())
-    check(not looked_for, f"add_subdirectory looks for {sorted(set(looked_for))}")
+    check_unasked(inside)
     install(inside, shared)
     library = next(shared.glob("lib*/**/libannulus.so"))
     exported = check_exports(library, headers)
@@ -149,7 +201,7 @@ def main():
     consumer(WORK / "of_shared", f"-DCMAKE_PREFIX_PATH={shared}", programs=("consumer",))
     by_pkg_config(shared)
     print(f"note: {len(headers)} headers alone ({', '.join(compilers)}), {fields} fields of {structs} options; static, shared "
-          f"({exported} names), add_subdirectory, pkg-config")
+          f"({exported} names), add_subdirectory ({kernels} kernels at -O3), pkg-config")
 
 
 main()

@@ -2,7 +2,8 @@
 
 The environment is made beside the wheel, without a network: torch and what torch requires are links. There is no
 compiler on the path, no library path and no numpy; the README's PyTorch examples must run, and nothing may be loaded
-for them but what torch had loaded before and what the wheel brought.
+for them but what torch had loaded before and what the wheel brought. A wheel with CUDA also runs an operator and its
+backward on the GPU, where there is one.
 """
 
 import importlib.metadata
@@ -30,6 +31,21 @@ FOREIGN = """
 strange = {p for p in loaded() - before if not p.startswith(sys.argv[1]) and "/lib-dynload/" not in p}
 if strange:
     raise SystemExit(f"loads what the wheel does not have: {sorted(strange)}")
+"""
+# Prints whether it ran, and on what.
+ON_CUDA = """
+import torch, annulus
+if not torch.cuda.is_available():
+    raise SystemExit(print("cuda: nothing was run, torch sees no GPU here"))
+def gradients(device):
+    x = torch.linspace(-1, 1, 2 * 3 * 16 * 8, device=device).reshape(2, 3, 16, 8).requires_grad_()
+    theta = torch.linspace(0.1, 1, 24, device=device).reshape(3, 8).requires_grad_()
+    y = annulus.lrpe_cosine(x, theta, (16,))
+    (y * y * torch.arange(16., device=device)).sum().backward()
+    return [t.detach().cpu() for t in (y, x.grad, theta.grad)]
+for got, expected in zip(gradients("cuda"), gradients("cpu")):
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3)
+print("cuda: lrpe_cosine and its backward ran on", torch.cuda.get_device_name())
 """
 
 
@@ -86,6 +102,8 @@ def main():
     check_version = "import annulus; assert annulus.__version__ == sys.argv[2].split('+')[0], annulus.__version__\n"
     for example in examples:
         print(run(python, "-W", "ignore", "-I", "-c", LOADED + check_version + example + FOREIGN, own, version, env=environment, cwd=alone), end="")
+    if "+cu" in wheel.name:
+        print(run(python, "-W", "ignore", "-I", "-c", ON_CUDA, env=environment, cwd=alone), end="")
     size = wheel.stat().st_size / 1e6
     libraries = sorted(p.name for p in own.glob("annulus.libs/*"))
     print(f"{wheel.name}: {size:.2f} MB, brings {', '.join(libraries) or 'no library'}; {len(examples)} examples ran beside torch alone")

@@ -97,6 +97,8 @@ class TeamsOfThisThread {
     const int there = omp_get_level() == 0 ? last_ : 1;  // nested teams keep no threads
     // Rather than let a few go that the next call starts again, they come and find nothing to do.
     if (n <= there) return there <= std::min(most, 2 * n) ? there : n;
+    // Also where as many have run before: those are gone, and whether they can be started again only a try
+    // tells. A limit that came in between would end the process.
     // Where there were too few they are not looked for in every call, nor given up for ever.
     if (there == found_ && Clock::now() < again_) return there;
     found_ = there + startable_threads(n - there);

@@ -8,7 +8,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <mutex>
 #include <set>
 #include <string>
@@ -104,6 +106,16 @@ void leave_room_for(int stacks) {
   setrlimit(RLIMIT_AS, &limit);
 }
 
+// Until those that were let go have left, whose stacks would be room that leave_room_for did not count.
+void wait_until_threads_are(std::ptrdiff_t n) {
+  const auto count = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
+  };
+  for (int i = 0; i < 5000 && count() > n; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 // Threads that came to a team of `wanted`; 0 where one of the two ways to run did not do all its work.
 int threads_that_come(int wanted) {
   std::mutex guard;
@@ -149,6 +161,7 @@ TEST(FewThreads, AsManyAsThereAre) {
 TEST(FewThreads, TheLimitCameBetweenTwoTeams) {
   expect_of_new_process(2, kWanted - 1, [] {
     if (threads_that_come(kWanted) != kWanted || threads_that_come(2) != 2) return 0;
+    wait_until_threads_are(2);
     leave_room_for(0);
     return threads_that_come(kWanted);
   });
