@@ -93,7 +93,8 @@ def lrpe_rotate_qk(
 
         y1 = x1 cos(phi) - x2 sin(phi)    y2 = x1 sin(phi) + x2 cos(phi)    for x = q and x = k
 
-    Under autocast q and k are taken in the wider dtype of the two. Gradients: q, k, theta.
+    Partial rotary takes one more launch on CUDA, which copies the columns that pass through (lrpe_rotate_qk_ has nothing to
+    copy). Under autocast q and k are taken in the wider dtype of the two. Gradients: q, k, theta.
 
     >>> q, k = lrpe_rotate_qk(torch.rand(1, 8, 6, 64), torch.rand(1, 2, 6, 64), 0.1 ** torch.arange(8))  # 16 columns turn
     >>> q.shape, k.shape

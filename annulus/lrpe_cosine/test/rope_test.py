@@ -225,6 +225,40 @@ def test_module(device):
             LrpeRotate(*arguments)
 
 
+@pytest.mark.parametrize("mode", ["eager", "compiled", "fullgraph"])
+def test_module_refuses_what_it_was_not_made_for(mode, device):
+    """Columns or axes for which theta would fit as well, and turn fewer columns than head_dim or others."""
+    run = lambda f, *a, **k: (f if mode == "eager" else torch.compile(  # noqa: E731
+        f, fullgraph=mode == "fullgraph", backend="aot_eager"))(*a, **k)
+    x = lambda columns: torch.ones(2, 3, 6, columns, device=device)  # noqa: E731
+    ids = torch.ones(2, 6, 2, dtype=torch.int64, device=device)
+    one, two = LrpeRotate(8, device=device), LrpeRotate(8, n_axes=2, device=device)
+    cosine2 = annulus.nn.LrpeCosine(8, 3, 2, device=device)
+    scaled = RotaryEmbedding(8, attention_scaling=1.5).to(device)
+    assert run(two, x(8), (2, 3)).shape == run(two, x(8), position_ids=ids).shape == run(one, x(8), 6).shape == x(8).shape
+    assert run(cosine2, x(8), [2, 3]).shape == x(16).shape
+    for module, inputs, options, message in (
+        (one, (x(16),), {}, "x must have head_dim, 8, columns but has 16"),
+        (one.qk, (x(8), x(16)), {}, "k must have head_dim, 8, columns but has 16"),
+        (one.qk, (x(16), x(16)), {}, "q must have head_dim, 8, columns but has 16"),
+        (LrpeRotate.from_inv_freq(scaled), (x(16),), {}, "x must have head_dim, 8, columns but has 16"),
+        (two, (x(8),), {}, "shape must have n_axes, 2, axes but has 1"),
+        (two.qk, (x(8), x(8)), dict(shape=6), "shape must have n_axes, 2, axes but has 1"),
+        (two, (x(8),), dict(shape=(2, 3, 1)), "shape must have n_axes, 2, axes but has 3"),
+        (two, (x(8),), dict(position_ids=ids[..., 0]), "position_ids must have n_axes, 2, axes but has 1"),
+        (one.qk, (x(8), x(8)), dict(position_ids=ids), "position_ids must have n_axes, 1, axes but has 2"),
+        (cosine2, (x(6),), dict(shape=(2, 3)), "x must have head_dim, 8, columns but has 6"),
+        (cosine2.qk, (x(8), x(6)), dict(shape=(2, 3)), "k must have head_dim, 8, columns but has 6"),
+        (cosine2, (x(8),), {}, "shape must have n_axes, 2, axes but has 1"),
+    ):
+        name = "LrpeCosine" if "cosine" in str(type(getattr(module, "__self__", module))).lower() else "LrpeRotate"
+        wanted = rf"\[{name}\] {message}"
+        # With fullgraph torch.compile raises its own type for what Python code raises, with our sentence in it.
+        kind = torch._dynamo.exc.Unsupported if mode == "fullgraph" else annulus.InvalidArgument
+        with pytest.raises(kind, match=wanted):
+            run(module, *inputs, **options)
+
+
 def test_frequencies_of_others(device):
     inv_freq = torch.rand(3, 4, dtype=torch.float64, device=device)
     module = LrpeRotate.from_inv_freq(inv_freq, head_dim=12, learnable=True)
