@@ -197,6 +197,73 @@ def test_one_projection_in_place(device):
     assert (q == 1).all()
 
 
+HEADS = {"slices": lambda x: (x[:, :6], x[:, 6:8]), "split": lambda x: x.split((6, 2, 2), 1)[:2],
+         "unbind": lambda x: x[:, :8].unflatten(1, (2, 4)).unbind(1), "no_grad": lambda x: torch.no_grad()(HEADS["slices"])(x),
+         "second of split": lambda x: (x[:, :2].clone(), x.split((6, 2, 2), 1)[1])}
+
+
+@pytest.mark.parametrize("needs", ["theta", "both"])
+@pytest.mark.parametrize("parts", HEADS)
+def test_one_projection_in_place_with_gradients(parts, needs, device):
+    """Either both are written, with the gradients of lrpe_rotate_qk, or neither is and the error is typed."""
+    theta = torch.randn(8, device=device, requires_grad=True)
+    leaf = torch.randn(2, 7, 160, device=device, requires_grad=needs == "both")
+    base = leaf * 1
+    q, k = HEADS[parts](base.unflatten(-1, (10, 16)).transpose(1, 2))
+    before = q.detach().clone()
+    if parts != "slices":
+        with pytest.raises(annulus.InvalidArgument, match=r"\[lrpe_rotate_qk\] [qk] must (be what torch lets|not be a leaf)"):
+            annulus.lrpe_rotate_qk_(q, k, theta)
+        assert torch.equal(q.detach(), before) and torch.equal(base.detach(), leaf.detach())
+        return
+    leaves = (theta, leaf) if needs == "both" else (theta,)
+    q1, k1 = HEADS[parts](leaf.unflatten(-1, (10, 16)).transpose(1, 2))
+    want = annulus.lrpe_rotate_qk(q1, k1, theta)
+    annulus.lrpe_rotate_qk_(q, k, theta)
+    dy = [torch.randn_like(y) for y in want]
+    assert torch.equal(q, want[0]) and torch.equal(k, want[1])
+    for g, w in zip(*(torch.autograd.grad(ys, leaves, dy) for ys in ((q, k), want))):
+        torch.testing.assert_close(g, w)
+    for bad in (torch.ones(1, 1, 2, 16, device=device, requires_grad=True)[:, :1], torch.inference_mode()(torch.ones)(1, 1, 2, 16)):
+        q = torch.ones(1, 1, 2, 16, device=device)
+        with pytest.raises(annulus.InvalidArgument, match=r"\[lrpe_rotate_qk\] k must (not be a view of a leaf|be what torch lets)"):
+            annulus.lrpe_rotate_qk_(q, bad.to(device), theta)
+        assert (q == 1).all() and not q.requires_grad
+
+
+MODES = {
+    "eager": lambda f: f, "compiled": lambda f: torch.compile(f, fullgraph=True, backend="aot_eager"),
+    "grad": lambda f: lambda b, t: torch.func.grad(lambda t: sum(y.sum() for y in f(b * t.sum(), t)))(t.detach()),
+    "vmap": lambda f: lambda b, t: torch.vmap(lambda b: f(b, t))(b[None]),
+}
+MODES["compiled grad"] = lambda f: MODES["compiled"](MODES["grad"](f))
+
+
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_overlap_is_refused_in_every_mode(mode, learns, device):
+    theta = torch.randn(8, device=device, requires_grad=learns)
+    base = torch.ones(2, 7, 160, device=device)
+
+    def turn(q, k):
+        def run(b, t):
+            x = b.unflatten(-1, (10, 16)).transpose(1, 2)
+            return annulus.lrpe_rotate_qk_(q(x), k(x), t)
+
+        return MODES[mode](run)
+
+    for q, k in ((0, 6), (6, 0), (4, 2)):  # side by side
+        turn(lambda x: x[:, q : q + 2], lambda x: x[:, k : k + 2])(base.clone(), theta)  # noqa: B023
+    turn(lambda x: x[:, ::2], lambda x: x[:, 1::2])(base.clone(), theta)
+    turn(lambda x: x[:, :, :3], lambda x: x[:, :, 3:6])(base.clone(), theta)
+    for q, k in ((0, 0), (0, 1), (3, 2)):
+        with pytest.raises(annulus.InvalidArgument, match=r"\[lrpe_rotate_qk\] yq must not overlap k in memory but does"):
+            turn(lambda x: x[:, q : q + 2], lambda x: x[:, k : k + 2])(base, theta)  # noqa: B023
+    with pytest.raises(annulus.InvalidArgument, match=r"\[lrpe_rotate_qk\] yk must have strides under which no two"):
+        turn(lambda x: x[:, :2], lambda x: x[:, 4:5].expand(-1, 2, -1, -1))(base, theta)
+    assert (base == 1).all()
+
+
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (1, 3)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rotate_qk(heads, dtype, device):
