@@ -1,6 +1,7 @@
 """The modules over LRPE-cosine and its rotating form: what keeps theta. They appear in annulus.nn."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -42,6 +43,22 @@ class _Frequencies(_WideModule):
             k = torch.arange(columns, dtype=torch.float64, device=self.theta.device)
             self.theta.copy_((float(self.base) ** (-k / columns)).expand(self.n_heads, columns))
 
+    def _require(self, shape, position_ids, **tensors):
+        """The columns and axes that the module was made for: with others theta would fit, too, and mean something else."""
+        op = type(self).__name__
+        for name, x in tensors.items():
+            if isinstance(x, torch.Tensor) and not x.is_nested and x.dim() == 4:  # else the operator refuses it
+                if x.shape[3] != self.head_dim:
+                    raise InvalidArgument(f"[{op}] {name} must have head_dim, {self.head_dim}, columns but has {x.shape[3]}")
+        if position_ids is None:
+            name, axes = "shape", len(shape) if isinstance(shape, Sequence) else 1
+        elif isinstance(position_ids, torch.Tensor):
+            name, axes = "position_ids", position_ids.shape[2] if position_ids.dim() == 3 else 1
+        else:
+            return
+        if axes != self.n_axes:
+            raise InvalidArgument(f"[{op}] {name} must have n_axes, {self.n_axes}, axes but has {axes}")
+
 
 class LrpeCosine(_Frequencies):
     """Multi-axis LRPE-cosine with a frequency table per head.
@@ -65,6 +82,7 @@ class LrpeCosine(_Frequencies):
     def forward(self, x: Tensor, shape: Shape = None, prefix: int = 0, activation: str = "none", softmax_dim: int = -1,
                 offset: int | Tensor = 0, position_ids: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """x (B, n_heads, L, head_dim) -> (B, n_heads, L, 2 * head_dim); arguments as annulus.lrpe_cosine."""
+        self._require(shape, position_ids, x=x)
         return lrpe_cosine(
             x, self.theta, shape, prefix=prefix, activation=activation, softmax_dim=softmax_dim, offset=offset,
             position_ids=position_ids, out=out,
@@ -74,6 +92,7 @@ class LrpeCosine(_Frequencies):
            offset: int | Tensor = 0, position_ids: Tensor | None = None,
            out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """Queries and keys in one launch; n_heads is the smaller of their head counts."""
+        self._require(shape, position_ids, q=q, k=k)
         return lrpe_cosine_qk(
             q, k, self.theta, shape, prefix=prefix, activation=activation, softmax_dim=softmax_dim, offset=offset,
             position_ids=position_ids, out=out,
@@ -92,8 +111,11 @@ class LrpeRotate(_Frequencies):
     theta (n_heads, E), E = ceil(rotary_dim / 2 / n_axes), starts as base ** (-k / E), in float32, and stays so when the module is
     cast to 16 bits. With n_heads = 1 it serves any number of heads. It is a parameter when learnable; else a buffer that
     is not in the state dict, as Hugging Face's inv_freq is not.
+    head_dim: the columns of x, all of them.  n_axes: those of every call's shape or position_ids.
     rotary_dim: the first columns turn and the others pass through; all of them by default.
-    interleaved: columns (2c, 2c + 1) form a pair, not (c, c + rotary_dim / 2).  scaling: of what turns (YaRN's attention factor).
+    interleaved: columns (2c, 2c + 1) form a pair, not (c, c + rotary_dim / 2).
+    scaling: of what turns (YaRN's attention factor). Other than 1 it is a multiplication of its own by torch, with one more
+    rounding to x's dtype and, without `out`, a copy.
     Gradients: x, and theta where it is learnable.
 
     >>> rope = LrpeRotate(head_dim=64, base=500000.0)
@@ -124,8 +146,9 @@ class LrpeRotate(_Frequencies):
     def from_inv_freq(cls, source: Tensor | torch.nn.Module, head_dim: int | None = None, *, interleaved: bool = False,
                       learnable: bool = False) -> "LrpeRotate":
         """With the frequencies that another implementation has: a tensor (E,) or (n_heads, E), or a module whose `inv_freq` it
-        is, like the rotary_emb of a model of Hugging Face, whose attention_scaling is taken too. 2E of head_dim columns
-        turn, all of them by default. Frequencies that change with the length of a call are refused.
+        is, like the rotary_emb of a model of Hugging Face, whose attention_scaling is taken too. Frequencies that change
+        with the length of a call are refused. The first 2E columns turn. head_dim: the columns of x, 2E by default; where
+        more pass through (partial rotary, as of GPT-NeoX) inv_freq does not know them and head_dim must be given.
         """
         refuse = lambda why: InvalidArgument(f"[LrpeRotate] inv_freq must {why}")  # noqa: E731
         inv_freq = source if isinstance(source, torch.Tensor) else getattr(source, "inv_freq", None)
@@ -152,13 +175,15 @@ class LrpeRotate(_Frequencies):
     def forward(self, x: Tensor, shape: Shape = None, prefix: int = 0, offset: int | Tensor = 0,
                 position_ids: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """x (B, H, L, head_dim) -> the same shape; arguments as annulus.lrpe_rotate."""
+        self._require(shape, position_ids, x=x)
         y = lrpe_rotate(x, self.theta, shape, prefix=prefix, interleaved=self.interleaved, offset=offset,
                         position_ids=position_ids, out=out)
         return self._scaled(y, out is not None)
 
     def qk(self, q: Tensor, k: Tensor, shape: Shape = None, prefix: int = 0, offset: int | Tensor = 0,
            position_ids: Tensor | None = None, out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        """Queries and keys in one launch; n_heads is 1 or the smaller of their head counts."""
+        """Queries and keys by annulus.lrpe_rotate_qk; n_heads is 1 or the smaller of their head counts."""
+        self._require(shape, position_ids, q=q, k=k)
         q, k = lrpe_rotate_qk(q, k, self.theta, shape, prefix=prefix, interleaved=self.interleaved, offset=offset,
                               position_ids=position_ids, out=out)
         return self._scaled(q, out is not None), self._scaled(k, out is not None)

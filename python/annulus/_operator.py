@@ -19,7 +19,6 @@ import functools
 from operator import itemgetter
 
 import torch
-from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from ._library import ops
@@ -29,8 +28,16 @@ from .errors import InvalidArgument, NotSupported, require
 # Skips the op's own autograd kernel where autograd is already dealt with. Without it results are the same, later.
 _BelowAutograd = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
 
+# What _register_formulas takes of torch that torch does not promise to keep.
+try:
+    from torch._functorch.utils import enable_single_level_autograd_function as _single_level
+except ImportError:
+    _single_level = None
+_SingleLevelFunction = getattr(torch.autograd.function, "_SingleLevelFunction", None)
+_after_autograd = getattr(torch._C, "_after_autograd_keyset", None)
+
 # Whether a transform of torch.func is running.
-are_transforms_active = torch._C._are_functorch_transforms_active
+are_transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 
 _library = torch.library.Library("annulus", "IMPL")  # lives as long as what it registers
 
@@ -107,19 +114,23 @@ def call_backward(name, *arguments):
 
 def _register_formulas(op, setup_context, backward):
     """As torch.library.register_autograd does, but for torch.func too, in eager mode and while torch.compile traces: its
-    levels of autograd come to an op's kernel one after the other, as they come to those of torch's own ops."""
+    levels of autograd come to an op's kernel one after the other, as they come to those of torch's own ops. Without what that
+    takes of torch, by torch.library: all but gradients by torch.func and, of a direct call, what refuses a tangent."""
+    if any(part is None for part in (_single_level, _SingleLevelFunction, _after_autograd)):
+        torch.library.register_autograd(op._schema.name, backward, setup_context=setup_context)
+        return
     name, listed = op._schema.name.split("::")[1], str(op._schema.returns[0].type) == "List[Tensor]"
 
     def below(keyset, inputs):
         with _BelowAutograd():
-            return op.redispatch(keyset & torch._C._after_autograd_keyset, *inputs)
+            return op.redispatch(keyset & _after_autograd, *inputs)
 
     def forward(*inputs):
         with torch.enable_grad():  # a Function has it off, and the next level would find it so
             output = below(inputs[-1], inputs[:-1])
         return tuple(output) if listed else output  # a list's tensors would have no gradient
 
-    level = _function(op, torch.autograd.function._SingleLevelFunction, forward=forward,
+    level = _function(op, _SingleLevelFunction, forward=forward,
                       setup_context=lambda ctx, inputs, output: setup_context(ctx, inputs[:-1], output),
                       backward=lambda ctx, *gradients: (*backward(ctx, *gradients), None))
 
@@ -127,7 +138,7 @@ def _register_formulas(op, setup_context, backward):
         refuse_tangents(name, *inputs)
         if not needs_autograd(*inputs):
             return below(keyset, inputs)
-        with enable_single_level_autograd_function():
+        with _single_level():
             output = level.apply(*inputs, keyset)
         return list(output) if listed else output
 

@@ -56,7 +56,8 @@ class Implementation:
         with self._around():
             y = self._function()
             torch.autograd.backward(y, self._dout)
-        got = {"y": y.detach() if isinstance(y, torch.Tensor) else [part.detach() for part in y]} | {"d" + name: x.grad for name, x in self._leaves.items()}
+        got = {"y": y.detach() if isinstance(y, torch.Tensor) else [part.detach() for part in y]}
+        got |= {"d" + name: x.grad for name, x in self._leaves.items()}
         self._reset()
         return got
 

@@ -13,6 +13,7 @@ from ._library import ops
 from ._operator import (
     Operator, are_transforms_active, below_autograd, call_backward, fake, needs_autograd, plain_op, refuse_tangents,
 )
+from ._overlap import innermost, require_apart
 from .errors import InvalidArgument, require, require_size, unusual
 
 Shape = Sequence[int] | int | None
@@ -93,7 +94,8 @@ def lrpe_rotate_qk(
 
         y1 = x1 cos(phi) - x2 sin(phi)    y2 = x1 sin(phi) + x2 cos(phi)    for x = q and x = k
 
-    Under autocast q and k are taken in the wider dtype of the two. Gradients: q, k, theta.
+    Partial rotary takes one more launch on CUDA, which copies the columns that pass through (lrpe_rotate_qk_ has nothing to
+    copy). Under autocast q and k are taken in the wider dtype of the two. Gradients: q, k, theta.
 
     >>> q, k = lrpe_rotate_qk(torch.rand(1, 8, 6, 64), torch.rand(1, 2, 6, 64), 0.1 ** torch.arange(8))  # 16 columns turn
     >>> q.shape, k.shape
@@ -124,7 +126,8 @@ def lrpe_rotate_qk_(
 ) -> tuple[Tensor, Tensor]:
     """lrpe_rotate_qk over the memory of q and k, which may be parts of one projection; returns them. Gradients: q, k, theta.
 
-    Where there are gradients to come it is lrpe_rotate_qk and a copy: in torch a function in place on views has one output.
+    They may not overlap. Where there are gradients to come it is lrpe_rotate_qk and a copy: in torch a function in place on
+    views has one output; and the parts must be slices, since torch lets nobody overwrite those of split, chunk and unbind then.
 
     >>> qkv = torch.rand(1, 6, 3, 4, 32)  # tokens, what, heads
     >>> q, k, v = qkv.transpose(1, 3).unbind(2)
@@ -150,12 +153,7 @@ def _overwrite(operator, op, xs, theta, *rest):
             return _copy_over(operator, xs, theta, rest, keep=needs_autograd(theta))
         refuse_tangents(operator.name, *xs, theta)
         if learns and all(isinstance(x, torch.Tensor) for x in xs):
-            for name, x in zip(operator.arguments._fields, xs):
-                if x.requires_grad and x.is_leaf:
-                    raise InvalidArgument(
-                        f"[{operator.name}] {name} must not be a leaf that requires grad, since its values are overwritten; "
-                        f"use {operator.name}, or {name}.detach()"
-                    )
+            _require_writable(operator, xs)
             if len(xs) == 1:
                 return (_RotateInPlace.apply(*xs, theta, rest),)
             return _copy_over(operator, xs, theta, rest, keep=needs_autograd(theta))
@@ -170,8 +168,40 @@ def _copy_over(operator, xs, theta, rest, keep):
     """By the functional form; `keep`: what it saves must not be overwritten."""
     for name, x in zip(operator.arguments._fields, xs):  # which autocast would change in what is not in place
         require(x.dtype == xs[0].dtype, operator.name, name, f"be {xs[0].dtype}, as what comes before it,", x.dtype)
+    if len(xs) == 2:
+        (first, a), (second, b) = zip(operator.arguments._fields, xs)
+        require_apart(operator.name, first, a, second, b)
     ys = operator(*[x.clone() if keep else x for x in xs], theta, *rest)
-    return tuple(x.copy_(y) for x, y in zip(xs, (ys,) if len(xs) == 1 else ys))
+    for x, y in zip(xs, (ys,) if len(xs) == 1 else ys):
+        inner = x if torch.compiler.is_compiling() else innermost(x)
+        inner.is_leaf  # noqa: B018: until asked, a view does not know that the write before this one gave it a gradient
+        x.copy_(y)
+    return xs
+
+
+def _require_writable(operator, xs):
+    """What torch's own rules for writing in place ask of every x, before the first is written."""
+    for name, x in zip(operator.arguments._fields, xs):
+        for where, t in ((f"{name} must not be", x), (f"{name} must not be a view of", x._base)):
+            if t is not None and t.requires_grad and t.is_leaf:
+                raise InvalidArgument(
+                    f"[{operator.name}] {where} a leaf that requires grad, since its values are overwritten; "
+                    f"use {operator.name}, or {name}.detach()"
+                )
+        why = "an inference tensor" if x.is_inference() else None
+        if x._base is not None and _creation_of(x) in _UNWRITABLE:
+            why = "a view of several that one function made, as split and unbind do, or of torch.no_grad()"
+        if why is not None:
+            raise InvalidArgument(
+                f"[{operator.name}] {name} must be what torch lets be overwritten where there are gradients but is {why}; "
+                f"use {operator.name}, or slices"
+            )
+
+
+# How torch made a view; where a later torch does not say so, its own error comes later.
+_creation_of = getattr(torch._C._autograd, "_get_creation_meta", lambda x: None)
+_UNWRITABLE = [getattr(getattr(torch._C._autograd, "CreationMeta", None), kind, ...)
+               for kind in ("MULTI_OUTPUT_NODE", "NO_GRAD_MODE", "INFERENCE_MODE", "IN_CUSTOM_FUNCTION")]
 
 
 def _positions(op, x, shape, prefix, offset, position_ids):

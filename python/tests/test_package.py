@@ -37,6 +37,40 @@ def run(*arguments):
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment)
 
 
+@pytest.mark.parametrize("module,name", [("torch._functorch.utils", "enable_single_level_autograd_function"),
+                                         ("torch.autograd.function", "_SingleLevelFunction"),
+                                         ("torch._C", "_after_autograd_keyset"),
+                                         ("torch._C", "_are_functorch_transforms_active"),
+                                         ("torch._C", "_AutoDispatchBelowAutograd")])
+def test_without_a_private_name_of_torch(module, name):
+    """A later torch may not have it: gradients are there all the same, eager, compiled and of a direct call of the op."""
+    code = f"""
+import importlib, torch
+owner = importlib.import_module({module!r})
+kept = owner.{name}
+del owner.{name}
+import annulus
+owner.{name} = kept  # torch itself cannot do without
+x, theta = torch.randn(1, 2, 5, 4, requires_grad=True), torch.randn(2, 4, requires_grad=True)
+rotate = lambda x, theta: annulus.lrpe_cosine(x, theta)
+gradients = lambda f: torch.autograd.grad(f(x, theta).square().sum() + f(x, theta).sum(), (x, theta))
+want = gradients(rotate)
+phase = torch.arange(5.0)[:, None] * theta[:, None]
+exact = gradients(lambda x, theta: torch.cat((x * phase.cos(), x * phase.sin()), -1))
+direct = lambda x, theta: torch.ops.annulus.lrpe_cosine(x, theta, (5,), 0, "none", -1, 0, None, None)
+for f in (rotate, torch.compile(rotate, fullgraph=True, backend="aot_eager"), direct):
+    for g, w in zip(gradients(f), exact):
+        torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-4)
+(dx,) = torch.autograd.grad(direct(x, theta).sum(), x, create_graph=True)
+try:
+    dx.sum().backward()
+except annulus.NotSupported as e:
+    print(e)
+"""
+    done = run("-c", code)
+    assert done.returncode == 0 and "has no second derivative" in done.stdout, done.stderr
+
+
 def test_info_command():
     text = run("-m", "annulus.info")
     assert text.returncode == 0 and text.stderr == "" and "operator lrpe_cosine" in text.stdout

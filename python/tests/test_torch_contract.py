@@ -26,7 +26,9 @@ def op_calls(sample, device, dtype=torch.float32):
     return recorder.calls + written
 
 
-EVERY = {n for n in torch._C._dispatch_get_all_op_names() if n.startswith("annulus::") and "_json" not in n}
+# Those that compute: not what is said of the build, nor a rule that torch.compile is to see as an op (rope_test.py has it).
+EVERY = {n for n in torch._C._dispatch_get_all_op_names()
+         if n.startswith("annulus::") and "_json" not in n and "::_require" not in n}
 
 
 def test_samples_reach_every_op():

@@ -101,12 +101,17 @@ def test_swapped_in_a_transformer(compiled, device, monkeypatch):
 
     rope = LrpeRotate.from_inv_freq(model.rotary_emb)
     model.rotary_emb.forward = lambda x, position_ids: (position_ids, None)
-    swapped = lambda q, k, position_ids, _: rope.qk(q, k, position_ids=position_ids)  # noqa: E731
+    calls = []
+
+    def swapped(q, k, position_ids, _):
+        calls.append(q.shape)  # which torch.compile repeats after its graph
+        return rope.qk(q, k, position_ids=position_ids)
+
     monkeypatch.setattr(sys.modules[__name__], "apply_rotary_pos_emb", swapped)
 
     got = (torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model)(x, ids)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
-    assert annulus.last_backend("lrpe_rotate_qk") and list(model.state_dict()) == names
+    assert calls == [(2, 4, 13, 16)] and list(model.state_dict()) == names
     for g, w in zip(torch.autograd.grad(got, model.parameters(), dy), exact):
         torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5)
     step = torch.randn(1, 4, 1, 16, device=device)  # decoding by an offset is the same rotation
@@ -197,6 +202,73 @@ def test_one_projection_in_place(device):
     assert (q == 1).all()
 
 
+HEADS = {"slices": lambda x: (x[:, :6], x[:, 6:8]), "split": lambda x: x.split((6, 2, 2), 1)[:2],
+         "unbind": lambda x: x[:, :8].unflatten(1, (2, 4)).unbind(1), "no_grad": lambda x: torch.no_grad()(HEADS["slices"])(x),
+         "second of split": lambda x: (x[:, :2].clone(), x.split((6, 2, 2), 1)[1])}
+
+
+@pytest.mark.parametrize("needs", ["theta", "both"])
+@pytest.mark.parametrize("parts", HEADS)
+def test_one_projection_in_place_with_gradients(parts, needs, device):
+    """Either both are written, with the gradients of lrpe_rotate_qk, or neither is and the error is typed."""
+    theta = torch.randn(8, device=device, requires_grad=True)
+    leaf = torch.randn(2, 7, 160, device=device, requires_grad=needs == "both")
+    base = leaf * 1
+    q, k = HEADS[parts](base.unflatten(-1, (10, 16)).transpose(1, 2))
+    before = q.detach().clone()
+    if parts != "slices":
+        with pytest.raises(annulus.InvalidArgument, match=r"\[lrpe_rotate_qk\] [qk] must (be what torch lets|not be a leaf)"):
+            annulus.lrpe_rotate_qk_(q, k, theta)
+        assert torch.equal(q.detach(), before) and torch.equal(base.detach(), leaf.detach())
+        return
+    leaves = (theta, leaf) if needs == "both" else (theta,)
+    q1, k1 = HEADS[parts](leaf.unflatten(-1, (10, 16)).transpose(1, 2))
+    want = annulus.lrpe_rotate_qk(q1, k1, theta)
+    annulus.lrpe_rotate_qk_(q, k, theta)
+    dy = [torch.randn_like(y) for y in want]
+    assert torch.equal(q, want[0]) and torch.equal(k, want[1])
+    for g, w in zip(*(torch.autograd.grad(ys, leaves, dy) for ys in ((q, k), want))):
+        torch.testing.assert_close(g, w)
+    for bad in (torch.ones(1, 1, 2, 16, device=device, requires_grad=True)[:, :1], torch.inference_mode()(torch.ones)(1, 1, 2, 16)):
+        q = torch.ones(1, 1, 2, 16, device=device)
+        with pytest.raises(annulus.InvalidArgument, match=r"\[lrpe_rotate_qk\] k must (not be a view of a leaf|be what torch lets)"):
+            annulus.lrpe_rotate_qk_(q, bad.to(device), theta)
+        assert (q == 1).all() and not q.requires_grad
+
+
+MODES = {
+    "eager": lambda f: f, "compiled": lambda f: torch.compile(f, fullgraph=True, backend="aot_eager"),
+    "grad": lambda f: lambda b, t: torch.func.grad(lambda t: sum(y.sum() for y in f(b * t.sum(), t)))(t.detach()),
+    "vmap": lambda f: lambda b, t: torch.vmap(lambda b: f(b, t))(b[None]),
+}
+MODES["compiled grad"] = lambda f: MODES["compiled"](MODES["grad"](f))
+
+
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_overlap_is_refused_in_every_mode(mode, learns, device):
+    theta = torch.randn(8, device=device, requires_grad=learns)
+    base = torch.ones(2, 7, 160, device=device)
+
+    def turn(q, k):
+        def run(b, t):
+            x = b.unflatten(-1, (10, 16)).transpose(1, 2)
+            return annulus.lrpe_rotate_qk_(q(x), k(x), t)
+
+        return MODES[mode](run)
+
+    for q, k in ((0, 6), (6, 0), (4, 2)):  # side by side
+        turn(lambda x: x[:, q : q + 2], lambda x: x[:, k : k + 2])(base.clone(), theta)  # noqa: B023
+    turn(lambda x: x[:, ::2], lambda x: x[:, 1::2])(base.clone(), theta)
+    turn(lambda x: x[:, :, :3], lambda x: x[:, :, 3:6])(base.clone(), theta)
+    for q, k in ((0, 0), (0, 1), (3, 2)):
+        with pytest.raises(annulus.InvalidArgument, match=r"\[lrpe_rotate_qk\] yq must not overlap k in memory but does"):
+            turn(lambda x: x[:, q : q + 2], lambda x: x[:, k : k + 2])(base, theta)  # noqa: B023
+    with pytest.raises(annulus.InvalidArgument, match=r"\[lrpe_rotate_qk\] yk must have strides under which no two"):
+        turn(lambda x: x[:, :2], lambda x: x[:, 4:5].expand(-1, 2, -1, -1))(base, theta)
+    assert (base == 1).all()
+
+
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (1, 3)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rotate_qk(heads, dtype, device):
@@ -223,6 +295,40 @@ def test_module(device):
                             ((16, 1, 3, 1.0, 8), "rotary_dim"), ((4, 1, 3), "rotary_dim"), ((8, 1, 5), "n_axes")):
         with pytest.raises(annulus.InvalidArgument, match=rf"\[LrpeRotate\] {name} must"):
             LrpeRotate(*arguments)
+
+
+@pytest.mark.parametrize("mode", ["eager", "compiled", "fullgraph"])
+def test_module_refuses_what_it_was_not_made_for(mode, device):
+    """Columns or axes for which theta would fit as well, and turn fewer columns than head_dim or others."""
+    run = lambda f, *a, **k: (f if mode == "eager" else torch.compile(  # noqa: E731
+        f, fullgraph=mode == "fullgraph", backend="aot_eager"))(*a, **k)
+    x = lambda columns: torch.ones(2, 3, 6, columns, device=device)  # noqa: E731
+    ids = torch.ones(2, 6, 2, dtype=torch.int64, device=device)
+    one, two = LrpeRotate(8, device=device), LrpeRotate(8, n_axes=2, device=device)
+    cosine2 = annulus.nn.LrpeCosine(8, 3, 2, device=device)
+    scaled = RotaryEmbedding(8, attention_scaling=1.5).to(device)
+    assert run(two, x(8), (2, 3)).shape == run(two, x(8), position_ids=ids).shape == run(one, x(8), 6).shape == x(8).shape
+    assert run(cosine2, x(8), [2, 3]).shape == x(16).shape
+    for module, inputs, options, message in (
+        (one, (x(16),), {}, "x must have head_dim, 8, columns but has 16"),
+        (one.qk, (x(8), x(16)), {}, "k must have head_dim, 8, columns but has 16"),
+        (one.qk, (x(16), x(16)), {}, "q must have head_dim, 8, columns but has 16"),
+        (LrpeRotate.from_inv_freq(scaled), (x(16),), {}, "x must have head_dim, 8, columns but has 16"),
+        (two, (x(8),), {}, "shape must have n_axes, 2, axes but has 1"),
+        (two.qk, (x(8), x(8)), dict(shape=6), "shape must have n_axes, 2, axes but has 1"),
+        (two, (x(8),), dict(shape=(2, 3, 1)), "shape must have n_axes, 2, axes but has 3"),
+        (two, (x(8),), dict(position_ids=ids[..., 0]), "position_ids must have n_axes, 2, axes but has 1"),
+        (one.qk, (x(8), x(8)), dict(position_ids=ids), "position_ids must have n_axes, 1, axes but has 2"),
+        (cosine2, (x(6),), dict(shape=(2, 3)), "x must have head_dim, 8, columns but has 6"),
+        (cosine2.qk, (x(8), x(6)), dict(shape=(2, 3)), "k must have head_dim, 8, columns but has 6"),
+        (cosine2, (x(8),), {}, "shape must have n_axes, 2, axes but has 1"),
+    ):
+        name = "LrpeCosine" if "cosine" in str(type(getattr(module, "__self__", module))).lower() else "LrpeRotate"
+        wanted = rf"\[{name}\] {message}"
+        # With fullgraph torch.compile raises its own type for what Python code raises, with our sentence in it.
+        kind = torch._dynamo.exc.Unsupported if mode == "fullgraph" else annulus.InvalidArgument
+        with pytest.raises(kind, match=wanted):
+            run(module, *inputs, **options)
 
 
 def test_frequencies_of_others(device):
