@@ -8,7 +8,6 @@ torch.export, and raises InvalidArgument (a ValueError), NotSupported (a NotImpl
 from typing import TYPE_CHECKING
 
 from . import _library  # noqa: F401  (loads the compiled operators first)
-from . import _lrpe_modules  # noqa: F401  (for nn)
 from ._info import info as info, last_backend as last_backend
 from .errors import DeviceError as DeviceError, InvalidArgument as InvalidArgument
 from .errors import NotSupported as NotSupported, RankLost as RankLost

@@ -385,3 +385,6 @@ _lrpe_cosine, _lrpe_rotate = Operator("lrpe_cosine", **_one), Operator("lrpe_rot
 _two = dict(keep=_keep_qk, kept=("q", "k", "q_token_major", "k_token_major"),
             autocast={"q": "promote", "k": "promote", "theta": "fp32"}, **_shared)
 _lrpe_cosine_qk, _lrpe_rotate_qk = Operator("lrpe_cosine_qk", **_two), Operator("lrpe_rotate_qk", **_two)
+
+
+from . import _modules_lrpe_cosine  # noqa: E402,F401  (for nn; it needs the functions above)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 import torch as _torch
 
 if _TYPE_CHECKING:  # type checkers want each by name
-    from ._lrpe_modules import LrpeCosine as LrpeCosine, LrpeRotate as LrpeRotate
+    from ._modules_lrpe_cosine import LrpeCosine as LrpeCosine, LrpeRotate as LrpeRotate
     from .ring_rnn import RingRNN as RingRNN
 
 for _file in [m for name, m in _sys.modules.items() if name.startswith(__package__ + ".")]:

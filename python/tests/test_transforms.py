@@ -1,7 +1,6 @@
 """torch.func: what it differentiates is right, and what it cannot have raises instead of being zero."""
 
 import collections
-import concurrent.futures
 
 import pytest
 import torch
@@ -61,17 +60,6 @@ def test_jacrev(sample, device):
         (got,) = torch.autograd.grad(run(leaf), leaf, rows, is_grads_batched=True)
         torch.testing.assert_close(got.view_as(jacobian), jacobian)
         torch.testing.assert_close(torch.autograd.functional.jacobian(run, value, vectorize=True), jacobian)
-
-
-def test_old_batches_in_another_thread():
-    """As in a backward on CUDA, whose thread does not know how deep batches are nested."""
-    theta, several = torch.rand(1, 4, dtype=torch.float64), torch.randn(3, 2, 1, 5, 4, dtype=torch.float64)
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        elsewhere = lambda x: pool.submit(annulus.lrpe_cosine, x, theta).result()  # noqa: E731
-        once = torch._vmap_internals._vmap(elsewhere)
-        torch.testing.assert_close(once(several), torch.stack([annulus.lrpe_cosine(x, theta) for x in several]))
-        twice = torch._vmap_internals._vmap(once)(torch.stack([several, -several]))
-        torch.testing.assert_close(twice, torch.stack([once(several), once(-several)]))
 
 
 @every_sample

@@ -1,5 +1,7 @@
 """LRPE in torch, beyond what python/tests asks of every operator: bits of the short way, memory, in place, packing."""
 
+import concurrent.futures
+
 import pytest
 import torch
 from samples_lrpe_cosine import GRADIENT, assert_close, cosine, rotate
@@ -267,3 +269,14 @@ def test_rope_has_a_peer(device):
         errors = session.errors(session.implementations[name], ("fwd", "bwd"))
         assert all(errors[part] <= (1 if name == "annulus-torch" else 3) * session.limit(direction)
                    for direction, part in (("fwd", "y"), ("bwd", "dx")))
+
+
+def test_old_batches_in_another_thread():
+    """As in a backward on CUDA, whose thread does not know how deep batches are nested."""
+    theta, several = torch.rand(1, 4, dtype=torch.float64), torch.randn(3, 2, 1, 5, 4, dtype=torch.float64)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        elsewhere = lambda x: pool.submit(annulus.lrpe_cosine, x, theta).result()  # noqa: E731
+        once = torch._vmap_internals._vmap(elsewhere)
+        torch.testing.assert_close(once(several), torch.stack([annulus.lrpe_cosine(x, theta) for x in several]))
+        twice = torch._vmap_internals._vmap(once)(torch.stack([several, -several]))
+        torch.testing.assert_close(twice, torch.stack([once(several), once(-several)]))
