@@ -17,11 +17,12 @@ import sys
 from packaging.requirements import Requirement
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-# libcuda is the driver's, opened where there is one.
+# libcuda and libnvidia-* are the driver's, opened where there is one.
 LOADED = """
 import re, sys
 def loaded():
-    return {p for p in re.findall(r" (/.*)", open("/proc/self/maps").read()) if ".so" in p and "/libcuda.so" not in p}
+    files = re.findall(r" (/.*)", open("/proc/self/maps").read())
+    return {p for p in files if ".so" in p and not re.search(r"/lib(cuda\\.so|nvidia-)", p)}
 import torch
 torch.relu(torch.ones(1 << 20))
 import doctest, json, typing, pickle  # of Python, which brings libraries of its own

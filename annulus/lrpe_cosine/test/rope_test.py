@@ -229,10 +229,10 @@ def test_one_projection_in_place_with_gradients(parts, needs, device):
     assert torch.equal(q, want[0]) and torch.equal(k, want[1])
     for g, w in zip(*(torch.autograd.grad(ys, leaves, dy) for ys in ((q, k), want))):
         torch.testing.assert_close(g, w)
-    for bad in (torch.ones(1, 1, 2, 16, device=device, requires_grad=True)[:, :1], torch.inference_mode()(torch.ones)(1, 1, 2, 16)):
+    for bad in (torch.ones(1, 1, 2, 16, device=device, requires_grad=True)[:, :1], torch.inference_mode()(torch.ones)(1, 1, 2, 16, device=device)):
         q = torch.ones(1, 1, 2, 16, device=device)
         with pytest.raises(annulus.InvalidArgument, match=r"\[lrpe_rotate_qk\] k must (not be a view of a leaf|be what torch lets)"):
-            annulus.lrpe_rotate_qk_(q, bad.to(device), theta)
+            annulus.lrpe_rotate_qk_(q, bad, theta)
         assert (q == 1).all() and not q.requires_grad
 
 
