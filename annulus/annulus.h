@@ -1,6 +1,7 @@
 // Annulus: everything public.
 #pragma once
 
+#include "annulus/attention/attention.h"
 #include "annulus/core/buffer.h"
 #include "annulus/core/context.h"
 #include "annulus/core/device.h"
