@@ -31,6 +31,12 @@ struct ForwardTiling {
   // Behind the tiles of q, k and v. Bits of two tiles: a warp may still read those of one while another makes the next.
   struct Small {
     Sweep sweep;
+    // Rather here than in 20 registers: where the block is, and its first query; the keys that any of its queries sees, and
+    // those that all do; k and v.
+    std::int64_t b, h, first;
+    int count;
+    Range seen, all;
+    const void *k, *v;
     std::uint64_t drawn[kQueries];
     std::uint32_t mask[2][kWords], kept[2][kWords];
     int flags[kKeys];
@@ -90,11 +96,9 @@ __device__ __forceinline__ void online_softmax(float (&s)[kM][kN][4], RowStates<
 }
 
 // Rows of the tile out of registers: o and lse, or merged into the states of earlier layers.
-template <class T, int kM, int kD>
-__device__ __forceinline__ void store_rows(const ForwardArgs& a, const BlockPlace& at,
-                                           const Line& queries, std::int64_t first, int count,
-                                           int first_row, RowStates<kM * 2>& state,
-                                           float (&acc)[kM][kD][4]) {
+template <class T, class Small, int kM2, int kM, int kD>
+__device__ __forceinline__ void store_rows(const ForwardArgs& a, const Small& at, int first_row,
+                                           RowStates<kM2>& state, float (&acc)[kM][kD][4]) {
   const Problem& p = a.p;
   const int lane = static_cast<int>(threadIdx.x) & 31;
 #pragma unroll
@@ -104,8 +108,8 @@ __device__ __forceinline__ void store_rows(const ForwardArgs& a, const BlockPlac
       const float l = warp_sum<4>(state.l[m * 2 + half]);
       const float high = state.m[m * 2 + half] * p.exponent_scale;
       const int row = first_row + m * 16 + half * 8 + lane / 4;
-      if (row >= count) continue;
-      const std::int64_t token = p.token(queries.at(first + row));
+      if (row >= at.count) continue;
+      const std::int64_t token = p.token(at.sweep.queries.at(at.first + row));
       if (a.states.acc == nullptr) {
         const float factor = l == 0 ? 0.0f : p.dropout.scale / l;
         T* to = a.o.at<T>(at.b, at.h) + token * a.o.row;
@@ -146,6 +150,26 @@ __device__ __forceinline__ void store_rows(const ForwardArgs& a, const BlockPlac
   }
 }
 
+// By one thread: what its block is about. No queries: nothing.
+template <class T, int kQueries, class Small>
+__device__ __forceinline__ void start_block(const Problem& p, Small& small) {
+  const BlockPlace at(blockIdx.x, p.H, p.slots);
+  const Place place = p.pattern.place(at.h, at.slot, true, kQueries);
+  const Sweep sweep = p.pattern.sweep(at.b, at.h, place.sweep);
+  small.sweep = sweep;
+  const std::int64_t first = place.tile * kQueries, left = sweep.queries.count - first;
+  small.b = at.b;
+  small.h = at.h;
+  small.first = first;
+  small.count = place.tile < 0 || left <= 0 ? 0 : left < kQueries ? static_cast<int>(left) : kQueries;
+  if (small.count == 0) return;
+  const Range part{first, first + small.count};
+  small.seen = sweep.seen_by_any(part);
+  small.all = sweep.seen_by_all(part);
+  small.k = p.k.at<T>(at.b, at.h / p.group);
+  small.v = p.v.at<T>(at.b, at.h / p.group);
+}
+
 template <class T, int kColumns>
 __global__ void __launch_bounds__(ForwardTiling<T, kColumns>::kThreads,
                                   ForwardTiling<T, kColumns>::kBlocks)
@@ -161,36 +185,28 @@ __global__ void __launch_bounds__(ForwardTiling<T, kColumns>::kThreads,
   auto& small = *reinterpret_cast<typename Tiling::Small*>(shared + Tiling::kTileBytes);
 
   const Problem& p = a.p;
-  const BlockPlace at(blockIdx.x, p.H, p.slots);
-  const Place place = p.pattern.place(at.h, at.slot, true, Tiling::kQueries);
-  if (threadIdx.x == 0) small.sweep = p.pattern.sweep(at.b, at.h, place.sweep);
-  __syncthreads();
   const Sweep& sweep = small.sweep;
-  const std::int64_t first = place.tile * Tiling::kQueries;
-  if (place.tile < 0 || first >= sweep.queries.count) return;
-  const Range part{first, first + Tiling::kQueries < sweep.queries.count ? first + Tiling::kQueries
-                                                                         : sweep.queries.count};
-  const int count = static_cast<int>(part.end - part.first);
-  const Range seen = sweep.seen_by_any(part), all = sweep.seen_by_all(part);
+  if (threadIdx.x == 0) start_block<T, Tiling::kQueries>(p, small);
+  __syncthreads();
+  if (small.count <= 0) return;
   const bool holes = p.pattern.has_holes(), drops = p.dropout.any();
 
-  const std::int64_t key_head = at.h / p.group;
-  const T* const k = p.k.at<T>(at.b, key_head);
-  const T* const v = p.v.at<T>(at.b, key_head);
-  const auto load_keys = [&](auto tile, const T* from, const Operand& operand, Range range, int columns) {
-    load_tile<F, kThreads>(tile, from, operand, p, sweep.keys, range.first,
+  const auto load_keys = [&](auto tile, const void* from, const Operand& operand, Range range,
+                             int columns) {
+    load_tile<F, kThreads>(tile, static_cast<const T*>(from), operand, p, sweep.keys, range.first,
                            static_cast<int>(range.end - range.first), columns);
     copy_async_commit();
   };
 
   KeyWalk walk;
-  walk.start(sweep, seen, kKeys);
-  load_tile<F, kThreads>(q_tile, p.q.at<T>(at.b, at.h), p.q, p, sweep.queries, first, count, p.D);
-  if (!walk.done()) load_keys(k_tile, k, p.k, walk.tile(kKeys), p.D);
+  walk.start(sweep, small.seen, kKeys);
+  load_tile<F, kThreads>(q_tile, p.q.at<T>(small.b, small.h), p.q, p, sweep.queries, small.first,
+                         small.count, p.D);
+  if (!walk.done()) load_keys(k_tile, small.k, p.k, walk.tile(kKeys), p.D);
   if (drops) {
-    for (int row = static_cast<int>(threadIdx.x); row < count; row += kThreads) {
-      const std::int64_t token = p.token(sweep.queries.at(first + row));
-      small.drawn[row] = p.dropout.row(sweep.sample, at.h, token - sweep.first_query);
+    for (int row = static_cast<int>(threadIdx.x); row < small.count; row += kThreads) {
+      const std::int64_t token = p.token(sweep.queries.at(small.first + row));
+      small.drawn[row] = p.dropout.row(sweep.sample, small.h, token - sweep.first_query);
     }
     __syncthreads();
   }
@@ -200,32 +216,32 @@ __global__ void __launch_bounds__(ForwardTiling<T, kColumns>::kThreads,
   float acc[kM][kColumns / 8][4] = {};
   for (int parity = 0; !walk.done(); parity ^= 1) {
     const Range tile = walk.tile(kKeys);
-    const bool masked = holes || tile.first < all.first || tile.end > all.end ||
+    const bool masked = holes || tile.first < small.all.first || tile.end > small.all.end ||
                         tile.end - tile.first < kKeys;
     if (masked) {
       make_mask<Tiling::kQueries, kKeys, kThreads>(
           small.mask[parity],
           [&](int row) {
-            const Range r = row < count ? sweep.seen_from(sweep.queries.at(first + row)) : Range{};
+            const Range r = row < small.count ? sweep.seen_from(sweep.queries.at(small.first + row)) : Range{};
             // A tile ends where its block does.
             return Range{r.first - tile.first, (r.end < tile.end ? r.end : tile.end) - tile.first};
           },
           holes,
           [&](int row, int column) {
-            return p.pattern.counts(at.h, sweep.queries.at(first + row),
+            return p.pattern.counts(small.h, sweep.queries.at(small.first + row),
                                     sweep.keys.at(tile.first + column));
           });
     }
     if (drops) {
       make_kept<Tiling::kQueries, kKeys, kThreads>(small.kept[parity], [&](int row, int column) {
         const std::int64_t key = tile.first + column;
-        return row < count && key < tile.end &&
+        return row < small.count && key < tile.end &&
                p.dropout.keeps(small.drawn[row], p.token(sweep.keys.at(key)) - sweep.first_key);
       });
     }
     copy_async_wait<0>();
     __syncthreads();  // q and k are here, and all have used v of the tile before
-    load_keys(v_tile, v, p.v, tile, p.Dv);
+    load_keys(v_tile, small.v, p.v, tile, p.Dv);
 
     float s[kM][kKeys / 8][4];
     multiply_rows<F>(s, q_tile, first_row, k_tile);
@@ -243,8 +259,8 @@ __global__ void __launch_bounds__(ForwardTiling<T, kColumns>::kThreads,
 
     copy_async_wait<0>();
     __syncthreads();  // v is here, and all have used k
-    walk.next(sweep, seen, kKeys);
-    if (!walk.done()) load_keys(k_tile, k, p.k, walk.tile(kKeys), p.D);
+    walk.next(sweep, small.seen, kKeys);
+    if (!walk.done()) load_keys(k_tile, small.k, p.k, walk.tile(kKeys), p.D);
 
     online_softmax(s, state, acc, p.exponent_scale);
     if (drops) keep_bits(s, small.kept[parity], first_row, 0.0f);
@@ -255,7 +271,7 @@ __global__ void __launch_bounds__(ForwardTiling<T, kColumns>::kThreads,
     add_product<F>(acc, s, v_tile);
   }
   copy_async_wait<0>();
-  store_rows<T>(a, at, sweep.queries, first, count, first_row, state, acc);
+  store_rows<T>(a, small, first_row, state, acc);
 }
 
 template <class T, int kColumns>

@@ -165,12 +165,19 @@ __device__ __forceinline__ void take_out_rows_not_finite(float (&acc)[kM][kN][4]
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float weight = 0;  // of this row of B, which a lane of the four has
+        // The weight of this row of B, which one lane of the four has. By bits: what looks like a choice of a register by a
+        // number is made a choice of an address, and all weights go to memory for it.
+        std::uint32_t bits = 0;
 #pragma unroll
         for (int k = 0; k < kK; ++k) {
-          if (row / 8 == k) weight = row % 2 ? p[m][k][half * 2 + 1] : p[m][k][half * 2];
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const std::uint32_t here = row / 8 == k && row % 2 == e ? ~0u : 0u;
+            bits |= __float_as_uint(p[m][k][half * 2 + e]) & here;
+          }
         }
-        weight = __shfl_sync(~0u, weight, lane / 4 * 4 + row % 8 / 2);
+        const float weight =
+            __shfl_sync(~0u, __uint_as_float(bits), lane / 4 * 4 + row % 8 / 2);
         const int own = first_row + m * 16 + half * 8 + lane / 4;
         if (mask[own * kWords + row / 32] >> (row % 32) & 1) {
 #pragma unroll

@@ -80,7 +80,7 @@ __device__ __forceinline__ void load_tile(Tile tile, const typename Format::Sour
   if (Format::kAsync && operand.whole) {
     const int rows = column < columns ? count : 0;
     if (p.order.defined()) {
-#pragma unroll 4
+#pragma unroll 1
       for (int i = 0; i < Tile::kRows; i += kStep) {
         const int row = first_row + i;
         const T* source = from;
@@ -130,8 +130,7 @@ __device__ __forceinline__ void load_tile(Tile tile, const typename Format::Sour
 
 // ---- Products. A warp has kM tiles of 16 rows, from first_row on.
 
-// The lane's address for fragments of A, and of B in both ways (see mma.cuh), of k or column 0. Chunk c further on it is
-// address ^ (c << 4), as long as c is even.
+// The lane's address for fragments of A, and of B in both ways (see mma.cuh), of k or column 0.
 template <class Tile>
 __device__ __forceinline__ std::uint32_t a_address(Tile tile, int first_row) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
@@ -146,6 +145,11 @@ template <class Tile>
 __device__ __forceinline__ std::uint32_t b_rows_address(Tile tile) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
   return tile.address + Tile::offset(lane % 16, lane / 16);
+}
+
+// That of chunk c, an even one. Four different numbers at most and what is added to them, which instructions have room for.
+__device__ __forceinline__ std::uint32_t at_chunk(std::uint32_t address, int c) {
+  return (address ^ ((c & 7) << 4)) + (c >> 3) * 128;
 }
 
 // d += a b over all pairs of terms but the smallest.
@@ -183,7 +187,7 @@ __device__ __forceinline__ void multiply_rows(float (&s)[kM][kN][4], TileA tile_
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
       for (int t = 0; t < kTerms; ++t) {
-        a[m][t] = ldmatrix((from_a ^ (k << 5)) + m * 16 * TileA::kPitch + t * TileA::kPlane);
+        a[m][t] = ldmatrix(at_chunk(from_a, 2 * k) + m * 16 * TileA::kPitch + t * TileA::kPlane);
       }
     }
 #pragma unroll
@@ -191,7 +195,7 @@ __device__ __forceinline__ void multiply_rows(float (&s)[kM][kN][4], TileA tile_
       std::uint32_t b[4][kTerms];
 #pragma unroll
       for (int t = 0; t < kTerms; ++t) {
-        const uint4 r = ldmatrix((from_b ^ (k << 5)) + n * 8 * TileB::kPitch + t * TileB::kPlane);
+        const uint4 r = ldmatrix(at_chunk(from_b, 2 * k) + n * 8 * TileB::kPitch + t * TileB::kPlane);
         b[0][t] = r.x, b[1][t] = r.y, b[2][t] = r.z, b[3][t] = r.w;
       }
 #pragma unroll
@@ -236,7 +240,7 @@ __device__ __forceinline__ void add_product(float (&acc)[kM][kN][4], const float
       std::uint32_t b[4][kTerms];
 #pragma unroll
       for (int t = 0; t < kTerms; ++t) {
-        const uint4 r = ldmatrix_transposed((from_b ^ (n << 4)) + k * 8 * TileB::kPitch +
+        const uint4 r = ldmatrix_transposed(at_chunk(from_b, n) + k * 8 * TileB::kPitch +
                                             t * TileB::kPlane);
         b[0][t] = r.x, b[1][t] = r.y, b[2][t] = r.z, b[3][t] = r.w;
       }
