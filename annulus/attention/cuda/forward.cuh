@@ -7,6 +7,7 @@
 
 #include "annulus/attention/cuda/launch.h"
 #include "annulus/attention/cuda/mask.cuh"
+#include "annulus/attention/cuda/query_block.cuh"
 #include "annulus/cuda/check.h"
 #include "annulus/cuda/math.cuh"
 #include "annulus/cuda/reduce.cuh"
@@ -29,14 +30,7 @@ struct ForwardTiling {
   static constexpr int kWords = kQueries * kKeys / 32;
 
   // Behind the tiles of q, k and v. Bits of two tiles: a warp may still read those of one while another makes the next.
-  struct Small {
-    Sweep sweep;
-    // Rather here than in 20 registers: where the block is, and its first query; the keys that any of its queries sees, and
-    // those that all do; k and v.
-    std::int64_t b, h, first;
-    int count;
-    Range seen, all;
-    const void *k, *v;
+  struct Small : QueryBlock {
     std::uint64_t drawn[kQueries];
     std::uint32_t mask[2][kWords], kept[2][kWords];
     int flags[kKeys];
@@ -96,9 +90,9 @@ __device__ __forceinline__ void online_softmax(float (&s)[kM][kN][4], RowStates<
 }
 
 // Rows of the tile out of registers: o and lse, or merged into the states of earlier layers.
-template <class T, class Small, int kM2, int kM, int kD>
-__device__ __forceinline__ void store_rows(const ForwardArgs& a, const Small& at, int first_row,
-                                           RowStates<kM2>& state, float (&acc)[kM][kD][4]) {
+template <class T, int kRows, int kM, int kD>
+__device__ __forceinline__ void store_rows(const ForwardArgs& a, const QueryBlock& at, int first_row,
+                                           RowStates<kRows>& state, float (&acc)[kM][kD][4]) {
   const Problem& p = a.p;
   const int lane = static_cast<int>(threadIdx.x) & 31;
 #pragma unroll
@@ -109,7 +103,7 @@ __device__ __forceinline__ void store_rows(const ForwardArgs& a, const Small& at
       const float high = state.m[m * 2 + half] * p.exponent_scale;
       const int row = first_row + m * 16 + half * 8 + lane / 4;
       if (row >= at.count) continue;
-      const std::int64_t token = p.token(at.sweep.queries.at(at.first + row));
+      const std::int64_t token = p.token(at.query(row));
       if (a.states.acc == nullptr) {
         const float factor = l == 0 ? 0.0f : p.dropout.scale / l;
         T* to = a.o.at<T>(at.b, at.h) + token * a.o.row;
@@ -150,26 +144,6 @@ __device__ __forceinline__ void store_rows(const ForwardArgs& a, const Small& at
   }
 }
 
-// By one thread: what its block is about. No queries: nothing.
-template <class T, int kQueries, class Small>
-__device__ __forceinline__ void start_block(const Problem& p, Small& small) {
-  const BlockPlace at(blockIdx.x, p.H, p.slots);
-  const Place place = p.pattern.place(at.h, at.slot, true, kQueries);
-  const Sweep sweep = p.pattern.sweep(at.b, at.h, place.sweep);
-  small.sweep = sweep;
-  const std::int64_t first = place.tile * kQueries, left = sweep.queries.count - first;
-  small.b = at.b;
-  small.h = at.h;
-  small.first = first;
-  small.count = place.tile < 0 || left <= 0 ? 0 : left < kQueries ? static_cast<int>(left) : kQueries;
-  if (small.count == 0) return;
-  const Range part{first, first + small.count};
-  small.seen = sweep.seen_by_any(part);
-  small.all = sweep.seen_by_all(part);
-  small.k = p.k.at<T>(at.b, at.h / p.group);
-  small.v = p.v.at<T>(at.b, at.h / p.group);
-}
-
 template <class T, int kColumns>
 __global__ void __launch_bounds__(ForwardTiling<T, kColumns>::kThreads,
                                   ForwardTiling<T, kColumns>::kBlocks)
@@ -186,10 +160,10 @@ __global__ void __launch_bounds__(ForwardTiling<T, kColumns>::kThreads,
 
   const Problem& p = a.p;
   const Sweep& sweep = small.sweep;
-  if (threadIdx.x == 0) start_block<T, Tiling::kQueries>(p, small);
+  if (threadIdx.x == 0) small.template start<T>(p, Tiling::kQueries);
   __syncthreads();
   if (small.count <= 0) return;
-  const bool holes = p.pattern.has_holes(), drops = p.dropout.any();
+  const bool drops = p.dropout.any();
 
   const auto load_keys = [&](auto tile, const void* from, const Operand& operand, Range range,
                              int columns) {
@@ -205,7 +179,7 @@ __global__ void __launch_bounds__(ForwardTiling<T, kColumns>::kThreads,
   if (!walk.done()) load_keys(k_tile, small.k, p.k, walk.tile(kKeys), p.D);
   if (drops) {
     for (int row = static_cast<int>(threadIdx.x); row < small.count; row += kThreads) {
-      const std::int64_t token = p.token(sweep.queries.at(small.first + row));
+      const std::int64_t token = p.token(small.query(row));
       small.drawn[row] = p.dropout.row(sweep.sample, small.h, token - sweep.first_query);
     }
     __syncthreads();
@@ -216,28 +190,11 @@ __global__ void __launch_bounds__(ForwardTiling<T, kColumns>::kThreads,
   float acc[kM][kColumns / 8][4] = {};
   for (int parity = 0; !walk.done(); parity ^= 1) {
     const Range tile = walk.tile(kKeys);
-    const bool masked = holes || tile.first < small.all.first || tile.end > small.all.end ||
-                        tile.end - tile.first < kKeys;
-    if (masked) {
-      make_mask<Tiling::kQueries, kKeys, kThreads>(
-          small.mask[parity],
-          [&](int row) {
-            const Range r = row < small.count ? sweep.seen_from(sweep.queries.at(small.first + row)) : Range{};
-            // A tile ends where its block does.
-            return Range{r.first - tile.first, (r.end < tile.end ? r.end : tile.end) - tile.first};
-          },
-          holes,
-          [&](int row, int column) {
-            return p.pattern.counts(small.h, sweep.queries.at(small.first + row),
-                                    sweep.keys.at(tile.first + column));
-          });
-    }
+    const bool masked = small.masks(p, tile, kKeys);
+    if (masked) make_query_mask<Tiling::kQueries, kKeys, kThreads>(small.mask[parity], p, small, tile);
     if (drops) {
-      make_kept<Tiling::kQueries, kKeys, kThreads>(small.kept[parity], [&](int row, int column) {
-        const std::int64_t key = tile.first + column;
-        return row < small.count && key < tile.end &&
-               p.dropout.keeps(small.drawn[row], p.token(sweep.keys.at(key)) - sweep.first_key);
-      });
+      make_query_kept<Tiling::kQueries, kKeys, kThreads>(small.kept[parity], p, small, tile,
+                                                         small.drawn);
     }
     copy_async_wait<0>();
     __syncthreads();  // q and k are here, and all have used v of the tile before
