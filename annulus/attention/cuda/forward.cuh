@@ -93,52 +93,60 @@ __device__ __forceinline__ void online_softmax(float (&s)[kM][kN][4], RowStates<
 template <class T, int kRows, int kM, int kD>
 __device__ __forceinline__ void store_rows(const ForwardArgs& a, const QueryBlock& at, int first_row,
                                            RowStates<kRows>& state, float (&acc)[kM][kD][4]) {
+  static_assert(kRows == kM * 2);
   const Problem& p = a.p;
   const int lane = static_cast<int>(threadIdx.x) & 31;
+  const bool merges = a.states.acc != nullptr;
+  std::int64_t token[kRows];     // negative: the row does not exist, or has nothing to merge
+  float own[kRows], old[kRows];  // what acc, and where merging the sum before, is multiplied by
 #pragma unroll
-  for (int m = 0; m < kM; ++m) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float l = warp_sum<4>(state.l[m * 2 + half]);
-      const float high = state.m[m * 2 + half] * p.exponent_scale;
-      const int row = first_row + m * 16 + half * 8 + lane / 4;
-      if (row >= at.count) continue;
-      const std::int64_t token = p.token(at.query(row));
-      if (a.states.acc == nullptr) {
-        const float factor = l == 0 ? 0.0f : p.dropout.scale / l;
-        T* to = a.o.at<T>(at.b, at.h) + token * a.o.row;
-#pragma unroll
-        for (int n = 0; n < kD; ++n) {
-          store_two(to, a.o.column, a.o.whole, n * 8 + lane % 4 * 2, p.Dv,
-                    acc[m][n][half * 2] * factor, acc[m][n][half * 2 + 1] * factor);
-        }
-        if (lane % 4 == 0 && p.lse.data != nullptr) {
-          constexpr float kLog2 = 0.693147181f;
-          p.lse.at<float>(at.b, at.h)[token * p.lse.row] =
-              l == 0 ? kNoScore : fmaf(high, kLog2, logf(l));
-        }
-        continue;
-      }
-      if (l == 0) continue;
-      const std::int64_t i = (at.b * p.H + at.h) * p.Tq + token;
+  for (int r = 0; r < kRows; ++r) {
+    const int row = first_row + r * 8 + lane / 4;
+    float l = warp_sum<4>(state.l[r]), high = state.m[r] * p.exponent_scale;
+    token[r] = row < at.count && !(merges && l == 0) ? p.token(at.query(row)) : -1;
+    own[r] = l == 0 ? 0.0f : p.dropout.scale / l;
+    old[r] = 0;
+    if (merges && token[r] >= 0) {
+      const std::int64_t i = (at.b * p.H + at.h) * p.Tq + token[r];
       const float old_l = a.states.l[i], old_m = old_l == 0 ? kNoScore : a.states.m[i];
       const float next = fmaxf(high, old_m), origin = origin_of(next);
-      const float own = exp2_fast(high - origin), old = exp2_fast(old_m - origin);
-      __syncwarp(__activemask());  // the four lanes of a row have read before one writes
-      if (lane % 4 == 0) {
-        a.states.m[i] = next;
-        a.states.l[i] = fmaf(l, own, old_l * old);
+      own[r] = exp2_fast(high - origin);
+      old[r] = exp2_fast(old_m - origin);
+      l = fmaf(l, own[r], old_l * old[r]);
+      high = next;
+      own[r] *= p.dropout.scale;
+    }
+    __syncwarp();  // the four lanes of a row have read its state before one of them writes it
+    if (lane % 4 == 0 && token[r] >= 0) {
+      if (merges) {
+        const std::int64_t i = (at.b * p.H + at.h) * p.Tq + token[r];
+        a.states.m[i] = high;
+        a.states.l[i] = l;
+      } else if (p.lse.data != nullptr) {
+        constexpr float kLog2 = 0.693147181f;
+        p.lse.at<float>(at.b, at.h)[token[r] * p.lse.row] =
+            l == 0 ? kNoScore : fmaf(high, kLog2, logf(l));
       }
-      float* to = a.states.acc + ((at.b * p.Tq + token) * p.H + at.h) * p.Dv;
+    }
+  }
 #pragma unroll
-      for (int n = 0; n < kD; ++n) {
+  for (int r = 0; r < kRows; ++r) {
+    if (token[r] < 0) continue;
+    float* const sums = a.states.acc + ((at.b * p.Tq + token[r]) * p.H + at.h) * p.Dv;
+    T* const to = a.o.at<T>(at.b, at.h) + token[r] * a.o.row;
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int column = n * 8 + lane % 4 * 2 + e;
-          if (column < p.Dv) {
-            to[column] = fmaf(acc[m][n][half * 2 + e] * p.dropout.scale, own, to[column] * old);
-          }
-        }
+    for (int n = 0; n < kD; ++n) {
+      const int column = n * 8 + lane % 4 * 2;
+      float two[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        two[e] = acc[r / 2][n][r % 2 * 2 + e] * own[r];
+        if (merges && column + e < p.Dv) two[e] = fmaf(sums[column + e], old[r], two[e]);
+      }
+      if (merges) {
+        store_two(sums, 1, false, column, p.Dv, two[0], two[1]);
+      } else {
+        store_two(to, a.o.column, a.o.whole, column, p.Dv, two[0], two[1]);
       }
     }
   }
