@@ -19,10 +19,10 @@ namespace annulus::testing {
 
 TensorView AttemptTensors::input(const char* name, std::vector<std::int64_t> shape, DType t) {
   const TensorSpec spec{name, t, std::move(shape)};
-  return input(spec, std::vector<double>(static_cast<std::size_t>(numel_of(spec)), 0.25));
+  return input_of(spec, std::vector<double>(static_cast<std::size_t>(numel_of(spec)), 0.25));
 }
 
-TensorView AttemptTensors::input(const TensorSpec& spec, const std::vector<double>& values) {
+TensorView AttemptTensors::input_of(const TensorSpec& spec, const std::vector<double>& values) {
   return tensors_.emplace_back(spec, Layout::kContiguous, device_, &values).view();
 }
 
@@ -61,7 +61,7 @@ class Trial {
     for (std::size_t i = 0; i < values.size(); ++i) {
       const TensorSpec& s = call.inputs[i];
       in_.push_back(is_floating(s.dtype) ? tensors_.input(s.name.c_str(), s.shape, s.dtype)
-                                         : tensors_.input(s, values[i]));
+                                         : tensors_.input_of(s, values[i]));
     }
     for (const TensorSpec& s : call.outputs)
       out_.push_back(tensors_.output(s.name.c_str(), s.shape, s.dtype));

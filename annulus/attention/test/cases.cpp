@@ -415,7 +415,11 @@ Call backward_call(const AttentionProblem& p, const Call& forward) {
 
 void draw(const AttentionProblem& p, Rng& rng, const TensorSpec& spec, std::span<double> values) {
   if (!is_floating(spec.dtype)) return;  // see refine
-  const double size = spec.name == "q" ? p.q_size : 1;
+  // dlse as large as the <do, v> that it is added to: of a query with one key nothing but dlse is left, beside the roundings of
+  // those.
+  const double size = spec.name == "q"      ? p.q_size
+                      : spec.name == "dlse" ? std::sqrt(static_cast<double>(p.Dv))
+                                            : 1;
   for (double& v : values) v = size * rng.normal();
   const bool spoilt = (spec.name == "q" && p.special == Special::kNanQ) ||
                       (spec.name == "k" && p.special == Special::kNanK) ||

@@ -244,7 +244,8 @@ const Rule kBlockRules[] = {
      &A::block_sparse},
     {"row_ptr that falls", "row_ptr",
      [](A& a) {
-       set_shape(a.blocks.row_ptr, {1, 4}), a.set(a.blocks.row_ptr, {0, 2, 1, 3});
+       set_shape(a.blocks.row_ptr, {1, 4}), a.set(a.blocks.row_ptr, {0, 2, 1, 3}),
+           a.set(a.blocks.col_idx, {0, 1, 2, 0, 1, 2});
      },
      &A::block_sparse, true},
     {"row_ptr that begins below 0", "row_ptr",
