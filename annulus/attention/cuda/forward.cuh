@@ -54,36 +54,42 @@ struct RowStates {
 template <int kM, int kN, int kD>
 __device__ __forceinline__ void online_softmax(float (&s)[kM][kN][4], RowStates<kM * 2>& state,
                                                float (&acc)[kM][kD][4], float scale) {
+  float factor[kM * 2];
+  bool moved = false;
 #pragma unroll
-  for (int m = 0; m < kM; ++m) {
+  for (int r = 0; r < kM * 2; ++r) {
+    float high = state.m[r];
+    // fmaxf passes over a NaN, whose weight is one all the same.
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float& old = state.m[m * 2 + half];
-      float high = old;
-      // fmaxf passes over a NaN, whose weight is one all the same.
+    for (int n = 0; n < kN; ++n) {
+      high = fmaxf(high, fmaxf(s[r / 2][n][r % 2 * 2], s[r / 2][n][r % 2 * 2 + 1]));
+    }
+    high = warp_reduce<4>(high, [](float a, float b) { return fmaxf(a, b); });
+    const float origin = origin_of(high) * scale;
+    const bool moves = high != state.m[r];
+    factor[r] = moves ? exp2_fast(fmaf(state.m[r], scale, -origin)) : 1.0f;
+    moved |= moves;
+    state.m[r] = high;
+    float sum = 0;
 #pragma unroll
-      for (int n = 0; n < kN; ++n) {
-        high = fmaxf(high, fmaxf(s[m][n][half * 2], s[m][n][half * 2 + 1]));
+    for (int n = 0; n < kN; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = s[r / 2][n][r % 2 * 2 + e];
+        x = exp2_fast(fmaf(x, scale, -origin));
+        sum += x;
       }
-      high = warp_reduce<4>(high, [](float a, float b) { return fmaxf(a, b); });
-      const float origin = origin_of(high) * scale;
-      const float factor = exp2_fast(fmaf(old, scale, -origin));
-      old = high;
-      float sum = 0;
+    }
+    state.l[r] = fmaf(state.l[r], factor[r], sum);
+  }
+  // After the first tiles the largest is mostly among those seen.
+  if (__any_sync(~0u, moved)) {
 #pragma unroll
-      for (int n = 0; n < kN; ++n) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& x = s[m][n][half * 2 + e];
-          x = exp2_fast(fmaf(x, scale, -origin));
-          sum += x;
-        }
-      }
-      state.l[m * 2 + half] = fmaf(state.l[m * 2 + half], factor, sum);
+    for (int r = 0; r < kM * 2; ++r) {
 #pragma unroll
       for (int n = 0; n < kD; ++n) {
-        acc[m][n][half * 2] *= factor;
-        acc[m][n][half * 2 + 1] *= factor;
+        acc[r / 2][n][r % 2 * 2] *= factor[r];
+        acc[r / 2][n][r % 2 * 2 + 1] *= factor[r];
       }
     }
   }
@@ -229,9 +235,8 @@ __global__ void __launch_bounds__(ForwardTiling<T, kColumns>::kThreads,
 
     online_softmax(s, state, acc, p.exponent_scale);
     if (drops) keep_bits(s, small.kept[parity], first_row, 0.0f);
-    if (masked && has_rows_not_finite<F, kThreads>(v_tile)) {
-      take_out_rows_not_finite<F, kThreads>(acc, s, v_tile, first_row, small.mask[parity],
-                                            small.flags);
+    if (masked && has_not_finite<F, kThreads>(v_tile)) {
+      take_out_not_finite<F, kThreads, true>(acc, v_tile, first_row, small.mask[parity], small.flags);
     }
     add_product<F>(acc, s, v_tile);
   }

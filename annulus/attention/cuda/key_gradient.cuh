@@ -282,9 +282,8 @@ __global__ void __launch_bounds__(KeyGradientTiling<T, kColumns>::kThreads,
       score_gradients(dp, s, p.dropout.scale, of_query(small.delta[parity]));
       if (now_masked) {
         keep_bits(dp, small.mask[parity], first_row, 0.0f);
-        if (has_rows_not_finite<F, kThreads>(q_tile(stage))) {
-          take_out_rows_not_finite<F, kThreads>(dk, dp, q_tile(stage), first_row,
-                                                small.mask[parity], small.flags);
+        if (has_not_finite<F, kThreads>(q_tile(stage))) {
+          take_out_not_finite<F, kThreads, false>(dk, q_tile(stage), first_row, small.mask[parity], small.flags);
         }
       }
       add_product<F>(dk, dp, q_tile(stage));
@@ -293,9 +292,8 @@ __global__ void __launch_bounds__(KeyGradientTiling<T, kColumns>::kThreads,
       if (drops) keep_bits(s, small.kept[parity], first_row, 0.0f);
       if (now_masked) {
         keep_bits(s, small.mask[parity], first_row, 0.0f);
-        if (has_rows_not_finite<F, kThreads>(do_tile(stage))) {
-          take_out_rows_not_finite<F, kThreads>(dv, s, do_tile(stage), first_row,
-                                                small.mask[parity], small.flags);
+        if (has_not_finite<F, kThreads>(do_tile(stage))) {
+          take_out_not_finite<F, kThreads, true>(dv, do_tile(stage), first_row, small.mask[parity], small.flags);
         }
       }
       add_product<F>(dv, s, do_tile(stage));

@@ -201,9 +201,8 @@ __global__ void __launch_bounds__(QueryGradientTiling<T, kColumns>::kThreads,
     score_gradients(dp, s, p.dropout.scale, [&](int m, int, int e) { return delta[m * 2 + e / 2]; });
     if (now_masked) {
       keep_bits(dp, small.mask[parity], first_row, 0.0f);
-      if (has_rows_not_finite<F, kThreads>(k_tile(stage))) {
-        take_out_rows_not_finite<F, kThreads>(acc, dp, k_tile(stage), first_row,
-                                              small.mask[parity], small.flags);
+      if (has_not_finite<F, kThreads>(k_tile(stage))) {
+        take_out_not_finite<F, kThreads, false>(acc, k_tile(stage), first_row, small.mask[parity], small.flags);
       }
     }
     add_product<F>(acc, dp, k_tile(stage));
