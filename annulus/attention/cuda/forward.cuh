@@ -15,12 +15,12 @@
 namespace annulus::attention::cuda {
 
 // kM: tiles of 16 queries a warp has. With two a fragment of keys serves two products, without which the bandwidth of
-// shared memory is what limits.
-template <class T, int kColumns>
+// shared memory is what limits; kShort, for sweeps of 64 queries at most, has one, so that all warps have work.
+template <class T, int kColumns, bool kShort>
 struct ForwardTiling {
   static constexpr bool kSplit = Format<T>::kTerms > 1;
   static constexpr int kWarps = 4, kThreads = kWarps * 32;
-  static constexpr int kM = kSplit || kColumns > 128 ? 1 : 2;
+  static constexpr int kM = kSplit || kColumns > 128 || kShort ? 1 : 2;
   static constexpr int kQueries = kWarps * kM * 16;
   static constexpr int kKeys = kSplit && kColumns > 128 ? 32 : 64;
   static constexpr int kBlocks = kColumns > 128 || (kSplit && kColumns > 64) ? 1 : 2;
@@ -158,11 +158,11 @@ __device__ __forceinline__ void store_rows(const ForwardArgs& a, const QueryBloc
   }
 }
 
-template <class T, int kColumns>
-__global__ void __launch_bounds__(ForwardTiling<T, kColumns>::kThreads,
-                                  ForwardTiling<T, kColumns>::kBlocks)
+template <class T, int kColumns, bool kShort>
+__global__ void __launch_bounds__(ForwardTiling<T, kColumns, kShort>::kThreads,
+                                  ForwardTiling<T, kColumns, kShort>::kBlocks)
     forward_kernel(const __grid_constant__ ForwardArgs a) {
-  using Tiling = ForwardTiling<T, kColumns>;
+  using Tiling = ForwardTiling<T, kColumns, kShort>;
   using F = Format<T>;
   constexpr int kThreads = Tiling::kThreads, kKeys = Tiling::kKeys, kM = Tiling::kM;
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -200,6 +200,8 @@ __global__ void __launch_bounds__(ForwardTiling<T, kColumns>::kThreads,
   }
 
   const int first_row = uniform_warp() * kM * 16;
+  // A warp without rows only waits with the others; asked where sweeps may be short.
+  const bool active = kM > 1 || first_row < small.count;
   RowStates<kM * 2> state;
   float acc[kM][kColumns / 8][4] = {};
   for (int parity = 0; !walk.done(); parity ^= 1) {
@@ -215,45 +217,58 @@ __global__ void __launch_bounds__(ForwardTiling<T, kColumns>::kThreads,
     load_keys(v_tile, small.v, p.v, tile, p.Dv);
 
     float s[kM][kKeys / 8][4];
-    multiply_rows<F>(s, q_tile, first_row, k_tile);
-    if (p.scale_first) {
+    if (active) {
+      multiply_rows<F>(s, q_tile, first_row, k_tile);
+      if (p.scale_first) {
 #pragma unroll
-      for (int m = 0; m < kM; ++m) {
+        for (int m = 0; m < kM; ++m) {
 #pragma unroll
-        for (int n = 0; n < kKeys / 8; ++n) {
+          for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
-          for (int e = 0; e < 4; ++e) s[m][n][e] *= p.score_scale;
+            for (int e = 0; e < 4; ++e) s[m][n][e] *= p.score_scale;
+          }
         }
       }
+      if (masked) keep_bits(s, small.mask[parity], first_row, kNoScore);
     }
-    if (masked) keep_bits(s, small.mask[parity], first_row, kNoScore);
 
     copy_async_wait<0>();
     __syncthreads();  // v is here, and all have used k
     walk.next(sweep, small.seen, kKeys);
     if (!walk.done()) load_keys(k_tile, small.k, p.k, walk.tile(kKeys), p.D);
 
-    online_softmax(s, state, acc, p.exponent_scale);
-    if (drops) keep_bits(s, small.kept[parity], first_row, 0.0f);
-    if (masked && has_not_finite<F, kThreads>(v_tile)) {
-      take_out_not_finite<F, kThreads, true>(acc, v_tile, first_row, small.mask[parity], small.flags);
+    if (active) {
+      online_softmax(s, state, acc, p.exponent_scale);
+      if (drops) keep_bits(s, small.kept[parity], first_row, 0.0f);
     }
-    add_product<F>(acc, s, v_tile);
+    if (masked && has_not_finite<F, kThreads>(v_tile)) {
+      take_out_not_finite<F, kThreads, true>(acc, v_tile, first_row, small.mask[parity],
+                                             small.flags);
+    }
+    if (active) add_product<F>(acc, s, v_tile);
   }
   copy_async_wait<0>();
   store_rows<T>(a, small, first_row, state, acc);
 }
 
-template <class T, int kColumns>
+template <class T, int kColumns, bool kShort>
 void launch_forward(const char* op, ForwardArgs a, cudaStream_t stream) {
-  using Tiling = ForwardTiling<T, kColumns>;
+  using Tiling = ForwardTiling<T, kColumns, kShort>;
   a.p.slots = a.p.pattern.slots(true, Tiling::kQueries);
   const std::int64_t blocks = a.p.B * a.p.H * a.p.slots;
   if (blocks == 0) return;
-  allow_shared(op, "forward_kernel", forward_kernel<T, kColumns>, Tiling::kSharedBytes);
-  forward_kernel<T, kColumns>
+  allow_shared(op, "forward_kernel", forward_kernel<T, kColumns, kShort>, Tiling::kSharedBytes);
+  forward_kernel<T, kColumns, kShort>
       <<<checked_blocks(op, blocks), Tiling::kThreads, Tiling::kSharedBytes, stream>>>(a);
   check_launch(op, "forward_kernel");
+}
+
+template <class T>
+void forward_of(const char* op, const ForwardArgs& a, cudaStream_t stream) {
+  const bool is_short = a.p.pattern.longest_sweep(true) <= kShortSweep;
+  visit_tiles<T>(a.p, is_short, [&]<int kColumns, bool kShort>() {
+    launch_forward<T, kColumns, kShort>(op, a, stream);
+  });
 }
 
 }  // namespace annulus::attention::cuda

@@ -54,13 +54,13 @@ struct KeyBlock {
   }
 };
 
-template <class T, int kColumns>
+template <class T, int kColumns, bool kShort>
 struct KeyGradientTiling {
   static constexpr bool kSplit = Format<T>::kTerms > 1;
   static constexpr int kWarps = kSplit && kColumns > 128 ? 2 : 4, kThreads = kWarps * 32;
-  static constexpr int kM = !kSplit && kColumns <= 64 ? 2 : 1;
+  static constexpr int kM = !kSplit && kColumns <= 64 && !kShort ? 2 : 1;
   static constexpr int kKeys = kWarps * kM * 16;
-  static constexpr int kQueries = !kSplit && kColumns == 128 ? 64 : 32;
+  static constexpr int kQueries = !kSplit && (kColumns == 128 || (kColumns == 64 && kShort)) ? 64 : 32;
   static constexpr int kStages = Format<T>::kAsync ? 2 : 1;
   static constexpr int kBlocks = kColumns > 128 || (kSplit && kColumns > 64) ? 1 : 2;
 
@@ -170,11 +170,11 @@ struct QueryWalk {
   }
 };
 
-template <class T, int kColumns, Sums kSums>
-__global__ void __launch_bounds__(KeyGradientTiling<T, kColumns>::kThreads,
-                                  KeyGradientTiling<T, kColumns>::kBlocks)
+template <class T, int kColumns, bool kShort, Sums kSums>
+__global__ void __launch_bounds__(KeyGradientTiling<T, kColumns, kShort>::kThreads,
+                                  KeyGradientTiling<T, kColumns, kShort>::kBlocks)
     key_gradient_kernel(const __grid_constant__ KeyGradientArgs a) {
-  using Tiling = KeyGradientTiling<T, kColumns>;
+  using Tiling = KeyGradientTiling<T, kColumns, kShort>;
   using F = Format<T>;
   using KeyTile = typename Tiling::KeyTile;
   using QueryTile = typename Tiling::QueryTile;
@@ -257,6 +257,7 @@ __global__ void __launch_bounds__(KeyGradientTiling<T, kColumns>::kThreads,
 
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const int first_row = uniform_warp() * kM * 16;
+  const bool active = kM > 1 || first_row < small.count;
   constexpr int kD = kColumns / 8;
   float dk[kM][kOfKeys ? kD : 1][4] = {}, dv[kM][kOfValues ? kD : 1][4] = {};
   walk.start();
@@ -270,33 +271,35 @@ __global__ void __launch_bounds__(KeyGradientTiling<T, kColumns>::kThreads,
     if (kStages == 2 && !walk.done()) masked = issue(stage ^ 1, parity ^ 1);
 
     float s[kM][kQueries / 8][4];
-    multiply_rows<F>(s, k_tile, first_row, q_tile(stage));
     const auto of_query = [&](const float* from) {
       return [=](int, int n, int e) { return from[n * 8 + lane % 4 * 2 + e % 2]; };
     };
-    weights_of(s, p, of_query(small.lse[parity]));
+    if (active) {
+      multiply_rows<F>(s, k_tile, first_row, q_tile(stage));
+      weights_of(s, p, of_query(small.lse[parity]));
+    }
     if constexpr (kOfKeys) {
       float dp[kM][kQueries / 8][4];
-      multiply_rows<F>(dp, v_tile, first_row, do_tile(stage));
-      if (drops) keep_bits(dp, small.kept[parity], first_row, 0.0f);
-      score_gradients(dp, s, p.dropout.scale, of_query(small.delta[parity]));
-      if (now_masked) {
-        keep_bits(dp, small.mask[parity], first_row, 0.0f);
-        if (has_not_finite<F, kThreads>(q_tile(stage))) {
-          take_out_not_finite<F, kThreads, false>(dk, q_tile(stage), first_row, small.mask[parity], small.flags);
-        }
+      if (active) {
+        multiply_rows<F>(dp, v_tile, first_row, do_tile(stage));
+        if (drops) keep_bits(dp, small.kept[parity], first_row, 0.0f);
+        score_gradients(dp, s, p.dropout.scale, of_query(small.delta[parity]));
+        if (now_masked) keep_bits(dp, small.mask[parity], first_row, 0.0f);
       }
-      add_product<F>(dk, dp, q_tile(stage));
+      if (now_masked && has_not_finite<F, kThreads>(q_tile(stage))) {
+        take_out_not_finite<F, kThreads, false>(dk, q_tile(stage), first_row, small.mask[parity],
+                                                small.flags);
+      }
+      if (active) add_product<F>(dk, dp, q_tile(stage));
     }
     if constexpr (kOfValues) {
-      if (drops) keep_bits(s, small.kept[parity], first_row, 0.0f);
-      if (now_masked) {
-        keep_bits(s, small.mask[parity], first_row, 0.0f);
-        if (has_not_finite<F, kThreads>(do_tile(stage))) {
-          take_out_not_finite<F, kThreads, true>(dv, do_tile(stage), first_row, small.mask[parity], small.flags);
-        }
+      if (active && drops) keep_bits(s, small.kept[parity], first_row, 0.0f);
+      if (active && now_masked) keep_bits(s, small.mask[parity], first_row, 0.0f);
+      if (now_masked && has_not_finite<F, kThreads>(do_tile(stage))) {
+        take_out_not_finite<F, kThreads, true>(dv, do_tile(stage), first_row, small.mask[parity],
+                                               small.flags);
       }
-      add_product<F>(dv, s, do_tile(stage));
+      if (active) add_product<F>(dv, s, do_tile(stage));
     }
     if (kStages == 1 && !walk.done()) {
       __syncthreads();
@@ -314,28 +317,37 @@ __global__ void __launch_bounds__(KeyGradientTiling<T, kColumns>::kThreads,
   }
 }
 
-template <class T, int kColumns, Sums kSums>
+template <class T, int kColumns, bool kShort, Sums kSums>
 void launch_key_sums(const char* op, const KeyGradientArgs& a, std::int64_t blocks,
                      cudaStream_t stream) {
-  using Tiling = KeyGradientTiling<T, kColumns>;
-  allow_shared(op, "key_gradient_kernel", key_gradient_kernel<T, kColumns, kSums>,
+  using Tiling = KeyGradientTiling<T, kColumns, kShort>;
+  allow_shared(op, "key_gradient_kernel", key_gradient_kernel<T, kColumns, kShort, kSums>,
                Tiling::kSharedBytes);
-  key_gradient_kernel<T, kColumns, kSums>
+  key_gradient_kernel<T, kColumns, kShort, kSums>
       <<<checked_blocks(op, blocks), Tiling::kThreads, Tiling::kSharedBytes, stream>>>(a);
   check_launch(op, "key_gradient_kernel");
 }
 
-template <class T, int kColumns>
+template <class T, int kColumns, bool kShort>
 void launch_key_gradient(const char* op, KeyGradientArgs a, cudaStream_t stream) {
-  a.p.slots = a.p.pattern.slots(false, KeyGradientTiling<T, kColumns>::kKeys);
+  a.p.slots = a.p.pattern.slots(false, KeyGradientTiling<T, kColumns, kShort>::kKeys);
   const std::int64_t blocks = a.p.B * a.p.Hkv * a.p.slots;
   if (blocks == 0) return;
   if constexpr (kColumns > 128) {
-    launch_key_sums<T, kColumns, Sums::kKeys>(op, a, blocks, stream);
-    launch_key_sums<T, kColumns, Sums::kValues>(op, a, blocks, stream);
+    launch_key_sums<T, kColumns, kShort, Sums::kKeys>(op, a, blocks, stream);
+    launch_key_sums<T, kColumns, kShort, Sums::kValues>(op, a, blocks, stream);
   } else {
-    launch_key_sums<T, kColumns, Sums::kBoth>(op, a, blocks, stream);
+    launch_key_sums<T, kColumns, kShort, Sums::kBoth>(op, a, blocks, stream);
   }
+}
+
+template <class T>
+void key_gradient_of(const char* op, const KeyGradientArgs& a, cudaStream_t stream) {
+  const bool is_short = a.p.pattern.longest_sweep(false) <= kShortSweep;
+  visit_tiles<T>(a.p, is_short, [&]<int kColumns, bool kShort>() {
+    // Wider tiles have 64 keys anyway.
+    launch_key_gradient<T, kColumns, kShort && kColumns <= 64>(op, a, stream);
+  });
 }
 
 }  // namespace annulus::attention::cuda

@@ -15,11 +15,11 @@
 
 namespace annulus::attention::cuda {
 
-template <class T, int kColumns>
+template <class T, int kColumns, bool kShort>
 struct QueryGradientTiling {
   static constexpr bool kSplit = Format<T>::kTerms > 1;
   static constexpr int kWarps = kSplit && kColumns > 128 ? 2 : 4, kThreads = kWarps * 32;
-  static constexpr int kM = kSplit || kColumns > 128 ? 1 : 2;
+  static constexpr int kM = kSplit || kColumns > 128 || kShort ? 1 : 2;
   static constexpr int kQueries = kWarps * kM * 16;
   static constexpr int kKeys = kColumns > 64 ? 32 : 64;
   static constexpr int kStages = Format<T>::kAsync ? 2 : 1;
@@ -114,11 +114,11 @@ __device__ __forceinline__ void store_gradient(const float (&acc)[kM][kD][4], fl
   }
 }
 
-template <class T, int kColumns>
-__global__ void __launch_bounds__(QueryGradientTiling<T, kColumns>::kThreads,
-                                  QueryGradientTiling<T, kColumns>::kBlocks)
+template <class T, int kColumns, bool kShort>
+__global__ void __launch_bounds__(QueryGradientTiling<T, kColumns, kShort>::kThreads,
+                                  QueryGradientTiling<T, kColumns, kShort>::kBlocks)
     query_gradient_kernel(const __grid_constant__ QueryGradientArgs a) {
-  using Tiling = QueryGradientTiling<T, kColumns>;
+  using Tiling = QueryGradientTiling<T, kColumns, kShort>;
   using F = Format<T>;
   using KeyTile = typename Tiling::KeyTile;
   constexpr int kThreads = Tiling::kThreads, kKeys = Tiling::kKeys, kM = Tiling::kM,
@@ -175,6 +175,7 @@ __global__ void __launch_bounds__(QueryGradientTiling<T, kColumns>::kThreads,
   __syncthreads();  // drawn
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const int first_row = uniform_warp() * kM * 16;
+  const bool active = kM > 1 || first_row < small.count;
   float acc[kM][kColumns / 8][4] = {};
   KeyWalk walk;
   walk.start(sweep, small.seen, kKeys);
@@ -188,24 +189,26 @@ __global__ void __launch_bounds__(QueryGradientTiling<T, kColumns>::kThreads,
     if (kStages == 2 && !walk.done()) masked = issue(walk.tile(kKeys), stage ^ 1, parity ^ 1);
 
     float s[kM][kKeys / 8][4], dp[kM][kKeys / 8][4];
-    multiply_rows<F>(s, q_tile, first_row, k_tile(stage));
-    multiply_rows<F>(dp, do_tile, first_row, v_tile(stage));
-    float lse[kM * 2], delta[kM * 2];
+    if (active) {
+      multiply_rows<F>(s, q_tile, first_row, k_tile(stage));
+      multiply_rows<F>(dp, do_tile, first_row, v_tile(stage));
+      float lse[kM * 2], delta[kM * 2];
 #pragma unroll
-    for (int r = 0; r < kM * 2; ++r) {
-      lse[r] = small.lse[first_row + r * 8 + lane / 4];
-      delta[r] = small.delta[first_row + r * 8 + lane / 4];
-    }
-    weights_of(s, p, [&](int m, int, int e) { return lse[m * 2 + e / 2]; });
-    if (drops) keep_bits(dp, small.kept[parity], first_row, 0.0f);
-    score_gradients(dp, s, p.dropout.scale, [&](int m, int, int e) { return delta[m * 2 + e / 2]; });
-    if (now_masked) {
-      keep_bits(dp, small.mask[parity], first_row, 0.0f);
-      if (has_not_finite<F, kThreads>(k_tile(stage))) {
-        take_out_not_finite<F, kThreads, false>(acc, k_tile(stage), first_row, small.mask[parity], small.flags);
+      for (int r = 0; r < kM * 2; ++r) {
+        lse[r] = small.lse[first_row + r * 8 + lane / 4];
+        delta[r] = small.delta[first_row + r * 8 + lane / 4];
       }
+      weights_of(s, p, [&](int m, int, int e) { return lse[m * 2 + e / 2]; });
+      if (drops) keep_bits(dp, small.kept[parity], first_row, 0.0f);
+      score_gradients(dp, s, p.dropout.scale,
+                      [&](int m, int, int e) { return delta[m * 2 + e / 2]; });
+      if (now_masked) keep_bits(dp, small.mask[parity], first_row, 0.0f);
     }
-    add_product<F>(acc, dp, k_tile(stage));
+    if (now_masked && has_not_finite<F, kThreads>(k_tile(stage))) {
+      take_out_not_finite<F, kThreads, false>(acc, k_tile(stage), first_row, small.mask[parity],
+                                              small.flags);
+    }
+    if (active) add_product<F>(acc, dp, k_tile(stage));
     if (kStages == 1 && !walk.done()) {
       __syncthreads();
       masked = issue(walk.tile(kKeys), 0, parity ^ 1);
@@ -216,17 +219,25 @@ __global__ void __launch_bounds__(QueryGradientTiling<T, kColumns>::kThreads,
                     p.D, token);
 }
 
-template <class T, int kColumns>
+template <class T, int kColumns, bool kShort>
 void launch_query_gradient(const char* op, QueryGradientArgs a, cudaStream_t stream) {
-  using Tiling = QueryGradientTiling<T, kColumns>;
+  using Tiling = QueryGradientTiling<T, kColumns, kShort>;
   a.p.slots = a.p.pattern.slots(true, Tiling::kQueries);
   const std::int64_t blocks = a.p.B * a.p.H * a.p.slots;
   if (blocks == 0) return;
-  allow_shared(op, "query_gradient_kernel", query_gradient_kernel<T, kColumns>,
+  allow_shared(op, "query_gradient_kernel", query_gradient_kernel<T, kColumns, kShort>,
                Tiling::kSharedBytes);
-  query_gradient_kernel<T, kColumns>
+  query_gradient_kernel<T, kColumns, kShort>
       <<<checked_blocks(op, blocks), Tiling::kThreads, Tiling::kSharedBytes, stream>>>(a);
   check_launch(op, "query_gradient_kernel");
+}
+
+template <class T>
+void query_gradient_of(const char* op, const QueryGradientArgs& a, cudaStream_t stream) {
+  const bool is_short = a.p.pattern.longest_sweep(true) <= kShortSweep;
+  visit_tiles<T>(a.p, is_short, [&]<int kColumns, bool kShort>() {
+    launch_query_gradient<T, kColumns, kShort>(op, a, stream);
+  });
 }
 
 }  // namespace annulus::attention::cuda
