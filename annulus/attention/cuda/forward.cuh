@@ -54,6 +54,8 @@ struct RowStates {
 template <int kM, int kN, int kD>
 __device__ __forceinline__ void online_softmax(float (&s)[kM][kN][4], RowStates<kM * 2>& state,
                                                float (&acc)[kM][kD][4], float scale) {
+  // First what was summed, so that its factors are gone when registers are scarce. After the first tiles the largest score is
+  // mostly among those seen.
   float factor[kM * 2];
   bool moved = false;
 #pragma unroll
@@ -65,11 +67,25 @@ __device__ __forceinline__ void online_softmax(float (&s)[kM][kN][4], RowStates<
       high = fmaxf(high, fmaxf(s[r / 2][n][r % 2 * 2], s[r / 2][n][r % 2 * 2 + 1]));
     }
     high = warp_reduce<4>(high, [](float a, float b) { return fmaxf(a, b); });
-    const float origin = origin_of(high) * scale;
     const bool moves = high != state.m[r];
-    factor[r] = moves ? exp2_fast(fmaf(state.m[r], scale, -origin)) : 1.0f;
+    factor[r] = moves ? exp2_fast((state.m[r] - origin_of(high)) * scale) : 1.0f;
     moved |= moves;
     state.m[r] = high;
+  }
+  if (__any_sync(~0u, moved)) {
+#pragma unroll
+    for (int r = 0; r < kM * 2; ++r) {
+      state.l[r] *= factor[r];
+#pragma unroll
+      for (int n = 0; n < kD; ++n) {
+        acc[r / 2][n][r % 2 * 2] *= factor[r];
+        acc[r / 2][n][r % 2 * 2 + 1] *= factor[r];
+      }
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kM * 2; ++r) {
+    const float origin = origin_of(state.m[r]) * scale;
     float sum = 0;
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
@@ -80,18 +96,7 @@ __device__ __forceinline__ void online_softmax(float (&s)[kM][kN][4], RowStates<
         sum += x;
       }
     }
-    state.l[r] = fmaf(state.l[r], factor[r], sum);
-  }
-  // After the first tiles the largest is mostly among those seen.
-  if (__any_sync(~0u, moved)) {
-#pragma unroll
-    for (int r = 0; r < kM * 2; ++r) {
-#pragma unroll
-      for (int n = 0; n < kD; ++n) {
-        acc[r / 2][n][r % 2 * 2] *= factor[r];
-        acc[r / 2][n][r % 2 * 2 + 1] *= factor[r];
-      }
-    }
+    state.l[r] += sum;
   }
 }
 
@@ -237,15 +242,17 @@ __global__ void __launch_bounds__(ForwardTiling<T, kColumns, kShort>::kThreads,
     walk.next(sweep, small.seen, kKeys);
     if (!walk.done()) load_keys(k_tile, small.k, p.k, walk.tile(kKeys), p.D);
 
+    Weights<F, kM, kKeys / 8> weights;
     if (active) {
       online_softmax(s, state, acc, p.exponent_scale);
       if (drops) keep_bits(s, small.kept[parity], first_row, 0.0f);
+      weights.take(s);
     }
     if (masked && has_not_finite<F, kThreads>(v_tile)) {
       take_out_not_finite<F, kThreads, true>(acc, v_tile, first_row, small.mask[parity],
                                              small.flags);
     }
-    if (active) add_product<F>(acc, s, v_tile);
+    if (active) add_product(acc, weights, v_tile);
   }
   copy_async_wait<0>();
   store_rows<T>(a, small, first_row, state, acc);

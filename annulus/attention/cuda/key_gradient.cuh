@@ -280,26 +280,32 @@ __global__ void __launch_bounds__(KeyGradientTiling<T, kColumns, kShort>::kThrea
     }
     if constexpr (kOfKeys) {
       float dp[kM][kQueries / 8][4];
+      Weights<F, kM, kQueries / 8> ds;
       if (active) {
         multiply_rows<F>(dp, v_tile, first_row, do_tile(stage));
         if (drops) keep_bits(dp, small.kept[parity], first_row, 0.0f);
         score_gradients(dp, s, p.dropout.scale, of_query(small.delta[parity]));
         if (now_masked) keep_bits(dp, small.mask[parity], first_row, 0.0f);
+        ds.take(dp);
       }
       if (now_masked && has_not_finite<F, kThreads>(q_tile(stage))) {
         take_out_not_finite<F, kThreads, false>(dk, q_tile(stage), first_row, small.mask[parity],
                                                 small.flags);
       }
-      if (active) add_product<F>(dk, dp, q_tile(stage));
+      if (active) add_product(dk, ds, q_tile(stage));
     }
     if constexpr (kOfValues) {
-      if (active && drops) keep_bits(s, small.kept[parity], first_row, 0.0f);
-      if (active && now_masked) keep_bits(s, small.mask[parity], first_row, 0.0f);
+      Weights<F, kM, kQueries / 8> weights;
+      if (active) {
+        if (drops) keep_bits(s, small.kept[parity], first_row, 0.0f);
+        if (now_masked) keep_bits(s, small.mask[parity], first_row, 0.0f);
+        weights.take(s);
+      }
       if (now_masked && has_not_finite<F, kThreads>(do_tile(stage))) {
         take_out_not_finite<F, kThreads, true>(dv, do_tile(stage), first_row, small.mask[parity],
                                                small.flags);
       }
-      if (active) add_product<F>(dv, s, do_tile(stage));
+      if (active) add_product(dv, weights, do_tile(stage));
     }
     if (kStages == 1 && !walk.done()) {
       __syncthreads();

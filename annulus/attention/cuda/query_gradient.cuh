@@ -189,6 +189,7 @@ __global__ void __launch_bounds__(QueryGradientTiling<T, kColumns, kShort>::kThr
     if (kStages == 2 && !walk.done()) masked = issue(walk.tile(kKeys), stage ^ 1, parity ^ 1);
 
     float s[kM][kKeys / 8][4], dp[kM][kKeys / 8][4];
+    Weights<F, kM, kKeys / 8> ds;
     if (active) {
       multiply_rows<F>(s, q_tile, first_row, k_tile(stage));
       multiply_rows<F>(dp, do_tile, first_row, v_tile(stage));
@@ -203,12 +204,13 @@ __global__ void __launch_bounds__(QueryGradientTiling<T, kColumns, kShort>::kThr
       score_gradients(dp, s, p.dropout.scale,
                       [&](int m, int, int e) { return delta[m * 2 + e / 2]; });
       if (now_masked) keep_bits(dp, small.mask[parity], first_row, 0.0f);
+      ds.take(dp);
     }
     if (now_masked && has_not_finite<F, kThreads>(k_tile(stage))) {
       take_out_not_finite<F, kThreads, false>(acc, k_tile(stage), first_row, small.mask[parity],
                                               small.flags);
     }
-    if (active) add_product<F>(acc, dp, k_tile(stage));
+    if (active) add_product(acc, ds, k_tile(stage));
     if (kStages == 1 && !walk.done()) {
       __syncthreads();
       masked = issue(walk.tile(kKeys), 0, parity ^ 1);
