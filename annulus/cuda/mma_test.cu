@@ -12,7 +12,8 @@ namespace {
 using namespace annulus::cuda;
 
 // One warp: c (16 x 16) = a b^T and d = a b of 16 x 16 tiles. Rows of `b` from `rows` on are zeros instead of copies.
-__global__ void products_kernel(const bfloat16* a, const bfloat16* b, int rows, float* c, float* d) {
+__global__ void products_kernel(const bfloat16* a, const bfloat16* b, int rows, float* c,
+                                float* d) {
   __shared__ __align__(16) bfloat16 tile_a[16][16], tile_b[16][16];
   const int lane = static_cast<int>(threadIdx.x), row = lane / 2, column = lane % 2 * 8;
   copy_async_16_or_zeros(shared_address(&tile_a[row][column]), a + row * 16 + column, true);
@@ -56,7 +57,8 @@ TEST_F(CudaMma, FragmentsBothWaysRound) {
         for (int k = 0; k < 16; ++k) {
           const auto at = static_cast<float>(a[static_cast<std::size_t>(i * 16 + k)]);
           if (j < rows) by_rows += at * static_cast<float>(b[static_cast<std::size_t>(j * 16 + k)]);
-          if (k < rows) by_columns += at * static_cast<float>(b[static_cast<std::size_t>(k * 16 + j)]);
+          if (k < rows)
+            by_columns += at * static_cast<float>(b[static_cast<std::size_t>(k * 16 + j)]);
         }
         EXPECT_EQ(got_c[static_cast<std::size_t>(i * 16 + j)], by_rows) << i << " " << j;
         EXPECT_EQ(got_d[static_cast<std::size_t>(i * 16 + j)], by_columns) << i << " " << j;

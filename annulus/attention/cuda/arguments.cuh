@@ -68,8 +68,8 @@ struct AnyPattern {
     std::int64_t most = 0;
     for (int i = 0; i < p.branches; ++i) {
       if (p.mode == DilatedMode::kLongNet && i != p.branch) continue;
-      const std::int64_t n =
-          tiles_of(p.tokens, p.length[i]) * lines(i, of_queries) * tiles_of(longest(i, of_queries), size);
+      const std::int64_t n = tiles_of(p.tokens, p.length[i]) * lines(i, of_queries) *
+                             tiles_of(longest(i, of_queries), size);
       if (n > most) most = n;
     }
     return most;
@@ -119,7 +119,9 @@ struct AnyPattern {
   }
 
  private:
-  ANNULUS_HD std::int64_t dense_rows(std::int64_t rows) const { return tiles_of(rows, blocks.size); }
+  ANNULUS_HD std::int64_t dense_rows(std::int64_t rows) const {
+    return tiles_of(rows, blocks.size);
+  }
   // Sweeps of a segment that have queries (keys), and the rows of the longest.
   ANNULUS_HD std::int64_t lines(int i, bool of_queries) const {
     if (!of_queries || dilated.residues() == 1) return 1;
@@ -162,7 +164,8 @@ struct States {
 struct ForwardArgs {
   Problem p;
   Operand o;
-  States states;  // defined: the keys of this launch are merged into it; otherwise o and lse are written
+  States
+      states;  // defined: the keys of this launch are merged into it; otherwise o and lse are written
 };
 
 struct QueryGradientArgs {

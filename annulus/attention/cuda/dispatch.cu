@@ -121,7 +121,9 @@ void lay_out(const Plan& plan, States& s, ScratchLayout& scratch) {
 }
 void clear(const Plan& plan, const States& s, cudaStream_t stream) {
   const auto rows = static_cast<std::size_t>(query_rows(plan));
-  ANNULUS_CUDA_CHECK(plan.op, cudaMemsetAsync(s.acc, 0, rows * static_cast<std::size_t>(plan.Dv) * sizeof(float), stream));
+  ANNULUS_CUDA_CHECK(
+      plan.op,
+      cudaMemsetAsync(s.acc, 0, rows * static_cast<std::size_t>(plan.Dv) * sizeof(float), stream));
   ANNULUS_CUDA_CHECK(plan.op, cudaMemsetAsync(s.l, 0, rows * sizeof(float), stream));
 }
 
@@ -186,7 +188,8 @@ void round_to(const Plan& plan, const float* from, const TensorView& to, cudaStr
   launch_round(plan.op, a, stream);
 }
 
-void run_query_gradient(const Plan& plan, int layer, const BackwardScratch& s, cudaStream_t stream) {
+void run_query_gradient(const Plan& plan, int layer, const BackwardScratch& s,
+                        cudaStream_t stream) {
   QueryGradientArgs a;
   a.p = problem_of(plan, layer);
   a.do_ = operand_of(plan.do_);
@@ -253,7 +256,8 @@ void backward(const Plan& plan, Context& context) {
   const Workspace workspace(context, plan.op, plan.device,
                             [&](ScratchLayout& layout) { s.lay_out(plan, layout); });
   const auto clear_sums = [&](float* sums, std::int64_t count) {
-    ANNULUS_CUDA_CHECK(plan.op, cudaMemsetAsync(sums, 0, static_cast<std::size_t>(count) * sizeof(float), stream));
+    ANNULUS_CUDA_CHECK(
+        plan.op, cudaMemsetAsync(sums, 0, static_cast<std::size_t>(count) * sizeof(float), stream));
   };
   if (for_q && s.dq != nullptr) clear_sums(s.dq, query_rows(plan) * plan.D);
   if (for_keys && s.dk != nullptr) {
@@ -294,9 +298,12 @@ std::size_t backward_workspace(const Plan& plan) {
 
 const char* how(const Plan& plan) {
   static constexpr const char* kTexts[3][3] = {
-      {"tensor cores, bf16, 64 columns", "tensor cores, bf16, 128 columns", "tensor cores, bf16, 256 columns"},
-      {"tensor cores, f16, 64 columns", "tensor cores, f16, 128 columns", "tensor cores, f16, 256 columns"},
-      {"tensor cores, bf16x3, 64 columns", "tensor cores, bf16x3, 128 columns", "tensor cores, bf16x3, 256 columns"}};
+      {"tensor cores, bf16, 64 columns", "tensor cores, bf16, 128 columns",
+       "tensor cores, bf16, 256 columns"},
+      {"tensor cores, f16, 64 columns", "tensor cores, f16, 128 columns",
+       "tensor cores, f16, 256 columns"},
+      {"tensor cores, bf16x3, 64 columns", "tensor cores, bf16x3, 128 columns",
+       "tensor cores, bf16x3, 256 columns"}};
   const int type = plan.dtype == DType::kBF16 ? 0 : plan.dtype == DType::kF16 ? 1 : 2;
   const std::int64_t columns = plan.D > plan.Dv ? plan.D : plan.Dv;
   return kTexts[type][columns <= 64 ? 0 : columns <= 128 ? 1 : 2];

@@ -102,8 +102,9 @@ __device__ __forceinline__ void online_softmax(float (&s)[kM][kN][4], RowStates<
 
 // Rows of the tile out of registers: o and lse, or merged into the states of earlier layers.
 template <class T, int kRows, int kM, int kD>
-__device__ __forceinline__ void store_rows(const ForwardArgs& a, const QueryBlock& at, int first_row,
-                                           RowStates<kRows>& state, float (&acc)[kM][kD][4]) {
+__device__ __forceinline__ void store_rows(const ForwardArgs& a, const QueryBlock& at,
+                                           int first_row, RowStates<kRows>& state,
+                                           float (&acc)[kM][kD][4]) {
   static_assert(kRows == kM * 2);
   const Problem& p = a.p;
   const int lane = static_cast<int>(threadIdx.x) & 31;
@@ -212,7 +213,8 @@ __global__ void __launch_bounds__(ForwardTiling<T, kColumns, kShort>::kThreads,
   for (int parity = 0; !walk.done(); parity ^= 1) {
     const Range tile = walk.tile(kKeys);
     const bool masked = small.masks(p, tile, kKeys);
-    if (masked) make_query_mask<Tiling::kQueries, kKeys, kThreads>(small.mask[parity], p, small, tile);
+    if (masked)
+      make_query_mask<Tiling::kQueries, kKeys, kThreads>(small.mask[parity], p, small, tile);
     if (drops) {
       make_query_kept<Tiling::kQueries, kKeys, kThreads>(small.kept[parity], p, small, tile,
                                                          small.drawn);

@@ -60,7 +60,8 @@ struct KeyGradientTiling {
   static constexpr int kWarps = kSplit && kColumns > 128 ? 2 : 4, kThreads = kWarps * 32;
   static constexpr int kM = !kSplit && kColumns <= 64 && !kShort ? 2 : 1;
   static constexpr int kKeys = kWarps * kM * 16;
-  static constexpr int kQueries = !kSplit && (kColumns == 128 || (kColumns == 64 && kShort)) ? 64 : 32;
+  static constexpr int kQueries =
+      !kSplit && (kColumns == 128 || (kColumns == 64 && kShort)) ? 64 : 32;
   static constexpr int kStages = Format<T>::kAsync ? 2 : 1;
   static constexpr int kBlocks = kColumns > 128 || (kSplit && kColumns > 64) ? 1 : 2;
 
@@ -102,7 +103,9 @@ struct QueryWalk {
   std::uint32_t* found;  // shared memory, a word a warp
   int head = 0;
   std::int64_t at = 0, end = 0;
-  std::int64_t window = 0, row = 0;  // the rows of blocks that `found` is about begin there; the next to look at
+  std::int64_t window = 0,
+               row =
+                   0;  // the rows of blocks that `found` is about begin there; the next to look at
 
   __device__ bool listed() const { return a.p.pattern.kind == Kind::kBlocks; }
   __device__ bool done() const { return head >= a.heads; }
@@ -135,8 +138,8 @@ struct QueryWalk {
     const Blocks& blocks = a.p.pattern.blocks;
     window = row = first;
     const std::int64_t own = first + threadIdx.x;
-    const bool has =
-        own * blocks.size < block.seen.end && contains(blocks.blocks(query_head(), own), block.column);
+    const bool has = own * blocks.size < block.seen.end &&
+                     contains(blocks.blocks(query_head(), own), block.column);
     __syncthreads();  // all have read the words of the window before
     const unsigned ballot = __ballot_sync(~0u, has);
     if (threadIdx.x % 32 == 0) found[threadIdx.x / 32] = ballot;
@@ -228,15 +231,15 @@ __global__ void __launch_bounds__(KeyGradientTiling<T, kColumns, kShort>::kThrea
     }
     const bool holes = p.pattern.has_holes();
     const Range all = sweep.seen_by_all(tile);
-    const bool masked =
-        holes || small.first < all.first || small.first + small.count > all.end ||
-        queries < kQueries;
+    const bool masked = holes || small.first < all.first || small.first + small.count > all.end ||
+                        queries < kQueries;
     if (masked) {
       make_mask<Tiling::kKeys, kQueries, kThreads>(
           small.mask[parity],
           [&](int row) {
-            const Range r =
-                row < small.count ? sweep.seeing_any({small.first + row, small.first + row + 1}) : Range{};
+            const Range r = row < small.count
+                                ? sweep.seeing_any({small.first + row, small.first + row + 1})
+                                : Range{};
             return Range{r.first - tile.first, (r.end < tile.end ? r.end : tile.end) - tile.first};
           },
           holes,
@@ -314,12 +317,12 @@ __global__ void __launch_bounds__(KeyGradientTiling<T, kColumns, kShort>::kThrea
   }
   copy_async_wait<0>();
   if constexpr (kOfKeys) {
-    store_gradient<T>(dk, p.scale, first_row, small.count, a.dk, a.dk_sum, small.b, small.h, p.Tk, p.Hkv, p.D,
-                      token);
+    store_gradient<T>(dk, p.scale, first_row, small.count, a.dk, a.dk_sum, small.b, small.h, p.Tk,
+                      p.Hkv, p.D, token);
   }
   if constexpr (kOfValues) {
-    store_gradient<T>(dv, p.dropout.scale, first_row, small.count, a.dv, a.dv_sum, small.b, small.h, p.Tk,
-                      p.Hkv, p.Dv, token);
+    store_gradient<T>(dv, p.dropout.scale, first_row, small.count, a.dv, a.dv_sum, small.b, small.h,
+                      p.Tk, p.Hkv, p.Dv, token);
   }
 }
 

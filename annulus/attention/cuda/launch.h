@@ -28,8 +28,7 @@ void visit_tiles(const Problem& p, bool is_short, F&& f) {
   if (columns > 128) return f.template operator()<256, false>();
   if constexpr (sizeof(T) == 2) {
     if (is_short) {
-      return columns <= 64 ? f.template operator()<64, true>()
-                           : f.template operator()<128, true>();
+      return columns <= 64 ? f.template operator()<64, true>() : f.template operator()<128, true>();
     }
   }
   return columns <= 64 ? f.template operator()<64, false>() : f.template operator()<128, false>();

@@ -91,8 +91,7 @@ __device__ __forceinline__ void keep_bits(float (&s)[kM][kN][4], const std::uint
   for (int m = 0; m < kM; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const std::uint32_t* words =
-          mask + (first_row + m * 16 + half * 8 + lane / 4) * kWords;
+      const std::uint32_t* words = mask + (first_row + m * 16 + half * 8 + lane / 4) * kWords;
 #pragma unroll
       for (int w = 0; w < kWords; ++w) {
         const std::uint32_t word = words[w] >> (lane % 4 * 2);
@@ -114,7 +113,8 @@ __device__ __forceinline__ void keep_bits(float (&s)[kM][kN][4], const std::uint
 // Is one of the numbers in 16 bytes NaN or an infinity? Their exponents are all ones, and carry into the sign.
 template <class Element>
 __device__ __forceinline__ bool any_not_finite(uint4 v) {
-  constexpr std::uint32_t kExponents = std::is_same_v<Element, bfloat16> ? 0x7f807f80u : 0x7c007c00u;
+  constexpr std::uint32_t kExponents =
+      std::is_same_v<Element, bfloat16> ? 0x7f807f80u : 0x7c007c00u;
   constexpr std::uint32_t kOne = std::is_same_v<Element, bfloat16> ? 0x00800080u : 0x04000400u;
   const std::uint32_t carry = ((v.x & kExponents) + kOne) | ((v.y & kExponents) + kOne) |
                               ((v.z & kExponents) + kOne) | ((v.w & kExponents) + kOne);

@@ -55,7 +55,8 @@ __device__ __forceinline__ void make_query_mask(std::uint32_t* mask, const Probl
       },
       p.pattern.has_holes(),
       [&](int row, int column) {
-        return p.pattern.counts(block.h, block.query(row), block.sweep.keys.at(tile.first + column));
+        return p.pattern.counts(block.h, block.query(row),
+                                block.sweep.keys.at(tile.first + column));
       });
 }
 template <int kQueries, int kKeys, int kThreads>

@@ -44,7 +44,8 @@ __device__ __forceinline__ float weight_origin(float lse) { return origin_of(lse
 
 // Scores become weights.
 template <int kM, int kN, class Origin>
-__device__ __forceinline__ void weights_of(float (&s)[kM][kN][4], const Problem& p, Origin&& origin) {
+__device__ __forceinline__ void weights_of(float (&s)[kM][kN][4], const Problem& p,
+                                           Origin&& origin) {
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -164,7 +165,8 @@ __global__ void __launch_bounds__(QueryGradientTiling<T, kColumns, kShort>::kThr
                            tile.first, keys, p.Dv);
     copy_async_commit();
     const bool masked = small.masks(p, tile, kKeys);
-    if (masked) make_query_mask<Tiling::kQueries, kKeys, kThreads>(small.mask[parity], p, small, tile);
+    if (masked)
+      make_query_mask<Tiling::kQueries, kKeys, kThreads>(small.mask[parity], p, small, tile);
     if (drops) {
       make_query_kept<Tiling::kQueries, kKeys, kThreads>(small.kept[parity], p, small, tile,
                                                          small.drawn);

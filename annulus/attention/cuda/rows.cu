@@ -44,8 +44,8 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(const __grid_constant__
       } else {
         const T* o = a.o.at<const T>(r.b, r.h) + r.t * a.o.row;
         for (int c = lane; c < a.Dv; c += 32) {
-          sum = fmaf(static_cast<float>(d[c * a.do_.column]),
-                     static_cast<float>(o[c * a.o.column]), sum);
+          sum = fmaf(static_cast<float>(d[c * a.do_.column]), static_cast<float>(o[c * a.o.column]),
+                     sum);
         }
       }
     });

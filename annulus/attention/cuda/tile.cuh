@@ -196,7 +196,8 @@ __device__ __forceinline__ void multiply_rows(float (&s)[kM][kN][4], TileA tile_
       std::uint32_t b[4][kTerms];
 #pragma unroll
       for (int t = 0; t < kTerms; ++t) {
-        const uint4 r = ldmatrix(at_chunk(from_b, 2 * k) + n * 8 * TileB::kPitch + t * TileB::kPlane);
+        const uint4 r =
+            ldmatrix(at_chunk(from_b, 2 * k) + n * 8 * TileB::kPitch + t * TileB::kPlane);
         b[0][t] = r.x, b[1][t] = r.y, b[2][t] = r.z, b[3][t] = r.w;
       }
 #pragma unroll
@@ -251,8 +252,8 @@ __device__ __forceinline__ void add_product(float (&acc)[kM][kN][4],
       std::uint32_t b[4][kTerms];
 #pragma unroll
       for (int t = 0; t < kTerms; ++t) {
-        const uint4 r = ldmatrix_transposed(at_chunk(from_b, n) + k * 8 * TileB::kPitch +
-                                            t * TileB::kPlane);
+        const uint4 r =
+            ldmatrix_transposed(at_chunk(from_b, n) + k * 8 * TileB::kPitch + t * TileB::kPlane);
         b[0][t] = r.x, b[1][t] = r.y, b[2][t] = r.z, b[3][t] = r.w;
       }
 #pragma unroll

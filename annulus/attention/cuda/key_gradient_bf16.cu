@@ -1,0 +1,7 @@
+#include "annulus/attention/cuda/key_gradient.cuh"
+
+namespace annulus::attention::cuda {
+
+template void key_gradient_of<bfloat16>(const char*, const KeyGradientArgs&, cudaStream_t);
+
+}  // namespace annulus::attention::cuda
