@@ -63,7 +63,13 @@ class Attention : public EachDevice {
     const double f32 = device().type == DeviceType::kCPU ? 2e-6 : 5e-5;
     for (const char* name : {"o", "lse", "dq", "dk", "dv"}) {
       const double limit = t == DType::kF32 ? f32 : t == DType::kF16 ? 4e-3 : 2e-2;
-      EXPECT_LT(relative_error(a.at(name), b.at(name)), limit) << what << " " << name;
+      // lse of a query without a key is the same infinity.
+      const auto finite = [](Vector v) {
+        for (double& x : v) x = x == -INFINITY ? 0 : x;
+        return v;
+      };
+      EXPECT_LT(relative_error(finite(a.at(name)), finite(b.at(name))), limit)
+          << what << " " << name;
     }
   }
   Context context_;
@@ -174,29 +180,33 @@ TEST_P(Attention, AnOrderIsAPermutationOfTokens) {
   }
 }
 
+// Equal bits where what comes later is other numbers. Beside what is no number a careful path may round otherwise.
 TEST_P(Attention, WhatComesLaterReachesNothingEarlier) {
   constexpr std::size_t kFrom = 40, kTokens = 75;
   for (P p : {dense_problem(), dilated_problem(), block_problem()}) {
     p.causal = true;
     const Tensors a = run_all(p);
-    Tensors changed = common(a);
-    for (const char* name : {"k", "v"}) {
-      Vector& v = changed[name];
-      const std::size_t row = v.size() / (2 * kTokens);
-      for (std::size_t i = 0; i < v.size(); ++i) {
-        if (i / row % kTokens >= kFrom) v[i] = i % 7 == 0 ? NAN : v[i] * 3 + 1;
+    for (const bool numbers : {true, false}) {
+      Tensors changed = common(a);
+      for (const char* name : {"k", "v"}) {
+        Vector& v = changed[name];
+        const std::size_t row = v.size() / (2 * kTokens);
+        for (std::size_t i = 0; i < v.size(); ++i) {
+          if (i / row % kTokens >= kFrom) v[i] = numbers || i % 7 != 0 ? v[i] * 3 + 1 : NAN;
+        }
       }
-    }
-    const Tensors b = run_all(p, changed);
-    const std::size_t row = a.at("o").size() / (2 * kTokens);
-    for (std::size_t i = 0; i < a.at("o").size(); ++i) {
-      if (i / row % kTokens < kFrom) {
-        ASSERT_EQ(a.at("o")[i], b.at("o")[i]) << attention_case(p).params << " element " << i;
+      const Tensors b = run_all(p, changed);
+      const std::size_t row = a.at("o").size() / (2 * kTokens);
+      for (std::size_t i = 0; i < a.at("o").size(); ++i) {
+        if (i / row % kTokens >= kFrom) continue;
+        ASSERT_NEAR(a.at("o")[i], b.at("o")[i], numbers ? 0 : 1e-5)
+            << attention_case(p).params << " element " << i;
       }
     }
   }
 }
 
+// The weights of a query add up to 1: once in the sum that divides them and once in o, in another order, which f32 shows.
 TEST_P(Attention, ValuesOfOneGiveOne) {
   for (P p : all_forms()) {
     for (const DType t : kDTypes) {
@@ -206,7 +216,7 @@ TEST_P(Attention, ValuesOfOneGiveOne) {
                                                          p.Tk * p.Hkv * p.Dv))}});
       for (const double o : r.at("o")) {
         if (o != 0) {
-          ASSERT_NEAR(o, 1, 2 * ulp_at(1, t)) << attention_case(p).params;
+          ASSERT_NEAR(o, 1, (t == DType::kF32 ? 8 : 2) * ulp_at(1, t)) << attention_case(p).params;
         }
       }
     }
@@ -224,6 +234,7 @@ TEST_P(Attention, ValuesTimesAPowerOfTwoGiveThatManyTimes) {
   }
 }
 
+// The rows of a key are added up in parts, which may be cut otherwise for another number of samples.
 TEST_P(Attention, SamplesKnowNothingOfEachOther) {
   for (const P& p : {dense_problem(), dilated_problem(), block_problem()}) {
     const Tensors both = run_all(p);
@@ -235,7 +246,10 @@ TEST_P(Attention, SamplesKnowNothingOfEachOther) {
       Tensors t;
       for (const auto& [name, v] : common(both)) t[name] = own(v);
       const Tensors alone = run_all(one, t);
-      for (const char* name : {"o", "lse", "dq", "dk", "dv"}) {
+      for (const char* name : {"dk", "dv"}) {
+        EXPECT_LT(relative_error(alone.at(name), own(both.at(name))), 1e-5) << name;
+      }
+      for (const char* name : {"o", "lse", "dq"}) {
         EXPECT_TRUE(same_bits(alone.at(name), own(both.at(name))))
             << name << " of sample " << b << " " << attention_case(p).params;
       }
