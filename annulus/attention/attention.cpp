@@ -39,7 +39,6 @@ struct Tensors {
 
 // The rows in which a tensor is read, told apart by what reads them.
 enum class Call { kForward, kBackward, kForwardSizes, kBackwardSizes };
-bool is_backward(Call c) { return c == Call::kBackward || c == Call::kBackwardSizes; }
 bool has_data(Call c) { return c == Call::kForward || c == Call::kBackward; }
 
 Integers integers_of(const TensorView& v) {
@@ -86,8 +85,9 @@ Plan plan_of(const char* op, const Tensors& t, bool packed, const More& more, Ca
   };
   const Few<std::int64_t, kMaxRank> rows =
       packed ? Few<std::int64_t, kMaxRank>{H, Tq} : Few<std::int64_t, kMaxRank>{B, H, Tq};
-  const Few<std::int64_t, kMaxRank> any = packed ? Few<std::int64_t, kMaxRank>{kAny, kAny, kAny}
-                                                 : Few<std::int64_t, kMaxRank>{kAny, kAny, kAny, kAny};
+  const Few<std::int64_t, kMaxRank> any = packed
+                                              ? Few<std::int64_t, kMaxRank>{kAny, kAny, kAny}
+                                              : Few<std::int64_t, kMaxRank>{kAny, kAny, kAny, kAny};
   list.input("q", t.q, kFloating, any);
   list.input("k", t.k, {type}, shape(kAny, kAny, D));
   list.input("v", t.v, {type}, shape(Tk, Hkv, kAny));
@@ -193,7 +193,8 @@ void check_cu_seqlens(const char* op, const char* name, const TensorView& v, std
     for (std::int64_t i = 0; i < v.shape[0]; ++i) {
       const std::int64_t now = at(i);
       if (i == 0 ? now != 0 : now < before) {
-        invalid(op, name, "ascend from 0", "has " + std::to_string(now) + " at " + std::to_string(i));
+        invalid(op, name, "ascend from 0",
+                "has " + std::to_string(now) + " at " + std::to_string(i));
       }
       before = now;
     }
@@ -207,10 +208,12 @@ void check_cu_seqlens(const char* op, const char* name, const TensorView& v, std
 Plan dense_plan(const char* op, const Tensors& t, const AttentionOptions& options, Call call,
                 const Context* context) {
   const bool packed = t.cu_seqlens_q.defined() || t.cu_seqlens_k.defined();
-  const std::int64_t rows = t.q.rank > 1 ? t.q.shape[1] : 0, batch = t.q.rank > 0 ? t.q.shape[0] : 0;
+  const std::int64_t rows = t.q.rank > 1 ? t.q.shape[1] : 0,
+                     batch = t.q.rank > 0 ? t.q.shape[0] : 0;
   More more;
   if (packed) {
-    more.push_back({.name = "cu_seqlens_q", .view = t.cu_seqlens_q, .dtypes = kIntegers, .shape = {kAny}});
+    more.push_back(
+        {.name = "cu_seqlens_q", .view = t.cu_seqlens_q, .dtypes = kIntegers, .shape = {kAny}});
     more.push_back({.name = "cu_seqlens_k",
                     .view = t.cu_seqlens_k,
                     .dtypes = kIntegers,
@@ -235,7 +238,9 @@ Plan dense_plan(const char* op, const Tensors& t, const AttentionOptions& option
   dense.queries = plan.Tq;
   dense.keys = plan.Tk;
   // A window longer than any sequence bounds nothing.
-  const auto bound = [](std::int64_t window) { return window < 0 || window > kFar / 2 ? kFar : window; };
+  const auto bound = [](std::int64_t window) {
+    return window < 0 || window > kFar / 2 ? kFar : window;
+  };
   dense.left = bound(options.window_left);
   dense.right = options.causal ? 0 : bound(options.window_right);
   if (packed) {
@@ -346,8 +351,10 @@ Plan blocks_plan(const char* op, const Tensors& t, const BlockSparseAttentionOpt
   const std::int64_t columns = ceil_div(std::max<std::int64_t>(rows_of(t.k), 0), size);
   const std::int64_t lists = row_ptr.rank == 2 && row_ptr.shape[0] == 1 ? 1 : H;
   More more;
-  more.push_back({.name = "row_ptr", .view = row_ptr, .dtypes = kIntegers, .shape = {lists, rows + 1}});
-  more.push_back({.name = "col_idx", .view = options.col_idx, .dtypes = {DType::kI32}, .shape = {kAny}});
+  more.push_back(
+      {.name = "row_ptr", .view = row_ptr, .dtypes = kIntegers, .shape = {lists, rows + 1}});
+  more.push_back(
+      {.name = "col_idx", .view = options.col_idx, .dtypes = {DType::kI32}, .shape = {kAny}});
   more.push_back(order_argument(options.order, rows_of(t.q)));
   Plan plan = plan_of(op, t, false, more, call, options.softmax_scale, options.dropout,
                       options.dropout_seed, context);
@@ -361,7 +368,8 @@ Plan blocks_plan(const char* op, const Tensors& t, const BlockSparseAttentionOpt
       };
       for (std::int64_t x = 0; x < rows; ++x) {
         if (ptr(x) < 0 || ptr(x + 1) < ptr(x) || ptr(x + 1) > count) {
-          invalid(op, "row_ptr", "ascend within 0.." + std::to_string(count) + ", the blocks of col_idx,",
+          invalid(op, "row_ptr",
+                  "ascend within 0.." + std::to_string(count) + ", the blocks of col_idx,",
                   "goes from " + std::to_string(ptr(x)) + " to " + std::to_string(ptr(x + 1)));
         }
         std::int64_t before = -1;
@@ -424,7 +432,8 @@ std::size_t scratch(const Plan& plan, bool backward) {
 void attention_forward(const TensorView& q, const TensorView& k, const TensorView& v,
                        const TensorView& o, const TensorView& lse, const AttentionOptions& options,
                        Context& context) {
-  run(dense_plan("attention", {q, k, v, o, lse}, options, Call::kForward, &context), false, context);
+  run(dense_plan("attention", {q, k, v, o, lse}, options, Call::kForward, &context), false,
+      context);
 }
 void attention_backward(const TensorView& do_, const TensorView& dlse, const TensorView& q,
                         const TensorView& k, const TensorView& v, const TensorView& o,
@@ -563,12 +572,12 @@ OperatorInfo info(const char* name, const char* summary) {
           .deterministic = true,
           .support = support};
 }
-const OperatorRegistration kDense(
-    info("attention", "softmax attention: causal, windows, GQA, packed sequences, any token order"));
+const OperatorRegistration kDense(info(
+    "attention", "softmax attention: causal, windows, GQA, packed sequences, any token order"));
 const OperatorRegistration kDilated(
     info("dilated_attention", "LongNet's branches merged exactly, or a branch a group of heads"));
-const OperatorRegistration kBlocks(
-    info("block_sparse_attention", "softmax attention over lists of blocks"));
+const OperatorRegistration kBlocks(info("block_sparse_attention",
+                                        "softmax attention over lists of blocks"));
 
 }  // namespace
 

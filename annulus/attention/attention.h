@@ -70,18 +70,20 @@ ANNULUS_API void attention_varlen_forward(const TensorView& q, const TensorView&
                                           const TensorView& cu_seqlens_k, const TensorView& o,
                                           const TensorView& lse, const AttentionOptions& options,
                                           Context& context);
-ANNULUS_API void attention_varlen_backward(
-    const TensorView& do_, const TensorView& dlse, const TensorView& q, const TensorView& k,
-    const TensorView& v, const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k,
-    const TensorView& o, const TensorView& lse, const TensorView& dq, const TensorView& dk,
-    const TensorView& dv, const AttentionOptions& options, Context& context);
+ANNULUS_API void attention_varlen_backward(const TensorView& do_, const TensorView& dlse,
+                                           const TensorView& q, const TensorView& k,
+                                           const TensorView& v, const TensorView& cu_seqlens_q,
+                                           const TensorView& cu_seqlens_k, const TensorView& o,
+                                           const TensorView& lse, const TensorView& dq,
+                                           const TensorView& dk, const TensorView& dv,
+                                           const AttentionOptions& options, Context& context);
 
 // Branch i has segments of w_i tokens and a rate r_i, and for head h an offset rho_i(h) < r_i. Token t is of the branch where
 // (t mod w_i) mod r_i = rho_i(h); then the branch gives it the keys of its segment (t div w_i) that are of the branch, too
 // (and no later, where causal). The last segment may be short, and a segment longer than the sequence.
 enum class DilatedMode : std::uint8_t {
-  kLongNet,    // every head runs every branch; S is all they give, with multiplicity or without
-  kGrouped,    // heads are split into as many groups as there are branches; group i runs branch i with rho = i mod r_i
+  kLongNet,  // every head runs every branch; S is all they give, with multiplicity or without
+  kGrouped,  // heads are split into as many groups as there are branches; group i runs branch i with rho = i mod r_i
   kGroupedKv,  // the same, but every query of a segment sees the branch's keys, whether it is of the branch or not
 };
 enum class DilatedOffsets : std::uint8_t {
@@ -92,8 +94,9 @@ enum class DilatedOffsets : std::uint8_t {
 struct DilatedAttentionOptions {
   static constexpr std::size_t kMaxBranches = 16;
 
-  std::span<const std::int64_t> segment_lengths = {};  // w, 1 to 16 of them, each at least 1; as many rates
-  std::span<const std::int64_t> dilation_rates = {};   // r >= 1
+  std::span<const std::int64_t> segment_lengths =
+      {};  // w, 1 to 16 of them, each at least 1; as many rates
+  std::span<const std::int64_t> dilation_rates = {};  // r >= 1
   bool causal = false;
   DilatedMode mode = DilatedMode::kLongNet;
   DilatedOffsets offsets = DilatedOffsets::kMod;
@@ -161,9 +164,11 @@ ANNULUS_API std::size_t attention_forward_workspace(const TensorView& q, const T
 ANNULUS_API std::size_t attention_backward_workspace(const TensorView& q, const TensorView& k,
                                                      const TensorView& v,
                                                      const AttentionOptions& options);
-ANNULUS_API std::size_t attention_varlen_forward_workspace(
-    const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& cu_seqlens_q,
-    const TensorView& cu_seqlens_k, const AttentionOptions& options);
+ANNULUS_API std::size_t attention_varlen_forward_workspace(const TensorView& q, const TensorView& k,
+                                                           const TensorView& v,
+                                                           const TensorView& cu_seqlens_q,
+                                                           const TensorView& cu_seqlens_k,
+                                                           const AttentionOptions& options);
 ANNULUS_API std::size_t attention_varlen_backward_workspace(
     const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& cu_seqlens_q,
     const TensorView& cu_seqlens_k, const AttentionOptions& options);

@@ -6,6 +6,7 @@
 //
 // A pattern is a struct like those in pattern/ (dense, dilated, blocks):
 //   sweeps()          how many each head has, at most
+//   longest()         how many queries a sweep has, at most
 //   sweep(b, h, i)    the i-th; its queries or keys may be none. Those of one (b, h) have no query in common.
 //   per_cell()        sweeps i and j have no key in common, whatever their heads, unless i div per_cell() = j div per_cell()
 //   counts(...)       whether a key within the interval counts (LongNet's union is no interval)

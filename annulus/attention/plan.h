@@ -30,7 +30,8 @@ struct Plan {
   TensorView do_, dlse, dq, dk, dv;
 
   double scale = 1;
-  TensorView order;  // (T,) i32 or i64, or undefined: rows of a pattern are ranks r, which are tokens order[r]
+  TensorView
+      order;  // (T,) i32 or i64, or undefined: rows of a pattern are ranks r, which are tokens order[r]
   Dropout dropout;
   Pattern pattern;
   // Of a pattern that is one of several to be merged (LongNet's branches): layer i is layer(i).

@@ -69,6 +69,7 @@ class Member {
   Member& operator=(const Member&) = delete;
 
   int size() const { return team_.size(); }
+  int rank() const { return rank_; }  // 0 .. size() - 1, each once
 
   // Calls f(begin, end) for parts of 0..items-1 of at most `most` items; returns when all items of
   // the phase are done, by whomever. All members make the same calls in the same order. A thread

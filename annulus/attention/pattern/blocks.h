@@ -12,13 +12,14 @@ namespace annulus::attention {
 struct Blocks {
   std::int64_t queries = 0, keys = 0, size = 64;
   bool causal = false;
-  Integers row_ptr;               // of head 0
-  std::int64_t head_stride = 0;   // from a head's to the next; 0: one list for all
+  Integers row_ptr;              // of head 0
+  std::int64_t head_stride = 0;  // from a head's to the next; 0: one list for all
   const std::int32_t* col_idx = nullptr;
   std::int64_t col_stride = 1, col_count = 0;
 
   ANNULUS_HD std::int64_t rows() const { return (queries + size - 1) / size; }
   ANNULUS_HD std::int64_t sweeps() const { return rows(); }
+  ANNULUS_HD std::int64_t longest() const { return size; }
   ANNULUS_HD std::int64_t per_cell() const { return rows() > 0 ? rows() : 1; }
 
   ANNULUS_HD Sweep sweep(std::int64_t b, std::int64_t h, std::int64_t i) const {

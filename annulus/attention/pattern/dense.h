@@ -27,13 +27,14 @@ struct Integers {
 };
 
 struct Dense {
-  std::int64_t queries = 0, keys = 0;  // rows of the tensors
+  std::int64_t queries = 0, keys = 0;      // rows of the tensors
   std::int64_t left = kFar, right = kFar;  // of the window; 0 to the right where causal
   Integers cu_queries, cu_keys;            // packed sequences
   std::int64_t sequences = 1;
   Integers key_lengths;
 
   ANNULUS_HD std::int64_t sweeps() const { return sequences; }
+  ANNULUS_HD std::int64_t longest() const { return queries; }
   ANNULUS_HD std::int64_t per_cell() const { return 1; }
 
   ANNULUS_HD Sweep sweep(std::int64_t b, std::int64_t /*h*/, std::int64_t i) const {
@@ -51,8 +52,7 @@ struct Dense {
     s.first_query = s.queries.first;
     s.first_key = s.keys.first;
     // The last query stands at the last key.
-    const std::int64_t shift =
-        (s.keys.first + s.keys.count) - (s.queries.first + s.queries.count);
+    const std::int64_t shift = (s.keys.first + s.keys.count) - (s.queries.first + s.queries.count);
     if (left < kFar) s.band.lowest = shift - left;
     if (right < kFar) s.band.highest = shift + right;
     return s;

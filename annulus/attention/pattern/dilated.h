@@ -64,6 +64,16 @@ struct Dilated {
     return most;
   }
   ANNULUS_HD std::int64_t sweeps() const { return segments() * residues(); }
+  ANNULUS_HD std::int64_t longest() const {
+    std::int64_t most = 0;
+    for (int i = 0; i < branches; ++i) {
+      const bool here = mode != DilatedMode::kLongNet || i == branch;
+      const std::int64_t step = mode == DilatedMode::kGroupedKv ? 1 : rate[i];
+      const std::int64_t n = here ? (length[i] - 1) / step + 1 : 0;
+      if (n > most) most = n;
+    }
+    return most;
+  }
   // A segment is a cell, unless heads whose segments differ share keys.
   ANNULUS_HD std::int64_t per_cell() const {
     return mode != DilatedMode::kLongNet && heads_per_key > 1 ? sweeps() : residues();

@@ -1,0 +1,390 @@
+// Backward on the CPU. Sums of dk and dv over queries need no atomics: a work item owns the keys it adds to. It is a cell of
+// the pattern (sweeps that share keys with no others: a packed sequence, a segment, everything) of one key head, with all query
+// heads that read it. A cell that is too much for one thread is split by its queries, each part with sums of its own, added up
+// in order at the end; into how many depends on the problem alone, and so do all bits.
+//
+// Within an item, chunks of queries meet tiles of keys: both weights p and gradients ds of a tile are kept (keys are rows), and
+// are left operands of the products for dv and dk, and ds of the one for dq.
+
+#include <cstring>
+
+#include "annulus/attention/cpu/forward.h"
+#include "annulus/cpu/rows.h"
+
+namespace annulus::attention::cpu {
+
+namespace {
+
+// As many parts as keep a machine busy, for problems of few cells.
+constexpr std::int64_t kParts = 16;
+// Sums of parts beyond the first may take as much memory.
+constexpr std::int64_t kPartBytes = std::int64_t{256} << 20;
+
+struct Slot {
+  // Packed: rows and columns of q and do (right operands), rows of k and v (left), columns of k (right); a left panel.
+  std::byte *q_rows, *q_columns, *do_rows, *do_columns, *k_rows, *v_rows, *k_columns, *left, *stage;
+  float *p, *ds, *z;    // [key][query of the chunk]
+  float *dq, *dk, *dv;  // of a chunk, of a tile
+  float *lse, *delta, *row;
+  std::int32_t *lo, *hi;
+  std::uint8_t* keep;
+};
+
+struct Backward {
+  const Plan& plan;
+  const Tiles<float>& tiles;
+  std::int64_t cols_d, cols_v;  // D and Dv in whole tiles of a product
+  int slots;
+  std::int64_t parts;
+  std::vector<Slot> of = {};
+  // delta of all rows (b, h, t); with layers whose weights are constants, of one layer at a time.
+  float* delta = nullptr;
+  // Sums in f32: dq where there are layers; dk and dv always, of each part.
+  float *dq = nullptr, *dk = nullptr, *dv = nullptr;
+  // Where layers are weighed as constants: one of them alone, with its o, and its forward.
+  Plan alone = plan;
+  std::byte* layer_o = nullptr;
+  Forward layer_forward{alone};
+
+  explicit Backward(const Plan& p)
+      : plan(p),
+        tiles(tiles_for(p.dtype)),
+        cols_d(round_up(p.D, tiles.cols)),
+        cols_v(round_up(p.Dv, tiles.cols)),
+        slots(1),
+        parts(1) {
+    if (empty()) return;
+    std::int64_t cells = 0, chunks = 1;
+    for (int i = 0; i < plan.layers; ++i) {
+      visit_layer(plan, i, [&](const auto& pattern) {
+        cells = std::max(cells, plan.B * plan.Hkv * ceil_div(pattern.sweeps(), pattern.per_cell()));
+        chunks = std::max(chunks, pattern.per_cell() * ceil_div(pattern.longest(), kQueries));
+      });
+    }
+    cells = std::max<std::int64_t>(cells, 1);
+    parts = std::clamp<std::int64_t>(kParts / cells, 1, chunks);
+    const std::int64_t bytes =
+        std::max<std::int64_t>(1, key_floats() * std::int64_t{sizeof(float)});
+    parts = std::min(parts, 1 + kPartBytes / bytes);
+    slots = slots_for(cells * parts);
+  }
+
+  bool empty() const { return plan.B * plan.H == 0; }
+  std::int64_t key_floats() const { return plan.B * plan.Hkv * plan.Tk * (plan.D + plan.Dv); }
+
+  void lay_out(ScratchLayout& scratch) {
+    if (empty()) return;
+    of.clear();
+    const std::int64_t lanes = tiles.cols;
+    for (int i = 0; i < slots; ++i) {
+      Slot s{};
+      scratch(s.q_rows, Panels::bytes(tiles, Side::kRight, kQueries, plan.D));
+      scratch(s.q_columns, Panels::bytes(tiles, Side::kRight, plan.D, kQueries));
+      scratch(s.do_rows, Panels::bytes(tiles, Side::kRight, kQueries, plan.Dv));
+      scratch(s.do_columns, Panels::bytes(tiles, Side::kRight, plan.Dv, kQueries));
+      scratch(s.k_rows, Panels::bytes(tiles, Side::kLeft, kKeys, plan.D));
+      scratch(s.v_rows, Panels::bytes(tiles, Side::kLeft, kKeys, plan.Dv));
+      scratch(s.k_columns, Panels::bytes(tiles, Side::kRight, plan.D, kKeys));
+      scratch(s.left, tiles.panel_bytes(Side::kLeft, kQueries));
+      scratch(s.stage, kQueries * std::max(plan.D, plan.Dv) * size_of(plan.dtype));
+      scratch(s.p, (kKeys + annulus::cpu::kMaxTileRows) * kQueries);
+      scratch(s.ds, (kKeys + annulus::cpu::kMaxTileRows) * kQueries);
+      scratch(s.z, plan.dropout.any() ? kKeys * kQueries : 0);
+      scratch(s.dq, (kQueries + annulus::cpu::kMaxTileRows) * cols_d);
+      scratch(s.dk, (kKeys + annulus::cpu::kMaxTileRows) * cols_d);
+      scratch(s.dv, (kKeys + annulus::cpu::kMaxTileRows) * cols_v);
+      scratch(s.lse, kQueries);
+      scratch(s.delta, kQueries);
+      scratch(s.row, 3 * 256);
+      scratch(s.lo, 2 * lanes);
+      s.hi = s.lo == nullptr ? nullptr : s.lo + lanes;
+      scratch(s.keep, unites(plan) ? kKeys * kQueries : 0);
+      of.push_back(s);
+    }
+    scratch(delta, plan.B * plan.H * plan.Tq);
+    scratch(dk, parts * plan.B * plan.Hkv * plan.Tk * plan.D);
+    scratch(dv, parts * plan.B * plan.Hkv * plan.Tk * plan.Dv);
+    if (plan.layers > 1) scratch(dq, plan.B * plan.H * plan.Tq * plan.D);
+    if (plan.stop_alpha_gradient) {
+      alone.layers = 1;
+      layer_forward.lay_out(scratch);
+      scratch(layer_o, plan.B * plan.H * plan.Tq * plan.Dv * size_of(plan.dtype));
+    }
+  }
+
+  std::int64_t query_row(std::int64_t b, std::int64_t h, std::int64_t token) const {
+    return (b * plan.H + h) * plan.Tq + token;
+  }
+  std::int64_t key_row(std::int64_t part, std::int64_t b, std::int64_t hk,
+                       std::int64_t token) const {
+    return ((part * plan.B + b) * plan.Hkv + hk) * plan.Tk + token;
+  }
+  static float lane_of(const TensorView& v, std::int64_t b, std::int64_t h, std::int64_t token) {
+    return static_cast<const float*>(
+        v.data)[b * v.stride[0] + h * v.stride[1] + token * v.stride[2]];
+  }
+
+  // delta = <do, o> - dlse.
+  void fill_delta(const TensorView& o, int threads) const;
+  template <class P>
+  void layer(const P& pattern, int threads) const;
+  template <class P>
+  void chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int64_t part,
+             const Sweep& sweep, Range queries, const Slot& s) const;
+  void run(Context& context);
+};
+
+void Backward::fill_delta(const TensorView& o, int threads) const {
+  const std::int64_t rows = plan.B * plan.H * plan.Tq;
+  for_each_item(ceil_div(rows, kQueries), slots, threads, [&](int slot, std::int64_t item) {
+    const Slot& s = of[static_cast<std::size_t>(slot)];
+    float *x = s.row, *y = s.row + 256;
+    for (std::int64_t i = item * kQueries; i < std::min((item + 1) * kQueries, rows); ++i) {
+      const std::int64_t t = i % plan.Tq, h = i / plan.Tq % plan.H, b = i / plan.Tq / plan.H;
+      const auto& row = annulus::cpu::rows<float>();
+      row.load(annulus::cpu::row_at(o, b, t, h), plan.Dv, x);
+      row.load(annulus::cpu::row_at(plan.do_, b, t, h), plan.Dv, y);
+      for (std::int64_t d = 0; d < plan.Dv; ++d) x[d] *= y[d];
+      delta[i] = row.sum(x, plan.Dv) - (plan.dlse.defined() ? lane_of(plan.dlse, b, h, t) : 0.0f);
+    }
+  });
+}
+
+template <class P>
+void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int64_t part,
+                     const Sweep& sweep, Range queries, const Slot& s) const {
+  const Softmax& vector = softmax();
+  const int lanes = tiles.cols;
+  const std::int64_t rows = tiles.rows, ld = kQueries;
+  const std::int64_t count = queries.end - queries.first, padded = round_up(count, lanes);
+  const std::int64_t hk = h / plan.heads_per_key();
+  const HeadRows q(plan.q, b, h, plan.order), k(plan.k, b, hk, plan.order),
+      v(plan.v, b, hk, plan.order), dout(plan.do_, b, h, plan.order);
+  Panels q_rows(tiles, Side::kRight, s.q_rows), q_columns(tiles, Side::kRight, s.q_columns),
+      do_rows(tiles, Side::kRight, s.do_rows), do_columns(tiles, Side::kRight, s.do_columns),
+      k_rows(tiles, Side::kLeft, s.k_rows), v_rows(tiles, Side::kLeft, s.v_rows),
+      k_columns(tiles, Side::kRight, s.k_columns);
+  const auto scale = static_cast<float>(plan.scale);
+  const auto& convert = annulus::cpu::rows<float>();
+
+  std::fill_n(s.dq, round_up(count, annulus::cpu::kMaxTileRows) * cols_d, 0.0f);
+  bool packed = false, tame_queries = true;
+  for_each_tile(sweep, sweep.seen_by_any(queries), kKeys, [&](Range tile) {
+    if (!packed) {
+      const Matrix x = q.matrix(sweep.queries, queries, s.stage);
+      q_rows.pack_rows(x, count, plan.D);
+      q_columns.pack_columns(x, plan.D, count);
+      tame_queries = vector.tame(x, count, plan.D);
+      const Matrix y = dout.matrix(sweep.queries, queries, s.stage);
+      do_rows.pack_rows(y, count, plan.Dv);
+      do_columns.pack_columns(y, plan.Dv, count);
+      tame_queries = tame_queries && vector.tame(y, count, plan.Dv);
+      for (std::int64_t i = 0; i < padded; ++i) {
+        const std::int64_t token = i < count ? q.token(sweep.queries.at(queries.first + i)) : 0;
+        s.lse[i] = i < count ? lane_of(plan.lse, b, h, token) : kNoScore;
+        s.delta[i] = i < count ? delta[query_row(b, h, token)] : 0;
+      }
+      packed = true;
+    }
+    const std::int64_t keys = tile.end - tile.first;
+    const Matrix key_rows = k.matrix(sweep.keys, tile, s.stage);
+    k_rows.pack_rows(key_rows, keys, plan.D);
+    k_columns.pack_columns(key_rows, plan.D, keys);
+    bool tame = tame_queries && vector.tame(key_rows, keys, plan.D);
+    const Matrix value_rows = v.matrix(sweep.keys, tile, s.stage);
+    v_rows.pack_rows(value_rows, keys, plan.Dv);
+    tame = tame && vector.tame(value_rows, keys, plan.Dv);
+
+    // p and ds of the tile; of the rows, which every tile of queries sees an interval of, those between first and last
+    // are filled for all.
+    TileMask<P> mask(pattern, plan, sweep, h);
+    bool careful = false;
+    for (std::int64_t at = 0; at < padded; at += lanes) {
+      const int valid = static_cast<int>(std::min<std::int64_t>(lanes, count - at));
+      const Range seen = mask.look(tile, queries.first + at, valid, lanes, ld, s.lo, s.hi, s.keep);
+      const std::int64_t begin = seen.first / rows * rows,
+                         end = std::min(round_up(seen.end, rows), round_up(keys, rows));
+      const auto clear = [&](std::int64_t from, std::int64_t to) {
+        for (std::int64_t r = from; r < to; ++r) {
+          std::fill_n(s.p + r * ld + at, lanes, 0.0f);
+          std::fill_n(s.ds + r * ld + at, lanes, 0.0f);
+        }
+      };
+      if (seen.empty()) {
+        clear(0, keys);
+        continue;
+      }
+      const std::int64_t i = at / lanes;
+      const Factor<float> right{q_rows.panel(i), nullptr}, right_do{do_rows.panel(i), nullptr};
+      for (std::int64_t r = begin; r < end; r += rows) {
+        const int some = static_cast<int>(std::min<std::int64_t>(rows, keys - r));
+        tiles.multiply(k_rows.panel(r / rows), &right, 1, plan.D, some, s.p + r * ld + at, ld,
+                       false, nullptr);
+        tiles.multiply(v_rows.panel(r / rows), &right_do, 1, plan.Dv, some, s.ds + r * ld + at, ld,
+                       false, nullptr);
+      }
+      const bool drops = plan.dropout.any();
+      if (drops) mask.drop(tile, seen, queries.first + at, valid, lanes, ld, q, k, s.z + at);
+      const Tile scores{s.p + at, ld, seen.first, seen.end, lanes, mask.mask(), tame};
+      vector.differentiate(scores, scale, s.lse + at, s.delta + at, drops ? s.z + at : nullptr,
+                           s.ds + at);
+      clear(0, seen.first);
+      clear(seen.end, keys);
+      careful = careful || (!tame && mask.masked());
+    }
+    if (careful) {
+      // 0 times what is not finite would reach rows that do not see it: entry by entry, which is slow, and rare.
+      float *kr = s.row, *qr = s.row + 256, *gr = s.row + 512;
+      for (std::int64_t r = 0; r < keys; ++r) {
+        const std::int64_t rank = sweep.keys.at(tile.first + r),
+                           row = key_row(part, b, hk, k.token(rank));
+        convert.load(k.row(rank), plan.D, kr);
+        for (std::int64_t i = 0; i < count; ++i) {
+          if (!mask.sees(queries.first + i, tile.first + r)) continue;
+          const float p = s.p[r * ld + i], ds = s.ds[r * ld + i];
+          convert.load(q.row(sweep.queries.at(queries.first + i)), plan.D, qr);
+          convert.load(dout.row(sweep.queries.at(queries.first + i)), plan.Dv, gr);
+          const bool dropped = plan.dropout.any() && s.z[r * ld + i] == 0;
+          for (std::int64_t d = 0; d < plan.Dv && !dropped; ++d) dv[row * plan.Dv + d] += p * gr[d];
+          for (std::int64_t d = 0; d < plan.D; ++d) {
+            dk[row * plan.D + d] += ds * qr[d];
+            s.dq[i * cols_d + d] += ds * kr[d];
+          }
+        }
+      }
+      return;
+    }
+
+    // dq[query][d] += ds k
+    for (std::int64_t at = 0; at < count && plan.dq.defined(); at += rows) {
+      const int some = static_cast<int>(std::min<std::int64_t>(rows, count - at));
+      const Range seen = mask.rows_of(tile, {queries.first + at, queries.first + at + some});
+      if (seen.empty()) continue;
+      tiles.pack_columns(Side::kLeft, Matrix(s.ds + at, ld), nullptr, nullptr, some, seen.end,
+                         s.left);
+      for (std::int64_t d = 0; d < plan.D; d += lanes) {
+        const Factor<float> right{k_columns.panel(d / lanes), nullptr};
+        tiles.multiply(s.left, &right, 1, seen.end, some, s.dq + at * cols_d + d, cols_d, true,
+                       nullptr);
+      }
+    }
+    // dv[key][d] = p^T do, dk[key][d] = ds^T q, over the queries that see any of the keys of a panel.
+    const std::int64_t step = std::max<std::int64_t>(lanes, tiles.unit);
+    for (std::int64_t r = 0; r < keys && plan.dk.defined(); r += rows) {
+      const int some = static_cast<int>(std::min<std::int64_t>(rows, keys - r));
+      const Range seeing = sweep.seeing_any({tile.first + r, tile.first + r + some});
+      const std::int64_t from =
+          std::max<std::int64_t>(0, seeing.first - queries.first) / step * step;
+      const std::int64_t to = std::min(count, seeing.end - queries.first);
+      if (from >= to) continue;
+      for (const bool values : {true, false}) {
+        const std::int64_t columns = values ? plan.Dv : plan.D, width = values ? cols_v : cols_d;
+        float* y = values ? s.dv : s.dk;
+        const Panels& right_panels = values ? do_columns : q_columns;
+        tiles.pack_rows(Side::kLeft, Matrix((values ? s.p : s.ds) + r * ld + from, ld), some,
+                        to - from, s.left);
+        for (std::int64_t d = 0; d < columns; d += lanes) {
+          const Factor<float> right{right_panels.panel(d / lanes, from), nullptr};
+          tiles.multiply(s.left, &right, 1, to - from, some, y + d, width, false, nullptr);
+        }
+        for (int i = 0; i < some; ++i) {
+          const std::int64_t row = key_row(part, b, hk, k.token(sweep.keys.at(tile.first + r + i)));
+          vector.add(y + i * width, columns, (values ? dv + row * plan.Dv : dk + row * plan.D));
+        }
+      }
+    }
+  });
+
+  if (!plan.dq.defined()) return;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t token = q.token(sweep.queries.at(queries.first + i));
+    if (plan.layers > 1) {
+      vector.add(s.dq + i * cols_d, plan.D, dq + query_row(b, h, token) * plan.D);
+    } else {
+      convert.store(s.dq + i * cols_d, plan.D, annulus::cpu::row_at(plan.dq, b, token, h));
+    }
+  }
+}
+
+template <class P>
+void Backward::layer(const P& pattern, int threads) const {
+  const std::int64_t per_cell = pattern.per_cell(), cells = ceil_div(pattern.sweeps(), per_cell);
+  const std::int64_t chunks = per_cell * ceil_div(pattern.longest(), kQueries);
+  for_each_item(
+      plan.B * plan.Hkv * cells * parts, slots, threads, [&](int slot, std::int64_t item) {
+        const std::int64_t part = item % parts, cell = item / parts % cells;
+        const std::int64_t hk = item / parts / cells % plan.Hkv,
+                           b = item / parts / cells / plan.Hkv;
+        const std::int64_t group = plan.heads_per_key();
+        for (std::int64_t h = hk * group; h < (hk + 1) * group; ++h) {
+          // Every parts-th chunk, so that with causality all parts have as much to do.
+          for (std::int64_t i = part; i < chunks; i += parts) {
+            const std::int64_t number = cell * per_cell + i % per_cell, c = i / per_cell;
+            if (number >= pattern.sweeps()) continue;
+            const Sweep sweep = pattern.sweep(b, h, number);
+            const Range queries{c * kQueries, std::min((c + 1) * kQueries, sweep.queries.count)};
+            if (!queries.empty())
+              chunk(pattern, b, h, part, sweep, queries, of[static_cast<std::size_t>(slot)]);
+          }
+        }
+      });
+}
+
+void Backward::run(Context& context) {
+  if (empty()) return;
+  const auto clear = [](float* p, std::int64_t n) {
+    if (n > 0) std::memset(p, 0, static_cast<std::size_t>(n) * sizeof(float));
+  };
+  const std::int64_t key_rows = plan.B * plan.Hkv * plan.Tk;
+  clear(dk, parts * key_rows * plan.D);
+  clear(dv, parts * key_rows * plan.Dv);
+  if (plan.layers > 1) clear(dq, plan.B * plan.H * plan.Tq * plan.D);
+  if (!plan.stop_alpha_gradient) fill_delta(plan.o, context.threads);
+  for (int i = 0; i < plan.layers; ++i) {
+    if (plan.stop_alpha_gradient) {
+      // The layer's own o takes the place of the merged one.
+      Dilated& d = std::get<Dilated>(alone.pattern) = std::get<Dilated>(plan.pattern);
+      d.length[0] = d.length[i];
+      d.rate[0] = d.rate[i];
+      d.branches = 1;
+      const std::int64_t shape[] = {plan.B, plan.Tq, plan.H, plan.Dv};
+      alone.o = contiguous(layer_o, plan.dtype, shape);
+      alone.lse = {};
+      layer_forward.run(context);
+      fill_delta(alone.o, context.threads);
+    }
+    visit_layer(plan, i, [&](const auto& pattern) { layer(pattern, context.threads); });
+  }
+  const auto& convert = annulus::cpu::rows<float>();
+  const auto close = [&](const TensorView& to, float* sums, std::int64_t heads, std::int64_t T,
+                         std::int64_t columns, std::int64_t copies) {
+    if (!to.defined()) return;
+    const std::int64_t rows = plan.B * heads * T;
+    for_each_item(ceil_div(rows, kQueries), slots, context.threads, [&](int, std::int64_t item) {
+      for (std::int64_t i = item * kQueries; i < std::min((item + 1) * kQueries, rows); ++i) {
+        for (std::int64_t c = 1; c < copies; ++c)
+          softmax().add(sums + (c * rows + i) * columns, columns, sums + i * columns);
+        convert.store(sums + i * columns, columns,
+                      annulus::cpu::row_at(to, i / T / heads, i % T, i / T % heads));
+      }
+    });
+  };
+  close(plan.dk, dk, plan.Hkv, plan.Tk, plan.D, parts);
+  close(plan.dv, dv, plan.Hkv, plan.Tk, plan.Dv, parts);
+  if (plan.layers > 1) close(plan.dq, dq, plan.H, plan.Tq, plan.D, 1);
+}
+
+}  // namespace
+
+void backward(const Plan& plan, Context& context) {
+  Backward f(plan);
+  const Workspace block(context, plan.op, plan.device, [&](ScratchLayout& s) { f.lay_out(s); });
+  f.run(context);
+}
+
+std::size_t backward_workspace(const Plan& plan) {
+  Backward f(plan);
+  return scratch_bytes([&](ScratchLayout& s) { f.lay_out(s); });
+}
+
+}  // namespace annulus::attention::cpu

@@ -1,0 +1,221 @@
+// A work item is a chunk of a sweep's queries of one head. It goes through the sweep's keys a tile at a
+// time: they are packed once for the chunk, and each tile of queries multiplies (turned: keys are rows), weighs and
+// multiplies again. With several layers the softmax state of every row waits in scratch between them.
+
+#include "annulus/attention/cpu/forward.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "annulus/cpu/rows.h"
+
+namespace annulus::attention::cpu {
+
+Forward::Forward(const Plan& p)
+    : plan_(p),
+      tiles_(tiles_for(p.dtype)),
+      value_rows_(round_up(p.Dv, tiles_.rows)),
+      slots_(static_cast<std::size_t>(slots_for(p.B * p.H * ceil_div(p.Tq, kQueries)))) {}
+
+void Forward::lay_out(ScratchLayout& scratch) {
+  if (empty()) return;
+  const std::int64_t lanes = tiles_.cols;
+  const std::int64_t drops = plan_.dropout.any() ? kKeys * lanes : 0;
+  for (Slot& s : slots_) {
+    scratch(s.queries, Panels::bytes(tiles_, Side::kRight, kQueries, plan_.D));
+    scratch(s.keys, Panels::bytes(tiles_, Side::kLeft, kKeys, plan_.D));
+    scratch(s.values, Panels::bytes(tiles_, Side::kLeft, plan_.Dv, kKeys));
+    scratch(s.weights, tiles_.panel_bytes(Side::kRight, kKeys));
+    scratch(s.stage, kQueries * std::max(plan_.D, plan_.Dv) * size_of(plan_.dtype));
+    scratch(s.scores, (kKeys + annulus::cpu::kMaxTileRows) * lanes);
+    scratch(s.acc, kQueries * value_rows_);
+    scratch(s.m, kQueries);
+    scratch(s.l, kQueries);
+    scratch(s.factor, lanes);
+    scratch(s.row, plan_.Dv);
+    scratch(s.lo, lanes);
+    scratch(s.hi, lanes);
+    scratch(s.z, drops);
+    scratch(s.keep, unites(plan_) ? kKeys * lanes : 0);
+  }
+  if (plan_.layers > 1) {
+    scratch(state_, plan_.B * plan_.H * plan_.Tq);
+    scratch(acc_, plan_.B * plan_.H * plan_.Tq * plan_.Dv);
+  }
+}
+
+void Forward::close(std::int64_t b, std::int64_t h, std::int64_t token, RowState s,
+                    const float* sums, float* row) const {
+  const float factor = reciprocal_of(s);
+  for (std::int64_t d = 0; d < plan_.Dv; ++d) row[d] = s.l == 0 ? 0.0f : sums[d] * factor;
+  annulus::cpu::rows<float>().store(row, plan_.Dv, annulus::cpu::row_at(plan_.o, b, token, h));
+  if (plan_.lse.defined()) {
+    const TensorView& v = plan_.lse;
+    static_cast<float*>(v.data)[b * v.stride[0] + h * v.stride[1] + token * v.stride[2]] =
+        lse_of(s);
+  }
+}
+
+template <class P>
+void Forward::chunk(const P& pattern, std::int64_t b, std::int64_t h, const Sweep& sweep,
+                    Range queries, const Slot& s) const {
+  const Softmax& vector = softmax();
+  const int lanes = tiles_.cols;
+  const std::int64_t count = queries.end - queries.first;
+  const std::int64_t hk = h / plan_.heads_per_key();
+  const HeadRows q(plan_.q, b, h, plan_.order), k(plan_.k, b, hk, plan_.order),
+      v(plan_.v, b, hk, plan_.order);
+  Panels query_panels(tiles_, Side::kRight, s.queries), key_panels(tiles_, Side::kLeft, s.keys),
+      value_panels(tiles_, Side::kLeft, s.values);
+  const bool chained = chains(plan_.dtype);
+  const auto scale = static_cast<float>(plan_.scale);
+
+  // acc of a tile of queries is turned, too: [value column][lane].
+  const std::int64_t tile_floats = value_rows_ * lanes;
+  std::fill_n(s.acc, ceil_div(count, lanes) * tile_floats, 0.0f);
+  for (std::int64_t i = 0; i < round_up(count, lanes); ++i) {
+    const bool carried = plan_.layers > 1 && i < count;
+    const std::int64_t row =
+        carried ? state_row(b, h, q.token(sweep.queries.at(queries.first + i))) : 0;
+    const RowState r = carried ? state_[row] : RowState{};
+    s.m[i] = r.m;
+    s.l[i] = r.l;
+    if (!carried) continue;
+    float* to = s.acc + i / lanes * tile_floats + i % lanes;
+    for (std::int64_t d = 0; d < plan_.Dv; ++d) to[d * lanes] = acc_[row * plan_.Dv + d];
+  }
+
+  bool packed = false, tame_queries = true;
+  for_each_tile(sweep, sweep.seen_by_any(queries), kKeys, [&](Range tile) {
+    if (!packed) {  // not where nothing is seen
+      const Matrix rows = q.matrix(sweep.queries, queries, s.stage);
+      query_panels.pack_rows(rows, count, plan_.D);
+      tame_queries = vector.tame(rows, count, plan_.D);
+      packed = true;
+    }
+    const std::int64_t keys = tile.end - tile.first;
+    const Matrix key_rows = k.matrix(sweep.keys, tile, s.stage);
+    key_panels.pack_rows(key_rows, keys, plan_.D);
+    bool tame = tame_queries && vector.tame(key_rows, keys, plan_.D);
+    const Matrix values = v.matrix(sweep.keys, tile, s.stage);
+    value_panels.pack_columns(values, plan_.Dv, keys);
+    tame = tame && vector.tame(values, keys, plan_.Dv);
+
+    TileMask<P> mask(pattern, plan_, sweep, h);
+    for (std::int64_t at = 0; at < count; at += lanes) {
+      const int valid = static_cast<int>(std::min<std::int64_t>(lanes, count - at));
+      const Range seen =
+          mask.look(tile, queries.first + at, valid, lanes, lanes, s.lo, s.hi, s.keep);
+      if (seen.empty()) continue;
+      const std::int64_t i = at / lanes;
+      const Factor<float> right{query_panels.panel(i), nullptr};
+      for (std::int64_t r = seen.first / tiles_.rows * tiles_.rows; r < seen.end;
+           r += tiles_.rows) {
+        tiles_.multiply(key_panels.panel(r / tiles_.rows), &right, 1, plan_.D,
+                        static_cast<int>(std::min<std::int64_t>(tiles_.rows, keys - r)),
+                        s.scores + r * lanes, lanes, false, nullptr);
+      }
+      const Tile scores{s.scores, lanes, seen.first, seen.end, lanes, mask.mask(), tame};
+      float* sums = s.acc + i * tile_floats;
+      if (vector.weigh(scores, scale, s.m + at, s.l + at, s.factor)) {
+        vector.rescale(sums, value_rows_, lanes, s.factor);
+      }
+      // What the product reads before the first key that is seen.
+      std::fill_n(s.scores, seen.first * lanes, 0.0f);
+      if (plan_.dropout.any()) {
+        mask.drop(tile, seen, queries.first + at, valid, lanes, lanes, q, k, s.z);
+        for (std::int64_t e = seen.first * lanes; e < seen.end * lanes; ++e) s.scores[e] *= s.z[e];
+      }
+      if (!tame && mask.masked()) {
+        // 0 times a value that is not finite would reach queries that do not see it.
+        for (std::int64_t r = seen.first; r < seen.end; ++r) {
+          annulus::cpu::rows<float>().load(v.row(sweep.keys.at(tile.first + r)), plan_.Dv, s.row);
+          for (int c = 0; c < valid; ++c) {
+            if (!mask.sees(queries.first + at + c, tile.first + r)) continue;
+            const float p = s.scores[r * lanes + c];
+            if (plan_.dropout.any() && s.z[r * lanes + c] == 0) continue;
+            for (std::int64_t d = 0; d < plan_.Dv; ++d) sums[d * lanes + c] += p * s.row[d];
+          }
+        }
+        continue;
+      }
+      Factor<float> weights{s.scores, nullptr};
+      if (!chained) {
+        tiles_.pack_columns(Side::kRight, Matrix(s.scores, lanes), nullptr, nullptr, lanes,
+                            seen.end, s.weights);
+        weights.b = s.weights;
+      }
+      for (std::int64_t d = 0; d < plan_.Dv; d += tiles_.rows) {
+        tiles_.multiply(value_panels.panel(d / tiles_.rows), &weights, 1, seen.end,
+                        static_cast<int>(std::min<std::int64_t>(tiles_.rows, plan_.Dv - d)),
+                        sums + d * lanes, lanes, true, nullptr);
+      }
+    }
+  });
+
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t token = q.token(sweep.queries.at(queries.first + i));
+    const RowState r{s.m[i], s.l[i]};
+    const float* sums = s.acc + i / lanes * tile_floats + i % lanes;
+    float* to = plan_.layers > 1 ? acc_ + state_row(b, h, token) * plan_.Dv : s.row;
+    for (std::int64_t d = 0; d < plan_.Dv; ++d) to[d] = sums[d * lanes];
+    if (plan_.layers > 1) {
+      state_[state_row(b, h, token)] = r;
+    } else {
+      close(b, h, token, r, to, to);
+    }
+  }
+}
+
+template <class P>
+void Forward::layer(const P& pattern, int threads) const {
+  // A head's chunks last to first, which with causality is the longest first.
+  const std::int64_t sweeps = pattern.sweeps(), most = ceil_div(pattern.longest(), kQueries);
+  for_each_item(
+      plan_.B * plan_.H * most * sweeps, static_cast<int>(slots_.size()), threads,
+      [&](int slot_number, std::int64_t item) {
+        const std::int64_t chunk_number = most - 1 - item / sweeps % most;
+        const std::int64_t h = item / sweeps / most % plan_.H, b = item / sweeps / most / plan_.H;
+        const Sweep sweep = pattern.sweep(b, h, item % sweeps);
+        const Range queries{chunk_number * kQueries,
+                            std::min((chunk_number + 1) * kQueries, sweep.queries.count)};
+        if (!queries.empty())
+          chunk(pattern, b, h, sweep, queries, slots_[static_cast<std::size_t>(slot_number)]);
+      });
+}
+
+void Forward::run(Context& context) {
+  if (empty()) return;
+  const std::int64_t rows = plan_.B * plan_.H * plan_.Tq;
+  if (plan_.layers > 1) {
+    std::fill_n(state_, rows, RowState{});
+    std::memset(acc_, 0, static_cast<std::size_t>(rows * plan_.Dv) * sizeof(float));
+  }
+  for (int i = 0; i < plan_.layers; ++i) {
+    visit_layer(plan_, i, [&](const auto& pattern) { layer(pattern, context.threads); });
+  }
+  if (plan_.layers == 1) return;
+  for_each_item(ceil_div(rows, kQueries), static_cast<int>(slots_.size()), context.threads,
+                [&](int slot_number, std::int64_t item) {
+                  for (std::int64_t i = item * kQueries; i < std::min((item + 1) * kQueries, rows);
+                       ++i) {
+                    close(i / plan_.Tq / plan_.H, i / plan_.Tq % plan_.H, i % plan_.Tq, state_[i],
+                          acc_ + i * plan_.Dv, slots_[static_cast<std::size_t>(slot_number)].row);
+                  }
+                });
+}
+
+void forward(const Plan& plan, Context& context) {
+  Forward f(plan);
+  const Workspace block(context, plan.op, plan.device, [&](ScratchLayout& s) { f.lay_out(s); });
+  f.run(context);
+}
+
+std::size_t forward_workspace(const Plan& plan) {
+  Forward f(plan);
+  return scratch_bytes([&](ScratchLayout& s) { f.lay_out(s); });
+}
+
+const char* how(const Plan& plan) { return tiles_for(plan.dtype).name; }
+
+}  // namespace annulus::attention::cpu

@@ -1,0 +1,51 @@
+// Forward on the CPU, as a piece of scratch and a call: the backward has one inside it, where branches are weighed as constants.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "annulus/attention/cpu/work.h"
+#include "annulus/attention/state.h"
+#include "annulus/core/scratch.h"
+
+namespace annulus::attention::cpu {
+
+class Forward {
+ public:
+  explicit Forward(const Plan& plan);
+  void lay_out(ScratchLayout& scratch);
+  void run(Context& context);
+
+ private:
+  // Scratch of one work item.
+  struct Slot {
+    std::byte *queries, *keys, *values, *weights, *stage;
+    float *scores, *acc, *m, *l, *factor, *row, *z;
+    std::int32_t *lo, *hi;
+    std::uint8_t* keep;
+  };
+
+  bool empty() const { return plan_.B * plan_.H * plan_.Tq == 0; }
+  std::int64_t state_row(std::int64_t b, std::int64_t h, std::int64_t token) const {
+    return (b * plan_.H + h) * plan_.Tq + token;
+  }
+  template <class P>
+  void layer(const P& pattern, int threads) const;
+  template <class P>
+  void chunk(const P& pattern, std::int64_t b, std::int64_t h, const Sweep& sweep, Range queries,
+             const Slot& s) const;
+  // o and lse of a row.
+  void close(std::int64_t b, std::int64_t h, std::int64_t token, RowState s, const float* sums,
+             float* row) const;
+
+  const Plan& plan_;
+  const Tiles<float>& tiles_;
+  std::int64_t value_rows_;  // Dv, in whole tiles
+  std::vector<Slot> slots_;
+  // Of all rows (b, h, t), where there are layers.
+  RowState* state_ = nullptr;
+  float* acc_ = nullptr;
+};
+
+}  // namespace annulus::attention::cpu

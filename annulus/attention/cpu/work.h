@@ -1,0 +1,144 @@
+// Sizes of the CPU's tiles, and what forward and backward need of a tile of scores beside its products.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "annulus/attention/cpu/rows.h"
+#include "annulus/attention/cpu/softmax.h"
+#include "annulus/attention/plan.h"
+#include "annulus/core/checked.h"
+#include "annulus/cpu/parallel.h"
+#include "annulus/cpu/tile.h"
+
+namespace annulus::attention::cpu {
+
+using annulus::cpu::Factor;
+using annulus::cpu::Side;
+using annulus::cpu::Tiles;
+
+// Queries that share what is packed of the keys: enough that packing is a few percent of the products, few enough that their
+// sums stay in a core's own cache.
+inline constexpr std::int64_t kQueries = 256;
+// Keys of a tile: divisible by every tile's rows and unit.
+inline constexpr std::int64_t kKeys = 192;
+static_assert(kQueries % annulus::cpu::kMaxTileCols == 0);
+
+inline const Tiles<float>& tiles_for(DType dtype) {
+  return annulus::cpu::tiles<float>(dtype == DType::kBF16 ? Precision::kBf16 : Precision::kFp32);
+}
+// Whether a tile of a product is a right panel of the next one as it lies.
+inline bool chains(DType dtype) { return dtype != DType::kBF16 && tiles_for(dtype).unit == 1; }
+
+inline bool unites(const Plan& plan) {
+  const Dilated* d = std::get_if<Dilated>(&plan.pattern);
+  return d != nullptr && d->unite;
+}
+
+// Slots of scratch, each for one thread at a time. The number depends on the machine and the problem, never on how many threads
+// a call has, so that a workspace query is exact.
+inline int slots_for(std::int64_t items) {
+  return static_cast<int>(std::clamp<std::int64_t>(items, 1, annulus::cpu::resolve_threads(0)));
+}
+// f(slot, item) for every item; a slot is never used by two threads at once.
+template <class F>
+void for_each_item(std::int64_t items, int slots, int threads, F&& f) {
+  if (items == 0) return;
+  const int team = std::min(slots, annulus::cpu::resolve_threads(threads));
+  annulus::cpu::run_team(team, [&](annulus::cpu::Member& member) {
+    member.each(items, 1, [&](std::int64_t first, std::int64_t end) {
+      for (std::int64_t i = first; i < end; ++i) f(member.rank(), i);
+    });
+  });
+}
+
+// A tile of scores of some lanes of queries and the keys tile.first .. tile.end-1 of a sweep.
+template <class P>
+class TileMask {
+ public:
+  TileMask(const P& pattern, const Plan& plan, const Sweep& sweep, std::int64_t head)
+      : pattern_(pattern), plan_(plan), sweep_(sweep), head_(head) {}
+
+  // Rows of the tile that any of the lanes may see, and what of them each does. `valid` lanes are queries first, first + 1, ..;
+  // the others of `lanes` see nothing. lo, hi: room for `lanes`; keep: for tile rows x ld.
+  Range look(Range tile, std::int64_t first, int valid, int lanes, std::int64_t ld,
+             std::int32_t* lo, std::int32_t* hi, std::uint8_t* keep) {
+    const Range queries{first, first + valid};
+    const Range any = cut(sweep_.seen_by_any(queries), tile),
+                all = cut(sweep_.seen_by_all(queries), tile);
+    mask_ = {};
+    if (any.empty()) return {0, 0};
+    const bool differ = valid < lanes || all.first > any.first || all.end < any.end;
+    masked_ = differ || any.first > tile.first || any.end < tile.end;
+    if (differ) {
+      for (int c = 0; c < lanes; ++c) {
+        Range r{tile.first, tile.first};
+        if (c < valid) r = cut(sweep_.seen_from(sweep_.queries.at(first + c)), tile);
+        lo[c] = static_cast<std::int32_t>(r.first - tile.first);
+        hi[c] = static_cast<std::int32_t>(std::max(r.first, r.end) - tile.first);
+      }
+      mask_.lo = lo;
+      mask_.hi = hi;
+    }
+    if constexpr (!P::kIntervals) {
+      if (pattern_.unite && pattern_.branch > 0) {
+        masked_ = true;
+        for (std::int64_t k = any.first; k < any.end; ++k) {
+          for (int c = 0; c < lanes; ++c) {
+            keep[(k - tile.first) * ld + c] =
+                c < valid &&
+                pattern_.counts(head_, sweep_.queries.at(first + c), sweep_.keys.at(k));
+          }
+        }
+        mask_.keep = keep;
+      }
+    }
+    return {any.first - tile.first, any.end - tile.first};
+  }
+
+  // Of the tile, what any of these queries may see.
+  Range rows_of(Range tile, Range queries) const {
+    const Range any = cut(sweep_.seen_by_any(queries), tile);
+    return {any.first - tile.first, any.end - tile.first};
+  }
+  // Whether a key of the line counts for a query of it.
+  bool sees(std::int64_t query, std::int64_t key) const {
+    const std::int64_t row = sweep_.queries.at(query);
+    const Range seen = sweep_.seen_from(row);
+    return key >= seen.first && key < seen.end && pattern_.counts(head_, row, sweep_.keys.at(key));
+  }
+
+  const Mask& mask() const { return mask_; }
+  // Some entry of the tile does not count.
+  bool masked() const { return masked_; }
+
+  // z of dropout: what every weight of the tile's rows is multiplied by.
+  void drop(Range tile, Range rows, std::int64_t first, int valid, int lanes, std::int64_t ld,
+            const HeadRows& query_rows, const HeadRows& key_rows, float* z) const {
+    for (int c = 0; c < lanes; ++c) {
+      const std::uint64_t row =
+          c < valid ? plan_.dropout.row(
+                          sweep_.sample, head_,
+                          query_rows.token(sweep_.queries.at(first + c)) - sweep_.first_query)
+                    : 0;
+      for (std::int64_t r = rows.first; r < rows.end; ++r) {
+        const std::int64_t key = key_rows.token(sweep_.keys.at(tile.first + r)) - sweep_.first_key;
+        z[r * ld + c] = c < valid && plan_.dropout.keeps(row, key) ? plan_.dropout.scale : 0.0f;
+      }
+    }
+  }
+
+ private:
+  static Range cut(Range r, Range to) {
+    return {std::clamp(r.first, to.first, to.end), std::clamp(r.end, to.first, to.end)};
+  }
+
+  const P& pattern_;
+  const Plan& plan_;
+  const Sweep& sweep_;
+  std::int64_t head_;
+  Mask mask_;
+  bool masked_ = false;
+};
+
+}  // namespace annulus::attention::cpu
