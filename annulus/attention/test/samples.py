@@ -255,7 +255,7 @@ def _longnet(w=(2, 4), r=(1, 2), **options):
 
 
 def _blocks(mask=(1, 3, 4), size=16, dtype=torch.bool, **options):
-    mask = torch.ones(mask, dtype=dtype) if isinstance(mask, tuple) else mask
+    mask = torch.ones(mask, dtype=dtype) if type(mask) is tuple else mask
     return _bad(annulus.block_sparse_attention, mask, size,
                 **{**dict(q=(2, 40, 4, 8), k=(2, 60, 2, 8), v=(2, 60, 2, 6)), **options})
 
