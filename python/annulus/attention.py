@@ -318,8 +318,9 @@ def hilbert_order(shape: int | Sequence[int], device: torch.device | str | None 
     every cell once. Where all sizes are one power of two, cells that follow each other are neighbours; elsewhere the curve is that of
     the next cube, with what is outside left out. Gradients: none.
 
-    >>> hilbert_order((2, 2))
-    tensor([0, 1, 3, 2])
+    >>> order = hilbert_order((4, 4))
+    >>> (order // 4).diff().abs() + (order % 4).diff().abs()  # a step at a time
+    tensor([1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1])
     """
     sizes = [shape] if isinstance(shape, int) else shape
     good = isinstance(sizes, Sequence) and 1 <= len(sizes) <= 3 and not isinstance(sizes, str)

@@ -1,7 +1,7 @@
 """Block masks for block_sparse_attention: which blocks of keys a block of queries sees, (1 or heads, n, n) bool.
 
 n = ceil(tokens / block_size). Every pattern is asked for by its density, the share that it keeps of the blocks there are (of
-those on and below the diagonal, where it is causal), and keeps that many to within one a row; of a row it keeps the block
+those on and below the diagonal, where it is causal), and keeps that many to within one a row of them; of a row it keeps the block
 on the diagonal first. A mask that is used more than once is best made a list once: annulus.BlockCsr.from_mask(mask).
 """
 
@@ -29,7 +29,7 @@ def local_global(tokens: int, block_size: int, density: float, *, global_blocks:
             [1, 1, 0, 0, 0],
             [1, 1, 1, 0, 0],
             [1, 0, 1, 1, 0],
-            [1, 0, 0, 1, 1]], dtype=torch.int32)
+            [1, 0, 0, 0, 1]], dtype=torch.int32)
     """
     n = _blocks("local_global", tokens, block_size)
     return _nearest_first("local_global", n, density, global_blocks, causal, _distance(n)[None], device)
@@ -45,7 +45,7 @@ def bigbird(tokens: int, block_size: int, density: float, *, global_blocks: int 
 
     >>> mask = masks.bigbird(tokens=1024, block_size=64, density=0.4, heads=2, seed=7)
     >>> mask.shape, round(mask.float().mean().item(), 2)
-    (torch.Size([2, 16, 16]), 0.39)
+    (torch.Size([2, 16, 16]), 0.4)
     """
     n = _blocks("bigbird", tokens, block_size)
     require_size("bigbird", "window_blocks", window_blocks, 1)
@@ -112,7 +112,9 @@ def _nearest_first(op, n, density, global_blocks, causal, score, device):
     if left < 0 or left == 0 < rest:
         raise InvalidArgument(f"[{op}] density must be more than {taken / (taken + rest):.3g}, which {full} full rows of "
                               f"{n} are, but is {density!r}")
-    count = (there * (left / max(rest, 1))).round().clamp_min(1)
+    # What rounding takes from a row the next one gets.
+    share = torch.where(row < full, 0, there).double() * (left / max(rest, 1))
+    count = share.cumsum(0).round().diff(dim=0, prepend=share.new_zeros(1, 1)).clamp_min(1)
     count = torch.where(row < full, there, count)
-    rank = score.sort(-1, stable=True).indices.argsort(-1)
+    rank = score.sort(dim=-1, stable=True).indices.argsort(-1)
     return (rank < count).to(device)
