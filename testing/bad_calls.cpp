@@ -13,12 +13,16 @@
 
 #include "annulus/core/operator.h"
 #include "annulus/cuda/memory.h"
+#include "testing/reference.h"
 
 namespace annulus::testing {
 
 TensorView AttemptTensors::input(const char* name, std::vector<std::int64_t> shape, DType t) {
   const TensorSpec spec{name, t, std::move(shape)};
-  const std::vector<double> values(static_cast<std::size_t>(numel_of(spec)), 0.25);
+  return input_of(spec, std::vector<double>(static_cast<std::size_t>(numel_of(spec)), 0.25));
+}
+
+TensorView AttemptTensors::input_of(const TensorSpec& spec, const std::vector<double>& values) {
   return tensors_.emplace_back(spec, Layout::kContiguous, device_, &values).view();
 }
 
@@ -51,9 +55,14 @@ struct Place {
 // A call of a case on tensors of its own.
 class Trial {
  public:
-  Trial(const Call& call, Device device) : call_(call), tensors_(device) {
-    for (const TensorSpec& s : call.inputs)
-      in_.push_back(tensors_.input(s.name.c_str(), s.shape, s.dtype));
+  Trial(const Case& of, const Call& call, Device device) : call_(call), tensors_(device) {
+    // Integers as the case has them: those that say where to read may have rules of their own.
+    const Values values = draw_inputs(of, call);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const TensorSpec& s = call.inputs[i];
+      in_.push_back(is_floating(s.dtype) ? tensors_.input(s.name.c_str(), s.shape, s.dtype)
+                                         : tensors_.input_of(s, values[i]));
+    }
     for (const TensorSpec& s : call.outputs)
       out_.push_back(tensors_.output(s.name.c_str(), s.shape, s.dtype));
   }
@@ -148,7 +157,7 @@ std::vector<std::pair<std::string, Fault>> faults_of(const Argument& a, bool lea
 void add_derived(const std::shared_ptr<const Case>& of, const Call& call, Device device,
                  std::set<std::string>& seen, std::vector<BadCall>& calls) {
   const Device other = device.type == DeviceType::kCPU ? cuda_device(0) : kCPU;
-  Trial trial(call, device);
+  Trial trial(*of, call, device);
   ArgumentsRecorder recorder;
   trial.run();
   if (recorder.calls.empty()) return;
@@ -157,7 +166,7 @@ void add_derived(const std::shared_ptr<const Case>& of, const Call& call, Device
   const auto push = [&](std::string what, const char* argument, auto spoil,
                         Expect expect = Expect::kInvalidArgument) {
     calls.push_back({std::move(what), expect, argument, [of, &call, spoil](Device d) {
-                       Trial t(call, d);
+                       Trial t(*of, call, d);
                        spoil(t);
                        t.run_refused();
                      }});

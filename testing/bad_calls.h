@@ -20,6 +20,7 @@ class AttemptTensors {
 
   // The values of inputs are all 0.25; outputs hold poison.
   TensorView input(const char* name, std::vector<std::int64_t> shape, DType t = DType::kF32);
+  TensorView input_of(const TensorSpec& spec, const std::vector<double>& values);
   TensorView output(const char* name, std::vector<std::int64_t> shape, DType t = DType::kF32);
 
   // Runs f. Where it throws, none of the tensors, nor what lies around them, may have changed.

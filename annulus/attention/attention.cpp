@@ -302,6 +302,13 @@ Plan dilated_plan(const char* op, const Tensors& t, const DilatedAttentionOption
     dilated.length[i] = std::min(w[i], std::max<std::int64_t>(plan.Tq, 1));
     dilated.rate[i] = std::min(r[i], kFar);
   }
+  if (options.mode > DilatedMode::kGroupedKv) {
+    invalid(op, "mode", "be one of DilatedMode", "is " + std::to_string(static_cast<int>(options.mode)));
+  }
+  if (options.offsets > DilatedOffsets::kBlock) {
+    invalid(op, "offsets", "be one of DilatedOffsets",
+            "is " + std::to_string(static_cast<int>(options.offsets)));
+  }
   const bool longnet = options.mode == DilatedMode::kLongNet;
   if (options.unite && !longnet) {
     invalid(op, "unite", "be left out where heads are grouped: each has one branch", "is given");

@@ -50,8 +50,10 @@ struct Band {
 
 // Blocks of a line of keys that are there, by number and ascending; i32 that lie `stride` apart.
 struct BlockList {
-  const std::int32_t* number = nullptr;  // nullptr: the line is not cut into blocks
+  const std::int32_t* number = nullptr;
   std::int64_t stride = 1, count = 0, size = 0;
+
+  ANNULUS_HD bool defined() const { return size > 0; }  // not: the line is not cut into blocks
 
   ANNULUS_HD std::int64_t at(std::int64_t i) const { return number[i * stride]; }
 };
@@ -86,7 +88,7 @@ struct Sweep {
 template <class F>
 ANNULUS_HD void for_each_tile(const Sweep& sweep, Range seen, std::int64_t most, F&& f) {
   const BlockList& blocks = sweep.blocks;
-  if (blocks.number == nullptr) {
+  if (!blocks.defined()) {
     for (std::int64_t at = seen.first; at < seen.end; at += most) {
       f(Range{at, at + most < seen.end ? at + most : seen.end});
     }

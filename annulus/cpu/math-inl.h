@@ -44,6 +44,18 @@ HWY_INLINE VF exp_negative(VF x) {
   return hn::Mul(scaled, hn::Set(d, 0x1p-64f));
 }
 
+// 2^t for -126 <= t <= 127 (and no NaN), for weights of a softmax, which are many and need not be more exact than the scores
+// they come from: relative error 1.1e-7. t = n + r, |r| <= 1/2, n rounded as above.
+HWY_INLINE VF exp2_weight(VF t) {
+  const F32 d;
+  const hn::RebindToUnsigned<F32> du;
+  const VF magic = hn::Set(d, 12582912.0f);
+  const VF shifted = hn::Add(t, magic);
+  const VF r = hn::Sub(t, hn::Sub(shifted, magic));
+  const VF p = polynomial(r, 0.0013264727f, 0.009671513f, 0.055507336f, 0.24022242f, 0.693147f, 1.0f);
+  return hn::BitCast(d, hn::Add(hn::BitCast(du, p), hn::ShiftLeft<23>(hn::BitCast(du, shifted))));
+}
+
 // 1 / (1 + exp(-x)), and 1 minus it, neither by a difference. Not for a NaN.
 struct Sigmoid {
   VF value, rest;

@@ -99,12 +99,18 @@ HWY_NOINLINE void multiply_rows(const T* a, const Factor<T>* factors, int count,
     const T* scale = factors[f].scale;
     ANNULUS_UNROLL
     for (int m = 0; m < M; ++m) {
+      // Of a short product the end is felt: a plain one is stored as it is.
+      const bool plain = scale == nullptr && !add;
       const V c = hn::Set(d, scale != nullptr ? scale[m] : T(1));
       ANNULUS_UNROLL
       for (int n = 0; n < kTileVectors; ++n) {
         T* to = y + m * ldy + n * kLanes<T>;
-        const V old = add ? hn::LoadU(d, to) : hn::Zero(d);
-        hn::StoreU(hn::MulAdd(sum[m][n], c, old), d, to);
+        if (plain) {
+          hn::StoreU(sum[m][n], d, to);
+        } else {
+          const V old = add ? hn::LoadU(d, to) : hn::Zero(d);
+          hn::StoreU(hn::MulAdd(sum[m][n], c, old), d, to);
+        }
       }
     }
     if (dots != nullptr) {

@@ -75,8 +75,13 @@ __attribute__((noinline)) void multiply_pairs(const bfloat16_t* a, const Factor<
         const float32x4_t r1 = vreinterpretq_f32_f64(vzip2q_f64(s0, s1));
         float* y0 = y + 2 * m * ldy + 2 * n;
         float* y1 = y0 + ldy;
-        vst1q_f32(y0, vfmaq_f32(add ? vld1q_f32(y0) : vdupq_n_f32(0), r0, c0));
-        vst1q_f32(y1, vfmaq_f32(add ? vld1q_f32(y1) : vdupq_n_f32(0), r1, c1));
+        if (scale == nullptr && !add) {  // of a short product the end is felt
+          vst1q_f32(y0, r0);
+          vst1q_f32(y1, r1);
+        } else {
+          vst1q_f32(y0, vfmaq_f32(add ? vld1q_f32(y0) : vdupq_n_f32(0), r0, c0));
+          vst1q_f32(y1, vfmaq_f32(add ? vld1q_f32(y1) : vdupq_n_f32(0), r1, c1));
+        }
         if (dots != nullptr) {
           const float* s = dots->s + 2 * m * dots->ld + 2 * n;
           dot0 = vfmaq_f32(dot0, vld1q_f32(s), r0);

@@ -57,11 +57,22 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
 
 // Four 8 x 8 matrices stored with k as rows, handed out with k along the word: lane l gives the
 // address of row l % 8 of matrix l / 8.
-__device__ __forceinline__ uint4 ldmatrix_transposed(const void* row) {
+__device__ __forceinline__ uint4 ldmatrix_transposed(std::uint32_t row) {
   uint4 r;
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
-               : "r"(shared_address(row)));
+               : "r"(row));
+  return r;
+}
+__device__ __forceinline__ uint4 ldmatrix_transposed(const void* row) {
+  return ldmatrix_transposed(shared_address(row));
+}
+// The same of matrices stored with k along the rows, which are handed out as they lie.
+__device__ __forceinline__ uint4 ldmatrix(std::uint32_t row) {
+  uint4 r;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+               : "r"(row));
   return r;
 }
 
@@ -69,6 +80,13 @@ __device__ __forceinline__ uint4 ldmatrix_transposed(const void* row) {
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)),
                "l"(global)
+               : "memory");
+}
+// The same, or 16 bytes of zeros: then `global` is not read, and must be an address all the same.
+__device__ __forceinline__ void copy_async_16_or_zeros(std::uint32_t shared, const void* global,
+                                                       bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+               "r"(there ? 16 : 0)
                : "memory");
 }
 __device__ __forceinline__ void copy_async_commit() {

@@ -24,94 +24,119 @@ using simd::F32;
 using simd::VF;
 using M = hn::Mask<F32>;
 
-// Rows that are in flight at once: the chain of an exponential is long.
+// Rows that are in flight at once: the chain of an exponential is long. All are read before any is written, or they would wait for
+// one another: a compiler cannot know that rows are apart.
 constexpr int kRows = 4;
 
-// Scores of a row, -inf where they do not count; every one is looked at only where a mask says so.
+constexpr float kLog2e = 1.44269504f;
+
+// One vector of lanes of a tile, down its rows.
 template <bool kMasked>
-struct Scores {
-  const Tile& tile;
-  int lane;
-  VF scale;
+struct Column {
+  float* s;  // of row 0
+  std::int64_t ld;
+  const std::uint8_t* keep = nullptr;
   hn::Vec<hn::RebindToSigned<F32>> lo, hi;
 
-  Scores(const Tile& t, int c, float factor) : tile(t), lane(c), scale(hn::Set(F32(), factor)) {
+  Column(const Tile& t, int c) : s(t.s + c), ld(t.ld) {
     if constexpr (kMasked) {
       const hn::RebindToSigned<F32> di;
       lo = t.mask.lo != nullptr ? hn::LoadU(di, t.mask.lo + c) : hn::Set(di, INT32_MIN);
       hi = t.mask.hi != nullptr ? hn::LoadU(di, t.mask.hi + c) : hn::Set(di, INT32_MAX);
+      if (t.mask.keep != nullptr) keep = t.mask.keep + c;
     }
   }
+  VF at(std::int64_t r) const { return hn::LoadU(F32(), s + r * ld); }
   M counts(std::int64_t r) const {
     const hn::RebindToSigned<F32> di;
-    const auto at = hn::Set(di, static_cast<std::int32_t>(r));
+    const auto row = hn::Set(di, static_cast<std::int32_t>(r));
     auto inside =
-        hn::AndNot(hn::VecFromMask(di, hn::Lt(at, lo)), hn::VecFromMask(di, hn::Lt(at, hi)));
-    if (tile.mask.keep != nullptr) {
+        hn::AndNot(hn::VecFromMask(di, hn::Lt(row, lo)), hn::VecFromMask(di, hn::Lt(row, hi)));
+    if (keep != nullptr) {
       const hn::Rebind<std::uint8_t, F32> d8;
-      const auto kept = hn::PromoteTo(di, hn::LoadU(d8, tile.mask.keep + r * tile.ld + lane));
+      const auto kept = hn::PromoteTo(di, hn::LoadU(d8, keep + r * ld));
       inside = hn::IfThenElseZero(hn::Ne(kept, hn::Zero(di)), inside);
     }
     return hn::RebindMask(F32(), hn::MaskFromVec(inside));
   }
-  VF at(std::int64_t r) const {
-    const VF s = hn::Mul(scale, hn::LoadU(F32(), tile.s + r * tile.ld + lane));
-    if constexpr (!kMasked) return s;
-    return hn::IfThenElse(counts(r), s, hn::Set(F32(), kNoScore));
-  }
 };
 
-// exp(x) for x about 0 or less; a NaN stays one where the tile is not tame.
+// 2^t, t about 0 or less. Where every score is finite a weight that would be less than 2^-126 is that; else it is 0, and of a NaN
+// NaN.
 template <bool kTameTile>
-HWY_INLINE VF exp_of(VF x) {
-  const VF e = simd::exp_negative(x);
-  if constexpr (kTameTile) return e;
-  return hn::IfThenElse(hn::Eq(x, x), e, x);
+HWY_INLINE VF weight_of(VF t) {
+  const F32 d;
+  const VF least = hn::Set(d, -126.0f);
+  const VF w = simd::exp2_weight(hn::Max(t, least));
+  if constexpr (kTameTile) return w;
+  return hn::IfThenElse(hn::Eq(t, t), hn::IfThenElseZero(hn::Gt(t, least), w), t);
 }
 
 template <bool kMasked, bool kTameTile>
 bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor) {
   const F32 d;
+  const VF none = hn::Set(d, kNoScore), zero = hn::Zero(d), log2e = hn::Set(d, kLog2e);
+  const VF to_log2 = hn::Set(d, scale * kLog2e);
+  const std::int64_t first = t.first, end = t.end;
   bool any = false;
   for (int c = 0; c < t.lanes; c += static_cast<int>(simd::lanes())) {
-    const Scores<kMasked> scores(t, c, scale);
-    const VF before = hn::LoadU(d, m + c);
-    VF most[kRows];
-    for (VF& v : most) v = before;
-    // The larger one; a NaN, once there is one.
-    const auto take = [&](VF& max, VF s) {
+    const Column<kMasked> column(t, c);
+    // The largest score; a NaN, once there is one.
+    const auto take = [&](VF& max, VF s) HWY_ATTR {
       if constexpr (kTameTile) {
         max = hn::Max(max, s);
       } else {
         max = hn::IfThenElse(hn::Or(hn::Le(s, max), hn::Ne(max, max)), max, s);
       }
     };
-    std::int64_t r = t.first;
-    for (; r + kRows <= t.end; r += kRows) {
-      ANNULUS_UNROLL
-      for (int i = 0; i < kRows; ++i) take(most[i], scores.at(r + i));
-    }
-    for (; r < t.end; ++r) take(most[0], scores.at(r));
-    VF now = most[0];
-    for (int i = 1; i < kRows; ++i) take(now, most[i]);
-    const auto none = hn::Eq(now, hn::Set(d, kNoScore));
-    const VF origin = hn::IfThenElseZero(hn::Not(none), now);
-    VF sum[kRows];
-    for (VF& v : sum) v = hn::Zero(d);
-    const auto weigh = [&](std::int64_t row, VF& to) {
-      const VF p = exp_of<kTameTile>(hn::Sub(scores.at(row), origin));
-      hn::StoreU(p, d, t.s + row * t.ld + c);
-      to = hn::Add(to, p);
+    const auto score = [&](std::int64_t r) HWY_ATTR {
+      if constexpr (kMasked) return hn::IfThenElse(column.counts(r), column.at(r), none);
+      return column.at(r);
     };
-    r = t.first;
-    for (; r + kRows <= t.end; r += kRows) {
+    VF most[kRows] = {none, none, none, none};
+    std::int64_t r = first;
+    for (; r + kRows <= end; r += kRows) {
       ANNULUS_UNROLL
-      for (int i = 0; i < kRows; ++i) weigh(r + i, sum[i]);
+      for (int i = 0; i < kRows; ++i) take(most[i], score(r + i));
     }
-    for (; r < t.end; ++r) weigh(r, sum[0]);
+    for (; r < end; ++r) take(most[0], score(r));
+    take(most[0], most[1]);
+    take(most[2], most[3]);
+    take(most[0], most[2]);
+    // Scores count times the scale, which is not negative; -inf stays what it is.
+    const VF before = hn::LoadU(d, m + c);
+    VF now = before;
+    take(now, hn::IfThenElse(hn::Eq(most[0], none), none, hn::Mul(most[0], hn::Set(d, scale))));
+    const auto empty = hn::Eq(now, none);
+    // What exponents are counted from, in powers of two.
+    const VF origin = hn::IfThenElse(empty, zero, hn::Mul(now, log2e));
+    VF sum[kRows] = {zero, zero, zero, zero};
+    const auto weight = [&](std::int64_t row) HWY_ATTR {
+      const VF w = weight_of<kTameTile>(hn::MulSub(column.at(row), to_log2, origin));
+      if constexpr (kMasked) return hn::IfThenElseZero(column.counts(row), w);
+      return w;
+    };
+    r = first;
+    for (; r + kRows <= end; r += kRows) {
+      VF w[kRows];
+      ANNULUS_UNROLL
+      for (int i = 0; i < kRows; ++i) w[i] = weight(r + i);
+      ANNULUS_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        hn::StoreU(w[i], d, column.s + (r + i) * column.ld);
+        sum[i] = hn::Add(sum[i], w[i]);
+      }
+    }
+    for (; r < end; ++r) {
+      const VF w = weight(r);
+      hn::StoreU(w, d, column.s + r * column.ld);
+      sum[0] = hn::Add(sum[0], w);
+    }
     const VF all = hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3]));
-    // What was summed before the first score is nothing, whatever it is multiplied by.
-    const VF f = hn::IfThenElse(none, hn::Set(d, 1.0f), exp_of<kTameTile>(hn::Sub(before, origin)));
+    // Where there was no score before, what was summed is 0, whatever it is multiplied by.
+    const auto start = hn::Eq(before, none);
+    VF f = weight_of<false>(hn::Sub(hn::Mul(before, log2e), origin));
+    f = hn::IfThenElse(start, hn::Set(d, 1.0f), f);
     hn::StoreU(hn::MulAdd(hn::LoadU(d, l + c), f, all), d, l + c);
     hn::StoreU(now, d, m + c);
     hn::StoreU(f, d, factor + c);
@@ -124,37 +149,47 @@ template <bool kMasked, bool kTameTile>
 void differentiate_tile(const Tile& t, float scale, const float* lse, const float* delta,
                         const float* z, float* g) {
   const F32 d;
-  const VF zero = hn::Zero(d);
+  const VF zero = hn::Zero(d), factor = hn::Set(d, scale), to_log2 = hn::Set(d, scale * kLog2e);
+  const std::int64_t first = t.first, end = t.end;
   for (int c = 0; c < t.lanes; c += static_cast<int>(simd::lanes())) {
-    const Scores<kMasked> scores(t, c, scale);
+    const Column<kMasked> column(t, c);
     const VF sums = hn::LoadU(d, lse + c);
-    const VF origin = hn::IfThenElse(hn::Eq(sums, hn::Set(d, kNoScore)), zero, sums);
+    const VF origin =
+        hn::IfThenElse(hn::Eq(sums, hn::Set(d, kNoScore)), zero, hn::Mul(sums, hn::Set(d, kLog2e)));
     const VF less = hn::LoadU(d, delta + c);
-    const auto one = [&](std::int64_t r) {
-      const std::int64_t at = r * t.ld + c;
-      VF p = exp_of<kTameTile>(hn::Sub(scores.at(r), origin));
-      VF grad = hn::LoadU(d, g + at);
-      VF w = p;
-      if (z != nullptr) {
-        const VF kept = hn::LoadU(d, z + at);
-        grad = hn::Mul(grad, kept);
-        w = hn::Mul(p, kept);
+    float* const gradients = g + c;
+    const float* const kept = z == nullptr ? nullptr : z + c;
+    const auto one = [&](std::int64_t r, VF& w, VF& ds) HWY_ATTR {
+      const std::int64_t at = r * column.ld;
+      const VF p = weight_of<kTameTile>(hn::MulSub(column.at(r), to_log2, origin));
+      VF grad = hn::LoadU(d, gradients + at);
+      w = p;
+      if (kept != nullptr) {
+        const VF by = hn::LoadU(d, kept + at);
+        grad = hn::Mul(grad, by);
+        w = hn::Mul(p, by);
       }
-      VF ds = hn::Mul(hn::Mul(scores.scale, p), hn::Sub(grad, less));
+      ds = hn::Mul(hn::Mul(factor, p), hn::Sub(grad, less));
       if constexpr (kMasked) {  // 0 by choice: a factor of 0 would keep a NaN
-        const M here = scores.counts(r);
-        w = hn::IfThenElse(here, w, zero);
-        ds = hn::IfThenElse(here, ds, zero);
+        const M here = column.counts(r);
+        w = hn::IfThenElseZero(here, w);
+        ds = hn::IfThenElseZero(here, ds);
       }
-      hn::StoreU(w, d, t.s + at);
-      hn::StoreU(ds, d, g + at);
     };
-    std::int64_t r = t.first;
-    for (; r + kRows <= t.end; r += kRows) {
-      ANNULUS_UNROLL
-      for (int i = 0; i < kRows; ++i) one(r + i);
+    VF w[kRows], ds[kRows];
+    for (std::int64_t r = first; r < end; r += kRows) {
+      const int some = static_cast<int>(end - r < kRows ? end - r : kRows);
+      if (some == kRows) {
+        ANNULUS_UNROLL
+        for (int i = 0; i < kRows; ++i) one(r + i, w[i], ds[i]);
+      } else {
+        for (int i = 0; i < some; ++i) one(r + i, w[i], ds[i]);
+      }
+      for (int i = 0; i < some; ++i) {
+        hn::StoreU(w[i], d, column.s + (r + i) * column.ld);
+        hn::StoreU(ds[i], d, gradients + (r + i) * column.ld);
+      }
     }
-    for (; r < t.end; ++r) one(r);
   }
 }
 
@@ -273,6 +308,12 @@ void add(const float* x, std::int64_t n, float* y) {
 bool is_masked(const Mask& m) { return m.lo != nullptr || m.hi != nullptr || m.keep != nullptr; }
 
 bool weigh(const Tile& t, float scale, float* m, float* l, float* factor) {
+  if (scale < 0) {  // rare: the largest score is then that of the smallest product
+    for (std::int64_t r = t.first; r < t.end; ++r) {
+      for (int c = 0; c < t.lanes; ++c) t.s[r * t.ld + c] = -t.s[r * t.ld + c];
+    }
+    scale = -scale;
+  }
   if (is_masked(t.mask)) {
     return t.tame ? weigh_tile<true, true>(t, scale, m, l, factor)
                   : weigh_tile<true, false>(t, scale, m, l, factor);

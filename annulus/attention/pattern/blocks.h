@@ -22,20 +22,28 @@ struct Blocks {
   ANNULUS_HD std::int64_t longest() const { return size; }
   ANNULUS_HD std::int64_t per_cell() const { return rows() > 0 ? rows() : 1; }
 
-  ANNULUS_HD Sweep sweep(std::int64_t b, std::int64_t h, std::int64_t i) const {
+  // All but the list.
+  ANNULUS_HD Sweep row(std::int64_t b, std::int64_t i) const {
     Sweep s;
     s.sample = b;
     const std::int64_t first = i * size;
     s.queries = {first, 1, queries - first < size ? queries - first : size};
     s.keys = {0, 1, keys};
+    if (causal) s.band.highest = keys - queries;
+    return s;
+  }
+  ANNULUS_HD Sweep sweep(std::int64_t b, std::int64_t h, std::int64_t i) const {
+    Sweep s = row(b, i);
+    s.blocks = blocks(h, i);
+    return s;
+  }
+  ANNULUS_HD BlockList blocks(std::int64_t h, std::int64_t i) const {
     Integers row = row_ptr;
     row.stride = 1;
     const std::int64_t at = h * head_stride + i * row_ptr.stride;
     const std::int64_t from = row.at(at, col_count);
     const std::int64_t to = row.at(at + row_ptr.stride, col_count);
-    s.blocks = {col_idx + from * col_stride, col_stride, to > from ? to - from : 0, size};
-    if (causal) s.band.highest = keys - queries;
-    return s;
+    return {col_idx + from * col_stride, col_stride, to > from ? to - from : 0, size};
   }
 
   ANNULUS_HD bool counts(std::int64_t, std::int64_t, std::int64_t) const { return true; }

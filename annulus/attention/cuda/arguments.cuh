@@ -1,0 +1,178 @@
+// What the kernels of attention get: the tensors of a Plan, its pattern as a type that is known at run time (a block
+// of threads asks it once for its sweep, so that costs nothing and there are a third as many kernels), and the
+// numbering of the blocks of threads.
+#pragma once
+
+#include <cstdint>
+
+#include "annulus/attention/plan.h"
+#include "annulus/attention/state.h"
+
+namespace annulus::attention::cuda {
+
+// A tensor (batch, rows, heads, columns); of a (batch, heads, rows) one the columns are none.
+struct Operand {
+  void* data = nullptr;
+  std::int64_t batch = 0, row = 0, head = 0, column = 1;
+  // Rows are dense, begin on 16-byte boundaries, and have a multiple of 8 columns.
+  bool whole = false;
+
+  template <class T>
+  ANNULUS_HD T* at(std::int64_t b, std::int64_t h) const {
+    return static_cast<T*>(data) + b * batch + h * head;
+  }
+};
+
+enum class Kind : std::uint8_t { kDense, kDilated, kBlocks };
+
+// Tile `tile` of a sweep, and the sweep.
+struct Place {
+  std::int64_t sweep = 0, tile = 0;
+};
+
+ANNULUS_HD inline std::int64_t tiles_of(std::int64_t rows, std::int64_t tile) {
+  return (rows + tile - 1) / tile;
+}
+
+struct AnyPattern {
+  Kind kind = Kind::kDense;
+  Dense dense;
+  Dilated dilated;
+  Blocks blocks;
+
+  ANNULUS_HD Sweep sweep(std::int64_t b, std::int64_t h, std::int64_t i) const {
+    if (kind == Kind::kDense) return dense.sweep(b, h, i);
+    if (kind == Kind::kDilated) return dilated.sweep(b, h, i);
+    return blocks.sweep(b, h, i);
+  }
+  // Are there keys in a row's interval that do not count?
+  ANNULUS_HD bool has_holes() const { return kind == Kind::kDilated && dilated.unite; }
+  ANNULUS_HD bool counts(std::int64_t h, std::int64_t query, std::int64_t key) const {
+    return dilated.counts(h, query, key);
+  }
+
+  // ---- Tiles of the queries (or keys) of a head, numbered from 0 to slots() - 1. Some numbers may be of no tile.
+
+  // Packed sequences: the tiles of sequence i have the numbers from first / size + i on, first being its first row,
+  // which leaves room for all of them and needs no sums over sequences.
+  ANNULUS_HD std::int64_t slots(bool of_queries, int size) const {
+    if (kind == Kind::kDense) {
+      const std::int64_t rows = of_queries ? dense.queries : dense.keys;
+      return dense.cu_queries.defined() ? rows / size + dense.sequences : tiles_of(rows, size);
+    }
+    if (kind == Kind::kBlocks) {
+      const std::int64_t rows = of_queries ? dense_rows(blocks.queries) : dense_rows(blocks.keys);
+      return rows * tiles_of(blocks.size, size);
+    }
+    const Dilated& p = dilated;
+    std::int64_t most = 0;
+    for (int i = 0; i < p.branches; ++i) {
+      if (p.mode == DilatedMode::kLongNet && i != p.branch) continue;
+      const std::int64_t n =
+          tiles_of(p.tokens, p.length[i]) * lines(i, of_queries) * tiles_of(longest(i, of_queries), size);
+      if (n > most) most = n;
+    }
+    return most;
+  }
+  ANNULUS_HD Place place(std::int64_t h, std::int64_t slot, bool of_queries, int size) const {
+    if (kind == Kind::kDense) {
+      if (!dense.cu_queries.defined()) return {0, slot};
+      const Integers& ends = of_queries ? dense.cu_queries : dense.cu_keys;
+      const std::int64_t rows = of_queries ? dense.queries : dense.keys;
+      std::int64_t low = 0, high = dense.sequences;  // the last whose number is not above the slot
+      while (high - low > 1) {
+        const std::int64_t middle = (low + high) / 2;
+        if (ends.at(middle, rows) / size + middle <= slot) {
+          low = middle;
+        } else {
+          high = middle;
+        }
+      }
+      return {low, slot - ends.at(low, rows) / size - low};
+    }
+    if (kind == Kind::kBlocks) {
+      // Of keys the "sweep" is the column of blocks.
+      const std::int64_t tiles = tiles_of(blocks.size, size);
+      return {slot / tiles, slot % tiles};
+    }
+    const Dilated& p = dilated;
+    const int i = p.branch_of(h);
+    const std::int64_t tiles = tiles_of(longest(i, of_queries), size), own = lines(i, of_queries);
+    const std::int64_t line = slot / tiles, all = p.residues();
+    // Of keys, one residue has them.
+    const std::int64_t residue = of_queries ? line % own : all > 1 ? p.offset_of(i, h) : 0;
+    return {line / own * all + residue, slot % tiles};
+  }
+
+ private:
+  ANNULUS_HD std::int64_t dense_rows(std::int64_t rows) const { return tiles_of(rows, blocks.size); }
+  // Sweeps of a segment that have queries (keys), and the rows of the longest.
+  ANNULUS_HD std::int64_t lines(int i, bool of_queries) const {
+    if (!of_queries || dilated.residues() == 1) return 1;
+    return dilated.rate[i] < dilated.length[i] ? dilated.rate[i] : dilated.length[i];
+  }
+  ANNULUS_HD std::int64_t longest(int i, bool of_queries) const {
+    const std::int64_t w = dilated.length[i];
+    if (of_queries && dilated.mode == DilatedMode::kGroupedKv) return w;
+    return tiles_of(w, dilated.rate[i]);
+  }
+};
+
+// What every kernel reads.
+struct Problem {
+  AnyPattern pattern;
+  std::int64_t B = 0, H = 0, Hkv = 0, group = 1, Tq = 0, Tk = 0;
+  int D = 0, Dv = 0;
+  Operand q, k, v, lse;
+  Integers order;
+  Dropout dropout;
+  float scale = 1;
+  // Exponents are (s score_scale) exponent_scale. The latter is positive, as the largest score is looked for before it;
+  // where the scale is not, the former is it, and scores are multiplied first.
+  bool scale_first = false;
+  float score_scale = 1, exponent_scale = 1;
+  std::int64_t slots = 0;  // of a head, in this launch
+
+  // Of a query's row, or a key's: with an order there are as many of both.
+  ANNULUS_HD std::int64_t token(std::int64_t row) const {
+    return order.defined() ? order.at(row, Tq - 1) : row;
+  }
+};
+
+// A row's softmax state between the layers of a pattern: acc (B, Tq, H, Dv), m in units of log 2 and l (B, H, Tq). All
+// zeros: no key yet.
+struct States {
+  float *acc = nullptr, *m = nullptr, *l = nullptr;
+};
+
+struct ForwardArgs {
+  Problem p;
+  Operand o;
+  States states;  // defined: the keys of this launch are merged into it; otherwise o and lse are written
+};
+
+struct QueryGradientArgs {
+  Problem p;
+  Operand do_, dq;
+  const float* delta = nullptr;  // (B, H, Tq)
+  float* sum = nullptr;          // (B, Tq, H, D); defined: added to, and dq is left alone
+};
+
+struct KeyGradientArgs {
+  Problem p;
+  Operand do_, dk, dv;
+  const float* delta = nullptr;
+  float *dk_sum = nullptr, *dv_sum = nullptr;  // (B, Tk, Hkv, D or Dv), likewise
+  // Of the heads that share a key, those from first_head on.
+  int first_head = 0, heads = 1;
+};
+
+// The block of threads: (b, h, slot), the last slots first: where causal, they have the most keys.
+struct BlockPlace {
+  std::int64_t b, h, slot;
+
+  ANNULUS_HD BlockPlace(std::int64_t block, std::int64_t heads, std::int64_t slots)
+      : b(block / (slots * heads)), h(block / slots % heads), slot(slots - 1 - block % slots) {}
+};
+
+}  // namespace annulus::attention::cuda

@@ -1,0 +1,323 @@
+// dk, dv: a block of threads has a tile of a line of keys and goes over the queries that see any of them, of all heads
+// that share the keys. Rows of its products are keys:
+//
+//   p = exp(s - lse),   ds = p (z <do, v> - delta),   dv_j = sum_i z p do_i,   dk_j = scale sum_i ds q_i
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "annulus/attention/cuda/query_gradient.cuh"
+
+namespace annulus::attention::cuda {
+
+// Both sums of 256 columns would be all registers of a thread: there are two kernels then, one a sum.
+enum class Sums : std::uint8_t { kBoth, kKeys, kValues };
+
+template <class T, int kColumns>
+struct KeyGradientTiling {
+  static constexpr bool kSplit = Format<T>::kTerms > 1;
+  static constexpr int kWarps = kSplit && kColumns > 128 ? 2 : 4, kThreads = kWarps * 32;
+  static constexpr int kM = !kSplit && kColumns <= 64 ? 2 : 1;
+  static constexpr int kKeys = kWarps * kM * 16;
+  static constexpr int kQueries = !kSplit && kColumns == 128 ? 64 : 32;
+  static constexpr int kStages = Format<T>::kAsync ? 2 : 1;
+  static constexpr int kBlocks = kColumns > 128 || (kSplit && kColumns > 64) ? 1 : 2;
+
+  using KeyTile = Tile<Format<T>, kKeys, kColumns>;
+  using QueryTile = Tile<Format<T>, kQueries, kColumns>;
+  static constexpr int kWords = kKeys * kQueries / 32;
+
+  struct Small {
+    Sweep sweep;
+    std::uint64_t drawn[2][kQueries];
+    float lse[2][kQueries], delta[2][kQueries];
+    std::uint32_t mask[2][kWords], kept[2][kWords];
+    int flags[kQueries];
+    std::uint32_t found[kWarps];
+  };
+  static constexpr int kTileBytes = 2 * KeyTile::kBytes + 2 * kStages * QueryTile::kBytes;
+  static constexpr std::size_t kSharedBytes = kTileBytes + sizeof(Small);
+};
+
+// Is `number` among the blocks?
+__device__ __forceinline__ bool contains(const BlockList& blocks, std::int64_t number) {
+  std::int64_t low = 0, high = blocks.count;
+  while (low < high) {
+    const std::int64_t middle = (low + high) / 2;
+    if (blocks.at(middle) < number) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low < blocks.count && blocks.at(low) == number;
+}
+
+// The tiles of queries that see a tile of keys: head by head, and of a block list the rows that have the column, which all
+// threads look for together, one row of blocks each.
+template <int kThreads, int kQueries>
+struct QueryWalk {
+  const KeyGradientArgs& a;
+  std::uint32_t* found;  // shared memory, a word a warp
+  std::int64_t group_head;
+  std::int64_t column;  // of blocks
+  Range seen;
+  int head = 0;
+  std::int64_t at = 0, end = 0;
+  std::int64_t window = 0, row = 0;  // the rows of blocks that `found` is about begin there; the next to look at
+
+  __device__ bool listed() const { return a.p.pattern.kind == Kind::kBlocks; }
+  __device__ bool done() const { return head >= a.heads; }
+  __device__ Range tile() const { return {at, at + kQueries < end ? at + kQueries : end}; }
+  __device__ std::int64_t query_head() const { return group_head + head; }
+
+  __device__ void start() {
+    if (seen.empty()) {
+      head = a.heads;
+    } else if (listed()) {
+      at = end = 0;
+      search(seen.first / a.p.pattern.blocks.size);
+      find();
+    } else {
+      at = seen.first;
+      end = seen.end;
+    }
+  }
+  __device__ void next() {
+    at += kQueries;
+    if (at < end) return;
+    if (listed()) return find();
+    ++head;
+    at = seen.first;
+  }
+
+ private:
+  // Which of the kThreads rows of blocks from `first` on have the column.
+  __device__ void search(std::int64_t first) {
+    const Blocks& blocks = a.p.pattern.blocks;
+    window = row = first;
+    const std::int64_t own = first + threadIdx.x;
+    const bool has =
+        own * blocks.size < seen.end && contains(blocks.blocks(query_head(), own), column);
+    __syncthreads();  // all have read the words of the window before
+    const unsigned ballot = __ballot_sync(~0u, has);
+    if (threadIdx.x % 32 == 0) found[threadIdx.x / 32] = ballot;
+    __syncthreads();
+  }
+  __device__ void find() {
+    const std::int64_t size = a.p.pattern.blocks.size;
+    while (true) {
+      for (; row < window + kThreads; ++row) {
+        const auto bit = static_cast<int>(row - window);
+        const std::uint32_t left = found[bit / 32] >> (bit % 32);
+        if (left == 0) {
+          row += 31 - bit % 32;  // to the last of the word
+          continue;
+        }
+        row += __ffs(static_cast<int>(left)) - 1;
+        const std::int64_t first = row * size, last = first + size;
+        at = first > seen.first ? first : seen.first;
+        end = last < seen.end ? last : seen.end;
+        ++row;
+        if (at < end) return;
+        --row;
+      }
+      std::int64_t next = window + kThreads;
+      if (next * size >= seen.end) {
+        if (++head >= a.heads) return;
+        next = seen.first / size;
+      }
+      search(next);
+    }
+  }
+};
+
+template <class T, int kColumns, Sums kSums>
+__global__ void __launch_bounds__(KeyGradientTiling<T, kColumns>::kThreads,
+                                  KeyGradientTiling<T, kColumns>::kBlocks)
+    key_gradient_kernel(const __grid_constant__ KeyGradientArgs a) {
+  using Tiling = KeyGradientTiling<T, kColumns>;
+  using F = Format<T>;
+  using KeyTile = typename Tiling::KeyTile;
+  using QueryTile = typename Tiling::QueryTile;
+  constexpr int kThreads = Tiling::kThreads, kQueries = Tiling::kQueries, kM = Tiling::kM,
+                kStages = Tiling::kStages;
+  constexpr bool kOfKeys = kSums != Sums::kValues, kOfValues = kSums != Sums::kKeys;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const std::uint32_t base = shared_address(shared);
+  const KeyTile k_tile{base}, v_tile{base + KeyTile::kBytes};
+  const std::uint32_t queries_base = base + 2 * KeyTile::kBytes;
+  const auto q_tile = [&](int stage) {
+    return QueryTile{queries_base + 2 * stage * QueryTile::kBytes};
+  };
+  const auto do_tile = [&](int stage) {
+    return QueryTile{queries_base + (2 * stage + 1) * QueryTile::kBytes};
+  };
+  auto& small = *reinterpret_cast<typename Tiling::Small*>(shared + Tiling::kTileBytes);
+
+  const Problem& p = a.p;
+  const BlockPlace at(blockIdx.x, p.Hkv, p.slots);
+  const std::int64_t group_head = at.h * p.group + a.first_head;
+  // The first keys first: where causal, they are seen by the most queries.
+  const Place place = p.pattern.place(group_head, p.slots - 1 - at.slot, false, Tiling::kKeys);
+  const bool listed = p.pattern.kind == Kind::kBlocks;
+  if (threadIdx.x == 0) {
+    if (listed) {  // of all rows of blocks at once: the walk says which queries
+      small.sweep = p.pattern.blocks.row(at.b, 0);
+      small.sweep.queries.count = p.pattern.blocks.queries;
+    } else {
+      small.sweep = p.pattern.sweep(at.b, group_head, place.sweep);
+    }
+  }
+  __syncthreads();
+  const Sweep& sweep = small.sweep;
+  std::int64_t first = place.tile * Tiling::kKeys, end = sweep.keys.count;
+  if (listed) {
+    const std::int64_t size = p.pattern.blocks.size;
+    first += place.sweep * size;
+    if ((place.sweep + 1) * size < end) end = (place.sweep + 1) * size;
+  }
+  if (place.tile < 0 || first >= end) return;
+  const Range part{first, first + Tiling::kKeys < end ? first + Tiling::kKeys : end};
+  const int count = static_cast<int>(part.end - part.first);
+  const bool holes = p.pattern.has_holes(), drops = p.dropout.any();
+  const auto token = [&](int row) { return p.token(sweep.keys.at(first + row)); };
+  load_tile<F, kThreads>(k_tile, p.k.at<T>(at.b, at.h), p.k, p, sweep.keys, first, count, p.D);
+  if (kOfKeys) {
+    load_tile<F, kThreads>(v_tile, p.v.at<T>(at.b, at.h), p.v, p, sweep.keys, first, count, p.Dv);
+  }
+
+  QueryWalk<kThreads, kQueries> walk{a, small.found, group_head, place.sweep,
+                                     sweep.queries.count > 0 ? sweep.seeing_any(part) : Range{}};
+  // Has a tile of queries brought, and says whether it is masked.
+  const auto issue = [&](int stage, int parity) {
+    const Range tile = walk.tile();
+    const std::int64_t h = walk.query_head();
+    const int queries = static_cast<int>(tile.end - tile.first);
+    load_tile<F, kThreads>(q_tile(stage), p.q.at<T>(at.b, h), p.q, p, sweep.queries, tile.first,
+                           queries, p.D);
+    load_tile<F, kThreads>(do_tile(stage), a.do_.at<T>(at.b, h), a.do_, p, sweep.queries,
+                           tile.first, queries, p.Dv);
+    copy_async_commit();
+    for (int i = static_cast<int>(threadIdx.x); i < kQueries; i += kThreads) {
+      const bool there = i < queries;
+      const std::int64_t t = there ? p.token(sweep.queries.at(tile.first + i)) : 0;
+      small.lse[parity][i] =
+          there ? weight_origin(p.lse.at<const float>(at.b, h)[t * p.lse.row]) : 0.0f;
+      small.delta[parity][i] = there ? a.delta[(at.b * p.H + h) * p.Tq + t] : 0.0f;
+      if (drops) small.drawn[parity][i] = p.dropout.row(sweep.sample, h, t - sweep.first_query);
+    }
+    const Range all = sweep.seen_by_all(tile);
+    const bool masked =
+        holes || part.first < all.first || part.end > all.end || queries < kQueries;
+    if (masked) {
+      make_mask<Tiling::kKeys, kQueries, kThreads>(
+          small.mask[parity],
+          [&](int row) {
+            const Range r =
+                row < count ? sweep.seeing_any({first + row, first + row + 1}) : Range{};
+            return Range{r.first - tile.first, (r.end < tile.end ? r.end : tile.end) - tile.first};
+          },
+          holes,
+          [&](int row, int column) {
+            return p.pattern.counts(h, sweep.queries.at(tile.first + column),
+                                    sweep.keys.at(first + row));
+          });
+    }
+    if (drops) {
+      __syncthreads();  // drawn
+      make_kept<Tiling::kKeys, kQueries, kThreads>(small.kept[parity], [&](int row, int column) {
+        return row < count && column < queries &&
+               p.dropout.keeps(small.drawn[parity][column], token(row) - sweep.first_key);
+      });
+    }
+    return masked;
+  };
+
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const int first_row = uniform_warp() * kM * 16;
+  constexpr int kD = kColumns / 8;
+  float dk[kM][kOfKeys ? kD : 1][4] = {}, dv[kM][kOfValues ? kD : 1][4] = {};
+  walk.start();
+  bool masked = !walk.done() && issue(0, 0);
+  for (int parity = 0; !walk.done(); parity ^= 1) {
+    copy_async_wait<0>();
+    __syncthreads();  // this tile is here, and all are done with the one before
+    const int stage = kStages == 2 ? parity : 0;
+    const bool now_masked = masked;
+    walk.next();
+    if (kStages == 2 && !walk.done()) masked = issue(stage ^ 1, parity ^ 1);
+
+    float s[kM][kQueries / 8][4];
+    multiply_rows<F>(s, k_tile, first_row, q_tile(stage));
+    const auto of_query = [&](const float* from) {
+      return [=](int, int n, int e) { return from[n * 8 + lane % 4 * 2 + e % 2]; };
+    };
+    weights_of(s, p, of_query(small.lse[parity]));
+    if constexpr (kOfKeys) {
+      float dp[kM][kQueries / 8][4];
+      multiply_rows<F>(dp, v_tile, first_row, do_tile(stage));
+      if (drops) keep_bits(dp, small.kept[parity], first_row, 0.0f);
+      score_gradients(dp, s, p.dropout.scale, of_query(small.delta[parity]));
+      if (now_masked) {
+        keep_bits(dp, small.mask[parity], first_row, 0.0f);
+        if (has_rows_not_finite<F, kThreads>(q_tile(stage))) {
+          take_out_rows_not_finite<F, kThreads>(dk, dp, q_tile(stage), first_row,
+                                                small.mask[parity], small.flags);
+        }
+      }
+      add_product<F>(dk, dp, q_tile(stage));
+    }
+    if constexpr (kOfValues) {
+      if (drops) keep_bits(s, small.kept[parity], first_row, 0.0f);
+      if (now_masked) {
+        keep_bits(s, small.mask[parity], first_row, 0.0f);
+        if (has_rows_not_finite<F, kThreads>(do_tile(stage))) {
+          take_out_rows_not_finite<F, kThreads>(dv, s, do_tile(stage), first_row,
+                                                small.mask[parity], small.flags);
+        }
+      }
+      add_product<F>(dv, s, do_tile(stage));
+    }
+    if (kStages == 1 && !walk.done()) {
+      __syncthreads();
+      masked = issue(0, parity ^ 1);
+    }
+  }
+  copy_async_wait<0>();
+  if constexpr (kOfKeys) {
+    store_gradient<T>(dk, p.scale, first_row, count, a.dk, a.dk_sum, at.b, at.h, p.Tk, p.Hkv, p.D,
+                      token);
+  }
+  if constexpr (kOfValues) {
+    store_gradient<T>(dv, p.dropout.scale, first_row, count, a.dv, a.dv_sum, at.b, at.h, p.Tk,
+                      p.Hkv, p.Dv, token);
+  }
+}
+
+template <class T, int kColumns, Sums kSums>
+void launch_key_sums(const char* op, const KeyGradientArgs& a, std::int64_t blocks,
+                     cudaStream_t stream) {
+  using Tiling = KeyGradientTiling<T, kColumns>;
+  allow_shared(op, "key_gradient_kernel", key_gradient_kernel<T, kColumns, kSums>,
+               Tiling::kSharedBytes);
+  key_gradient_kernel<T, kColumns, kSums>
+      <<<checked_blocks(op, blocks), Tiling::kThreads, Tiling::kSharedBytes, stream>>>(a);
+  check_launch(op, "key_gradient_kernel");
+}
+
+template <class T, int kColumns>
+void launch_key_gradient(const char* op, KeyGradientArgs a, cudaStream_t stream) {
+  a.p.slots = a.p.pattern.slots(false, KeyGradientTiling<T, kColumns>::kKeys);
+  const std::int64_t blocks = a.p.B * a.p.Hkv * a.p.slots;
+  if (blocks == 0) return;
+  if constexpr (kColumns > 128) {
+    launch_key_sums<T, kColumns, Sums::kKeys>(op, a, blocks, stream);
+    launch_key_sums<T, kColumns, Sums::kValues>(op, a, blocks, stream);
+  } else {
+    launch_key_sums<T, kColumns, Sums::kBoth>(op, a, blocks, stream);
+  }
+}
+
+}  // namespace annulus::attention::cuda

@@ -1,0 +1,69 @@
+// The kernels that are compiled: a function a type, which picks the kernel for the columns of a call.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <string>
+
+#include "annulus/attention/cuda/arguments.cuh"
+#include "annulus/core/errors.h"
+#include "annulus/core/info.h"
+
+namespace annulus::attention::cuda {
+
+inline unsigned checked_blocks(const char* op, std::int64_t blocks) {
+  if (blocks < (std::int64_t{1} << 31)) return static_cast<unsigned>(blocks);
+  throw NotSupported("[" + std::string(op) + "] q and k must need fewer than 2^31 blocks on cuda");
+}
+
+// f.operator()<columns of the tiles>()
+template <class F>
+void visit_columns(int columns, F&& f) {
+  if (columns <= 64) return f.template operator()<64>();
+  if (columns <= 128) return f.template operator()<128>();
+  f.template operator()<256>();
+}
+
+template <class T>
+void forward_of(const char* op, const ForwardArgs& a, cudaStream_t stream);
+template <class T>
+void query_gradient_of(const char* op, const QueryGradientArgs& a, cudaStream_t stream);
+template <class T>
+void key_gradient_of(const char* op, const KeyGradientArgs& a, cudaStream_t stream);
+
+// delta (B, H, Tq) = <do, o> - dlse, o of the tensor or, where defined, of states.
+struct DeltaArgs {
+  std::int64_t B = 0, H = 0, Tq = 0;
+  int Dv = 0;
+  DType dtype = DType::kF32;
+  Operand o, do_, dlse;
+  States states;
+  float* delta = nullptr;
+};
+void launch_delta(const char* op, const DeltaArgs& a, cudaStream_t stream);
+
+// o and lse of states.
+struct FinishArgs {
+  std::int64_t B = 0, H = 0, Tq = 0;
+  int Dv = 0;
+  DType dtype = DType::kF32;
+  States states;
+  Operand o, lse;
+};
+void launch_finish(const char* op, const FinishArgs& a, cudaStream_t stream);
+
+// `to` (B, rows, heads, columns), rounded from fp32 that lie densely, or zeros.
+struct RoundArgs {
+  std::int64_t B = 0, rows = 0, heads = 0;
+  int columns = 0;
+  DType dtype = DType::kF32;
+  const float* from = nullptr;
+  Operand to;
+};
+void launch_round(const char* op, const RoundArgs& a, cudaStream_t stream);
+
+// Whether the device runs these kernels.
+Support kernels_support();
+
+}  // namespace annulus::attention::cuda

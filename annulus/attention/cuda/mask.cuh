@@ -1,0 +1,210 @@
+// Which numbers of a tile count, as bits in shared memory: 32 columns of a row a word. Of tiles in which all do nobody
+// asks. And what a bit cannot do: in a product 0 times NaN is NaN, so rows of B that are not finite are taken out of it
+// and added one by one to the rows that have them.
+#pragma once
+
+#include <cstdint>
+
+#include "annulus/attention/cuda/tile.cuh"
+
+namespace annulus::attention::cuda {
+
+// The tiles of keys of a sweep, ascending, as for_each_tile, one at a time.
+struct KeyWalk {
+  std::int64_t at = 0, end = 0, block = 0;
+
+  __device__ void start(const Sweep& sweep, Range seen, int most) {
+    at = seen.first;
+    end = seen.end;
+    block = -1;
+    if (sweep.blocks.defined()) {
+      end = at;
+      next(sweep, seen, most);
+    }
+  }
+  __device__ bool done() const { return at >= end; }
+  __device__ Range tile(int most) const { return {at, at + most < end ? at + most : end}; }
+  __device__ void next(const Sweep& sweep, Range seen, int most) {
+    at += most;
+    if (!sweep.blocks.defined()) return;
+    while (at >= end && ++block < sweep.blocks.count) {
+      const std::int64_t first = sweep.blocks.at(block) * sweep.blocks.size;
+      const std::int64_t last = first + sweep.blocks.size;
+      at = first > seen.first ? first : seen.first;
+      end = last < seen.end ? last : seen.end;
+    }
+  }
+};
+
+// The numbers of first..end-1 among the 32 from `from` on, as bits.
+__device__ __forceinline__ std::uint32_t bits_between(std::int64_t first, std::int64_t end,
+                                                      std::int64_t from) {
+  const auto within = [&](std::int64_t v) {
+    return static_cast<int>(v < from ? 0 : v > from + 32 ? 32 : v - from);
+  };
+  const int low = within(first), high = within(end);
+  if (high <= low) return 0;
+  return (high == 32 ? ~0u : (1u << high) - 1u) & ~((1u << low) - 1u);
+}
+
+// kRows x kColumns bits: interval(row) are the columns that count, as a Range, but for those that counts(row, column)
+// takes out where `holes`. All threads of the block.
+template <int kRows, int kColumns, int kThreads, class Interval, class Counts>
+__device__ __forceinline__ void make_mask(std::uint32_t* mask, Interval&& interval, bool holes,
+                                          Counts&& counts) {
+  constexpr int kWords = kColumns / 32;
+  static_assert(kColumns % 32 == 0);
+  for (int i = static_cast<int>(threadIdx.x); i < kRows * kWords; i += kThreads) {
+    const int row = i / kWords, from = i % kWords * 32;
+    const Range range = interval(row);
+    std::uint32_t word = bits_between(range.first, range.end, from);
+    if (holes) {
+      for (std::uint32_t left = word; left != 0; left &= left - 1) {
+        const int bit = __ffs(static_cast<int>(left)) - 1;
+        if (!counts(row, from + bit)) word &= ~(1u << bit);
+      }
+    }
+    mask[i] = word;
+  }
+}
+// Those that dropout keeps: keeps(row, column).
+template <int kRows, int kColumns, int kThreads, class Keeps>
+__device__ __forceinline__ void make_kept(std::uint32_t* kept, Keeps&& keeps) {
+  constexpr int kWords = kColumns / 32;
+  for (int i = static_cast<int>(threadIdx.x); i < kRows * kWords; i += kThreads) {
+    std::uint32_t word = 0;
+#pragma unroll 4
+    for (int bit = 0; bit < 32; ++bit) {
+      if (keeps(i / kWords, i % kWords * 32 + bit)) word |= 1u << bit;
+    }
+    kept[i] = word;
+  }
+}
+
+// Numbers whose bit is not set become `other`.
+template <int kM, int kN>
+__device__ __forceinline__ void keep_bits(float (&s)[kM][kN][4], const std::uint32_t* mask,
+                                          int first_row, float other) {
+  constexpr int kWords = kN / 4;
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const std::uint32_t* words =
+          mask + (first_row + m * 16 + half * 8 + lane / 4) * kWords;
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        const std::uint32_t word = words[w] >> (lane % 4 * 2);
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            float& x = s[m][w * 4 + n][half * 2 + e];
+            x = word >> (n * 8 + e) & 1 ? x : other;
+          }
+        }
+      }
+    }
+  }
+}
+
+// ---- Rows that are not finite
+
+// Is one of the numbers in 16 bytes NaN or an infinity? Their exponents are all ones, and carry into the sign.
+template <class Element>
+__device__ __forceinline__ bool any_not_finite(uint4 v) {
+  constexpr std::uint32_t kExponents = std::is_same_v<Element, bfloat16> ? 0x7f807f80u : 0x7c007c00u;
+  constexpr std::uint32_t kOne = std::is_same_v<Element, bfloat16> ? 0x00800080u : 0x04000400u;
+  const std::uint32_t carry = ((v.x & kExponents) + kOne) | ((v.y & kExponents) + kOne) |
+                              ((v.z & kExponents) + kOne) | ((v.w & kExponents) + kOne);
+  return (carry & 0x80008000u) != 0;
+}
+__device__ __forceinline__ uint4 load_shared(std::uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address));
+  return v;
+}
+
+// Has the tile any? All threads of the block get the answer, and wait for each other. Of split numbers the first term
+// says it.
+template <class Format, int kThreads, class Tile>
+__device__ __forceinline__ bool has_rows_not_finite(Tile tile) {
+  bool any = false;
+#pragma unroll 4
+  for (int i = static_cast<int>(threadIdx.x) * 16; i < Tile::kPlane; i += kThreads * 16) {
+    any |= any_not_finite<typename Format::Element>(load_shared(tile.address + i));
+  }
+  return __syncthreads_or(any);
+}
+
+// acc += P B of the rows of B (columns of P) that are not finite, where the mask says that they count; then those rows are
+// zeros in the tile. All threads of the block; `flags` has room for the tile's rows. Rare, and slow.
+template <class Format, int kThreads, int kM, int kK, int kN, class Tile>
+__device__ __forceinline__ void take_out_rows_not_finite(float (&acc)[kM][kN][4],
+                                                         const float (&p)[kM][kK][4], Tile tile,
+                                                         int first_row, const std::uint32_t* mask,
+                                                         int* flags) {
+  using E = typename Format::Element;
+  constexpr int kWords = kK / 4;
+  for (int row = static_cast<int>(threadIdx.x); row < Tile::kRows; row += kThreads) {
+    bool any = false;
+    for (int i = 0; i < Tile::kPitch; i += 16) {
+      any |= any_not_finite<E>(load_shared(tile.address + row * Tile::kPitch + i));
+    }
+    flags[row] = any;
+  }
+  __syncthreads();
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+#pragma unroll 1
+  for (int row = 0; row < Tile::kRows; ++row) {
+    if (flags[row] == 0) continue;
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float weight = 0;  // of this row of B, which a lane of the four has
+#pragma unroll
+        for (int k = 0; k < kK; ++k) {
+          if (row / 8 == k) weight = row % 2 ? p[m][k][half * 2 + 1] : p[m][k][half * 2];
+        }
+        weight = __shfl_sync(~0u, weight, lane / 4 * 4 + row % 8 / 2);
+        const int own = first_row + m * 16 + half * 8 + lane / 4;
+        if (mask[own * kWords + row / 32] >> (row % 32) & 1) {
+#pragma unroll
+          for (int n = 0; n < kN; ++n) {
+#pragma unroll
+            for (int t = 0; t < Format::kTerms; ++t) {
+              std::uint32_t two;
+              asm volatile("ld.shared.b32 %0, [%1];"
+                           : "=r"(two)
+                           : "r"(tile.address + Tile::offset(row, n) + lane % 4 * 4 +
+                                 t * Tile::kPlane));
+              float v[2];
+              unpack(Vec<E, 2>{{two}}, v);
+              acc[m][n][half * 2] = fmaf(weight, v[0], acc[m][n][half * 2]);
+              acc[m][n][half * 2 + 1] = fmaf(weight, v[1], acc[m][n][half * 2 + 1]);
+            }
+          }
+        }
+      }
+    }
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < Tile::kRows * Tile::kChunks; i += kThreads) {
+    const int row = i / Tile::kChunks;
+    if (flags[row] == 0) continue;
+#pragma unroll
+    for (int t = 0; t < Format::kTerms; ++t) {
+      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
+                       tile.address + row * Tile::kPitch + i % Tile::kChunks * 16 + t * Tile::kPlane),
+                   "r"(0)
+                   : "memory");
+    }
+  }
+  __syncthreads();
+}
+
+}  // namespace annulus::attention::cuda

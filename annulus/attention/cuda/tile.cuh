@@ -1,0 +1,265 @@
+// Tiles of rows in shared memory, and products of them on tensor cores.
+//
+// A tile has kRows rows of kColumns 16-bit numbers, once a term (f32 is the sum of two bf16). Chunks of 16 bytes lie at
+// chunk ^ (row % 8) of their row, so that the eight rows of an ldmatrix, and the eight chunks of a copy, are in different
+// banks. What a tile has no rows or columns for is zero.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "annulus/attention/cuda/arguments.cuh"
+#include "annulus/cuda/mma.cuh"
+#include "annulus/cuda/rows.cuh"
+
+namespace annulus::attention::cuda {
+
+using namespace annulus::cuda;
+
+// How numbers of type T are multiplied.
+template <class T>
+struct Format {
+  using Source = T;
+  using Element = std::conditional_t<std::is_same_v<T, float>, bfloat16, T>;
+  static constexpr int kTerms = std::is_same_v<T, float> ? 2 : 1;
+  // Copies go to shared memory by themselves, a tile ahead; numbers to be split pass through registers.
+  static constexpr bool kAsync = kTerms == 1;
+};
+
+template <class Format, int kRows_, int kColumns_>
+struct Tile {
+  static constexpr int kRows = kRows_, kColumns = kColumns_;
+  static constexpr int kPitch = kColumns * 2;  // bytes
+  static constexpr int kPlane = kRows * kPitch;
+  static constexpr int kBytes = kPlane * Format::kTerms;
+  static constexpr int kChunks = kColumns / 8;
+  static_assert(kChunks % 8 == 0);
+
+  std::uint32_t address;
+
+  __device__ static int offset(int row, int chunk) {
+    return row * kPitch + ((chunk ^ (row & 7)) << 4);
+  }
+};
+
+// Eight numbers as 16 bytes of every term.
+template <class Format>
+__device__ __forceinline__ void store_chunk(const float (&v)[8], std::uint32_t address, int plane) {
+  std::uint32_t word[4][Format::kTerms];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (Format::kTerms == 1) {
+      const float two[2] = {v[2 * i], v[2 * i + 1]};
+      word[i][0] = pack<typename Format::Element>(two).word[0];
+    } else {
+      split_pair<Format::kTerms>(v[2 * i], v[2 * i + 1], word[i]);
+    }
+  }
+#pragma unroll
+  for (int t = 0; t < Format::kTerms; ++t) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address + t * plane),
+                 "r"(word[0][t]), "r"(word[1][t]), "r"(word[2][t]), "r"(word[3][t])
+                 : "memory");
+  }
+}
+
+// Rows first..first+count-1 of a line into a tile, `columns` of each, of the tensor whose head begins at `from`. All
+// threads of the block; where asynchronous the caller commits and waits.
+template <class Format, int kThreads, class Tile>
+__device__ __forceinline__ void load_tile(Tile tile, const typename Format::Source* from,
+                                          const Operand& operand, const Problem& p,
+                                          const Line& line, std::int64_t first, int count,
+                                          int columns) {
+  using T = typename Format::Source;
+  constexpr int kChunks = Tile::kChunks;
+  static_assert(kThreads % kChunks == 0 && Tile::kRows % (kThreads / kChunks) == 0);
+  const int chunk = static_cast<int>(threadIdx.x) % kChunks;
+  const int first_row = static_cast<int>(threadIdx.x) / kChunks;
+  const int column = chunk * 8;
+  constexpr int kStep = kThreads / kChunks;
+  if (Format::kAsync && operand.whole) {
+    const int rows = column < columns ? count : 0;
+    if (p.order.defined()) {
+#pragma unroll 4
+      for (int i = 0; i < Tile::kRows; i += kStep) {
+        const int row = first_row + i;
+        const T* source = from;
+        if (row < rows) source += p.token(line.at(first + row)) * operand.row + column;
+        copy_async_16_or_zeros(tile.address + Tile::offset(row, chunk), source, row < rows);
+      }
+      return;
+    }
+    // What is not there is not read, so it does not matter where `source` points then.
+    const T* source = from + line.at(first + first_row) * operand.row + column;
+    const std::int64_t step = line.step * operand.row * kStep;
+#pragma unroll
+    for (int i = 0; i < Tile::kRows; i += kStep) {
+      const int row = first_row + i;
+      copy_async_16_or_zeros(tile.address + Tile::offset(row, chunk), source, row < rows);
+      source += step;
+    }
+    return;
+  }
+#pragma unroll 2
+  for (int i = 0; i < Tile::kRows; i += kStep) {
+    const int row = first_row + i;
+    float v[8] = {};
+    if (row < count && column < columns) {
+      const T* source = from + p.token(line.at(first + row)) * operand.row;
+      if (operand.whole) {
+        constexpr int kEach = kVectorWidth<T>;
+#pragma unroll
+        for (int j = 0; j < 8; j += kEach) {
+          float part[kEach];
+          load<kEach>(source + column + j, part);
+#pragma unroll
+          for (int e = 0; e < kEach; ++e) v[j + e] = part[e];
+        }
+      } else {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          if (column + j < columns) {
+            v[j] = static_cast<float>(source[(column + j) * operand.column]);
+          }
+        }
+      }
+    }
+    store_chunk<Format>(v, tile.address + Tile::offset(row, chunk), Tile::kPlane);
+  }
+}
+
+// ---- Products. A warp has kM tiles of 16 rows, from first_row on.
+
+// The lane's address for fragments of A, and of B in both ways (see mma.cuh), of k or column 0. Chunk c further on it is
+// address ^ (c << 4), as long as c is even.
+template <class Tile>
+__device__ __forceinline__ std::uint32_t a_address(Tile tile, int first_row) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  return tile.address + Tile::offset(first_row + lane % 16, lane / 16);
+}
+template <class Tile>
+__device__ __forceinline__ std::uint32_t b_address(Tile tile) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  return tile.address + Tile::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+}
+template <class Tile>
+__device__ __forceinline__ std::uint32_t b_rows_address(Tile tile) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  return tile.address + Tile::offset(lane % 16, lane / 16);
+}
+
+// d += a b over all pairs of terms but the smallest.
+template <class Format, int kTerms = Format::kTerms>
+__device__ __forceinline__ void mma_terms(float (&d)[4], const uint4 (&a)[kTerms],
+                                          const std::uint32_t (&b0)[kTerms],
+                                          const std::uint32_t (&b1)[kTerms]) {
+  using E = typename Format::Element;
+  if constexpr (kTerms == 2) {
+    mma<E>(d, a[0], b0[1], b1[1]);
+    mma<E>(d, a[1], b0[0], b1[0]);
+  }
+  mma<E>(d, a[0], b0[0], b1[0]);
+}
+
+// s = A B^T: rows of both tiles dotted with each other.
+template <class Format, int kM, int kN, class TileA, class TileB>
+__device__ __forceinline__ void multiply_rows(float (&s)[kM][kN][4], TileA tile_a, int first_row,
+                                              TileB tile_b) {
+  static_assert(TileA::kColumns == TileB::kColumns && TileB::kRows == kN * 8);
+  constexpr int kTerms = Format::kTerms;
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[m][n][e] = 0;
+    }
+  }
+  const std::uint32_t from_a = a_address(tile_a, first_row), from_b = b_address(tile_b);
+#pragma unroll
+  for (int k = 0; k < TileA::kColumns / 16; ++k) {
+    uint4 a[kM][kTerms];
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int t = 0; t < kTerms; ++t) {
+        a[m][t] = ldmatrix((from_a ^ (k << 5)) + m * 16 * TileA::kPitch + t * TileA::kPlane);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kN; n += 2) {
+      std::uint32_t b[4][kTerms];
+#pragma unroll
+      for (int t = 0; t < kTerms; ++t) {
+        const uint4 r = ldmatrix((from_b ^ (k << 5)) + n * 8 * TileB::kPitch + t * TileB::kPlane);
+        b[0][t] = r.x, b[1][t] = r.y, b[2][t] = r.z, b[3][t] = r.w;
+      }
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        mma_terms<Format>(s[m][n], a[m], b[0], b[1]);
+        mma_terms<Format>(s[m][n + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// acc += P B: P as multiply_rows leaves it, rounded (or split) to what is multiplied.
+template <class Format, int kM, int kK, int kN, class TileB>
+__device__ __forceinline__ void add_product(float (&acc)[kM][kN][4], const float (&p)[kM][kK][4],
+                                            TileB tile_b) {
+  static_assert(TileB::kColumns == kN * 8 && TileB::kRows == kK * 8);
+  constexpr int kTerms = Format::kTerms;
+  const std::uint32_t from_b = b_rows_address(tile_b);
+#pragma unroll
+  for (int k = 0; k < kK; k += 2) {
+    uint4 a[kM][kTerms];
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      const auto part = [&](const float low, const float high, std::uint32_t (&word)[kTerms]) {
+        if constexpr (kTerms == 1) {
+          const float two[2] = {low, high};
+          word[0] = pack<typename Format::Element>(two).word[0];
+        } else {
+          split_pair<kTerms>(low, high, word);
+        }
+      };
+      std::uint32_t w[4][kTerms];
+      part(p[m][k][0], p[m][k][1], w[0]);
+      part(p[m][k][2], p[m][k][3], w[1]);
+      part(p[m][k + 1][0], p[m][k + 1][1], w[2]);
+      part(p[m][k + 1][2], p[m][k + 1][3], w[3]);
+#pragma unroll
+      for (int t = 0; t < kTerms; ++t) a[m][t] = make_uint4(w[0][t], w[1][t], w[2][t], w[3][t]);
+    }
+#pragma unroll
+    for (int n = 0; n < kN; n += 2) {
+      std::uint32_t b[4][kTerms];
+#pragma unroll
+      for (int t = 0; t < kTerms; ++t) {
+        const uint4 r = ldmatrix_transposed((from_b ^ (n << 4)) + k * 8 * TileB::kPitch +
+                                            t * TileB::kPlane);
+        b[0][t] = r.x, b[1][t] = r.y, b[2][t] = r.z, b[3][t] = r.w;
+      }
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        mma_terms<Format>(acc[m][n], a[m], b[0], b[1]);
+        mma_terms<Format>(acc[m][n + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// Two neighbours of a row; `columns` of it exist.
+template <class T>
+__device__ __forceinline__ void store_two(T* row, std::int64_t stride, bool whole, int column,
+                                          int columns, float low, float high) {
+  if (whole) {
+    const float two[2] = {low, high};
+    if (column < columns) store<2>(two, row + column);
+  } else {
+    if (column < columns) row[column * stride] = T(low);
+    if (column + 1 < columns) row[(column + 1) * stride] = T(high);
+  }
+}
+
+}  // namespace annulus::attention::cuda
