@@ -265,8 +265,6 @@ class Definition {
         const C* v = v_.data() + to * Dv_;
         C dp = 0;
         for (std::int64_t c = 0; c < Dv_; ++c) dp += own_do[c] * v[c];
-        // A weight that is dropped is 0, whatever it would have been and would have multiplied.
-        if (key.z == 0) dp = 0;
         C ds = 0;
         if (stop_) {
           for (int part = 0; part < sight_.branches(); ++part) {
@@ -277,7 +275,7 @@ class Definition {
         }
         ds = Arithmetic::stored(ds);
         const C p = Arithmetic::stored(key.z * key.times * key.p);
-        for (std::int64_t c = 0; c < Dv_ && key.z != 0; ++c) dv[at(to * Dv_ + c)] += p * own_do[c];
+        for (std::int64_t c = 0; c < Dv_; ++c) dv[at(to * Dv_ + c)] += p * own_do[c];
         for (std::int64_t c = 0; c < D_; ++c) {
           own_dq[c] += ds * k_[at(to * D_ + c)];
           dk[at(to * D_ + c)] += ds * own_q[c];
@@ -361,7 +359,7 @@ class Definition {
     for (const Key& key : w.keys) alpha += !whole && key.parts >> part & 1 ? key.p : 0;
     Vector o(at(Dv_));
     for (const Key& key : w.keys) {
-      if (key.z == 0 || (!whole && !(key.parts >> part & 1))) continue;
+      if (!whole && !(key.parts >> part & 1)) continue;
       const C own = whole ? key.times * key.p : alpha == 0 ? 0 : key.p / alpha;
       const C p = Arithmetic::stored(key.z * own);
       const C* v = v_.data() + this->key(b, key.row, h) * Dv_;

@@ -513,6 +513,7 @@ P draw_common(Rng& rng, Form form, std::uint64_t seed) {
   p.wide_integers = rng.below(2) == 0;
   if (rng.below(20) == 0) {
     p.special = static_cast<Special>(1 + rng.below(4));
+    p.dropout = 0;  // a weight that is dropped times a NaN: either is right
     // A NaN makes its whole head and sample one: another must be there.
     if (p.Hkv < 2) p.H *= 2, p.Hkv = 2;
     // An infinity is one in o only where its weight is no zero: with no score far below the largest, in a form that keeps it.
