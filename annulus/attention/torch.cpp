@@ -17,22 +17,22 @@ namespace {
 #define ANNULUS_ATTENTION_OPTIONS                                                        \
   "bool causal, float? softmax_scale, SymInt window_left, SymInt window_right, Tensor? " \
   "order, Tensor? key_lengths, float dropout_p, SymInt dropout_seed"
-#define ANNULUS_ATTENTION_VARLEN_OPTIONS                                                  \
-  "bool causal, float? softmax_scale, SymInt window_left, SymInt window_right, Tensor "   \
+#define ANNULUS_ATTENTION_VARLEN_OPTIONS                                                \
+  "bool causal, float? softmax_scale, SymInt window_left, SymInt window_right, Tensor " \
   "cu_seqlens_q, Tensor cu_seqlens_k, float dropout_p, SymInt dropout_seed"
-#define ANNULUS_DILATED_ATTENTION_OPTIONS                                                  \
-  "SymInt[] segment_lengths, SymInt[] dilation_rates, bool causal, str mode, str "         \
-  "offset_map, str multiplicity, str alpha_grad, str group_remainder, float? "             \
+#define ANNULUS_DILATED_ATTENTION_OPTIONS                                          \
+  "SymInt[] segment_lengths, SymInt[] dilation_rates, bool causal, str mode, str " \
+  "offset_map, str multiplicity, str alpha_grad, str group_remainder, float? "     \
   "softmax_scale, float dropout_p, SymInt dropout_seed"
-#define ANNULUS_BLOCK_SPARSE_ATTENTION_OPTIONS                                            \
+#define ANNULUS_BLOCK_SPARSE_ATTENTION_OPTIONS                                             \
   "Tensor row_ptr, Tensor col_idx, SymInt block_size, bool causal, float? softmax_scale, " \
   "Tensor? order, float dropout_p, SymInt dropout_seed"
 #define ANNULUS_ATTENTION_FORWARD(name, options) \
   name "(Tensor q, Tensor k, Tensor v, " options \
        ", bool return_lse, bool keep) -> (Tensor o, Tensor lse)"
-#define ANNULUS_ATTENTION_BACKWARD(name, options)                                       \
-  name "_backward(Tensor do, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, " \
-       options ", int needed) -> Tensor[]"
+#define ANNULUS_ATTENTION_BACKWARD(name, options)                                           \
+  name "_backward(Tensor do, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor " \
+       "lse, " options ", int needed) -> Tensor[]"
 
 // What the functions of a form take beside tensors: made of the arguments of its ops, which live as long.
 struct Dense {
@@ -69,26 +69,31 @@ struct Packed {
   };
   template <class Op>
   static Options options_of(const Arguments<Op>& a) {
-    return {Dense::window_of(a), a.template view<"cu_seqlens_q">(), a.template view<"cu_seqlens_k">()};
+    return {Dense::window_of(a), a.template view<"cu_seqlens_q">(),
+            a.template view<"cu_seqlens_k">()};
   }
-  static void forward(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
-                      const TensorView& lse, const Options& at, Context& context) {
-    attention_varlen_forward(q, k, v, at.cu_seqlens_q, at.cu_seqlens_k, o, lse, at.options, context);
+  static void forward(const TensorView& q, const TensorView& k, const TensorView& v,
+                      const TensorView& o, const TensorView& lse, const Options& at,
+                      Context& context) {
+    attention_varlen_forward(q, k, v, at.cu_seqlens_q, at.cu_seqlens_k, o, lse, at.options,
+                             context);
   }
   static void backward(const TensorView& do_, const TensorView& dlse, const TensorView& q,
                        const TensorView& k, const TensorView& v, const TensorView& o,
                        const TensorView& lse, const TensorView& dq, const TensorView& dk,
                        const TensorView& dv, const Options& at, Context& context) {
-    attention_varlen_backward(do_, dlse, q, k, v, at.cu_seqlens_q, at.cu_seqlens_k, o, lse, dq, dk, dv,
-                              at.options, context);
+    attention_varlen_backward(do_, dlse, q, k, v, at.cu_seqlens_q, at.cu_seqlens_k, o, lse, dq, dk,
+                              dv, at.options, context);
   }
-  static std::size_t forward_workspace(const TensorView& q, const TensorView& k, const TensorView& v,
-                                       const Options& at) {
-    return attention_varlen_forward_workspace(q, k, v, at.cu_seqlens_q, at.cu_seqlens_k, at.options);
+  static std::size_t forward_workspace(const TensorView& q, const TensorView& k,
+                                       const TensorView& v, const Options& at) {
+    return attention_varlen_forward_workspace(q, k, v, at.cu_seqlens_q, at.cu_seqlens_k,
+                                              at.options);
   }
-  static std::size_t backward_workspace(const TensorView& q, const TensorView& k, const TensorView& v,
-                                        const Options& at) {
-    return attention_varlen_backward_workspace(q, k, v, at.cu_seqlens_q, at.cu_seqlens_k, at.options);
+  static std::size_t backward_workspace(const TensorView& q, const TensorView& k,
+                                        const TensorView& v, const Options& at) {
+    return attention_varlen_backward_workspace(q, k, v, at.cu_seqlens_q, at.cu_seqlens_k,
+                                               at.options);
   }
 };
 
@@ -118,7 +123,8 @@ struct Dilated {
         .offsets = chosen(op, "offset_map", a.template get<"offset_map">(), kOffsets),
         .unite = chosen(op, "multiplicity", a.template get<"multiplicity">(), kUnite),
         .stop_alpha_gradient = chosen(op, "alpha_grad", a.template get<"alpha_grad">(), kStop),
-        .remainder_last = chosen(op, "group_remainder", a.template get<"group_remainder">(), kRemainderLast),
+        .remainder_last =
+            chosen(op, "group_remainder", a.template get<"group_remainder">(), kRemainderLast),
         .softmax_scale = a.template get<"softmax_scale">(),
         .dropout = a.template get<"dropout_p">(),
         .dropout_seed = static_cast<std::uint64_t>(a.template get<"dropout_seed">())};
@@ -131,7 +137,8 @@ struct Dilated {
     refuse(!longnet && options.stop_alpha_gradient, "alpha_grad",
            "be 'exact' where heads are grouped: nothing is merged, but is 'stop'");
     refuse(options.unite && options.stop_alpha_gradient, "alpha_grad",
-           "be 'exact' with multiplicity 'union': branches that share keys have no weights, but is 'stop'");
+           "be 'exact' with multiplicity 'union': branches that share keys have no weights, but is "
+           "'stop'");
     refuse(longnet && options.remainder_last, "group_remainder",
            "be 'first' in mode 'longnet', which has no groups, but is 'last'");
     return options;
@@ -169,11 +176,13 @@ template <class Form, class Op>
 std::tuple<Tensor, Tensor> attend(const Arguments<Op>& a) {
   const char* op = Form::op;
   const auto options = Form::options_of(a);
-  const TensorView q = a.template view<"q">(), k = a.template view<"k">(), v = a.template view<"v">();
+  const TensorView q = a.template view<"q">(), k = a.template view<"k">(),
+                   v = a.template view<"v">();
   Call call(op, q.device, Form::forward_workspace(q, k, v, options));
   const bool packed = q.rank == 3;
-  TensorView o = packed ? dense(op, {q.shape[0], q.shape[1], v.shape[2]}, q.dtype, q.device)
-                        : dense(op, {q.shape[0], q.shape[1], q.shape[2], v.shape[3]}, q.dtype, q.device);
+  TensorView o =
+      packed ? dense(op, {q.shape[0], q.shape[1], v.shape[2]}, q.dtype, q.device)
+             : dense(op, {q.shape[0], q.shape[1], q.shape[2], v.shape[3]}, q.dtype, q.device);
   TensorView lse = absent(DType::kF32, q.device);
   if (a.template get<"return_lse">() || a.template get<"keep">()) {
     lse = packed ? dense(op, {q.shape[1], q.shape[0]}, DType::kF32, q.device)
@@ -189,7 +198,8 @@ template <class Form, class Op>
 std::vector<Tensor> gradients_of(const Arguments<Op>& a) {
   const char* op = Form::op;
   const auto options = Form::options_of(a);
-  const TensorView q = a.template view<"q">(), k = a.template view<"k">(), v = a.template view<"v">();
+  const TensorView q = a.template view<"q">(), k = a.template view<"k">(),
+                   v = a.template view<"v">();
   Call call(op, q.device, Form::backward_workspace(q, k, v, options));
   TensorView dq, dk, dv;
   Gradients wanted(op, a.template get<"needed">());
@@ -204,8 +214,9 @@ std::vector<Tensor> gradients_of(const Arguments<Op>& a) {
     scratch.push_back(allocate(op, "the other of dk and dv", other));
   }
   if (dq.defined() || dk.defined()) {
-    Form::backward(a.template view<"do">(), a.template view<"dlse">(), q, k, v, a.template view<"o">(),
-                   a.template view<"lse">(), dq, dk, dv, options, call.context);
+    Form::backward(a.template view<"do">(), a.template view<"dlse">(), q, k, v,
+                   a.template view<"o">(), a.template view<"lse">(), dq, dk, dv, options,
+                   call.context);
   }
   return result;
 }
@@ -215,18 +226,18 @@ struct Forward;
 template <class Form>
 struct Backward;
 
-#define ANNULUS_ATTENTION_OPS(Form, name, options)                                          \
-  template <>                                                                               \
-  struct Forward<Form> {                                                                    \
-    static constexpr const char* op = name;                                                 \
-    static constexpr std::string_view schema = ANNULUS_ATTENTION_FORWARD(name, options);    \
-    static auto run(const Arguments<Forward>& a) { return attend<Form>(a); }                \
-  };                                                                                        \
-  template <>                                                                               \
-  struct Backward<Form> {                                                                   \
-    static constexpr const char* op = name;                                                 \
-    static constexpr std::string_view schema = ANNULUS_ATTENTION_BACKWARD(name, options);   \
-    static auto run(const Arguments<Backward>& a) { return gradients_of<Form>(a); }         \
+#define ANNULUS_ATTENTION_OPS(Form, name, options)                                        \
+  template <>                                                                             \
+  struct Forward<Form> {                                                                  \
+    static constexpr const char* op = name;                                               \
+    static constexpr std::string_view schema = ANNULUS_ATTENTION_FORWARD(name, options);  \
+    static auto run(const Arguments<Forward>& a) { return attend<Form>(a); }              \
+  };                                                                                      \
+  template <>                                                                             \
+  struct Backward<Form> {                                                                 \
+    static constexpr const char* op = name;                                               \
+    static constexpr std::string_view schema = ANNULUS_ATTENTION_BACKWARD(name, options); \
+    static auto run(const Arguments<Backward>& a) { return gradients_of<Form>(a); }       \
   };
 
 ANNULUS_ATTENTION_OPS(Dense, "attention", ANNULUS_ATTENTION_OPTIONS)
@@ -244,8 +255,9 @@ struct HilbertOrder {
   }
 };
 
-ANNULUS_TORCH_OPS(Forward<Dense>, Backward<Dense>, Forward<Packed>, Backward<Packed>, Forward<Dilated>,
-                  Backward<Dilated>, Forward<Blocks>, Backward<Blocks>, HilbertOrder)
+ANNULUS_TORCH_OPS(Forward<Dense>, Backward<Dense>, Forward<Packed>, Backward<Packed>,
+                  Forward<Dilated>, Backward<Dilated>, Forward<Blocks>, Backward<Blocks>,
+                  HilbertOrder)
 
 }  // namespace
 }  // namespace annulus::torch_glue

@@ -1,8 +1,8 @@
 """Block masks for block_sparse_attention: which blocks of keys a block of queries sees, (1 or heads, n, n) bool.
 
 n = ceil(tokens / block_size). Every pattern is asked for by its density, the share that it keeps of the blocks there are (of
-those on and below the diagonal, where it is causal), and keeps that many to within one a row of them; of a row it keeps the block
-on the diagonal first. A mask that is used more than once is best made a list once: annulus.BlockCsr.from_mask(mask).
+those on and below the diagonal, where it is causal), and keeps that many to within one a row of them. The block on the
+diagonal is always kept. A mask that is used more than once is best made a list once: annulus.BlockCsr.from_mask(mask).
 """
 
 import torch
@@ -52,7 +52,8 @@ def bigbird(tokens: int, block_size: int, density: float, *, global_blocks: int 
     require_size("bigbird", "heads", heads)
     require(isinstance(seed, int), "bigbird", "seed", "be an integer", seed)
     distance = _distance(n)
-    at_random = torch.rand(heads, n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    at_random = torch.rand(heads, n, n, generator=generator, dtype=torch.float64, device="cpu")
     near = distance <= 2 * (window_blocks // 2)
     score = torch.where(near, distance, 2.0 * n + at_random)
     return _nearest_first("bigbird", n, density, global_blocks, causal, score, device)
@@ -75,7 +76,8 @@ def causal_window(tokens: int, block_size: int, density: float, *, seed: int = 0
     whole = n * (n + 1) // 2
     kept = lambda w: whole - (n - w) * (n - w + 1) // 2  # noqa: E731
     w = min(range(1, n + 1), key=lambda w: abs(kept(w) - density * whole), default=0)
-    back = torch.arange(n)[:, None] - torch.arange(n)
+    row, column = _rows_and_columns(n)
+    back = row - column
     return ((back >= 0) & (back < w))[None].to(device)
 
 
@@ -90,9 +92,16 @@ def _require_density(op, density):
     require(good, op, "density", "be more than 0 and at most 1", density)
 
 
+def _rows_and_columns(n):
+    """On the CPU, wherever the mask will go: the same numbers on every device."""
+    row = torch.arange(n, device="cpu")
+    return row[:, None], row
+
+
 def _distance(n):
     """(n, n): 0 on the diagonal, then 1, 2 for x - 1, x + 1, then 3, 4, ..."""
-    ahead = torch.arange(n, dtype=torch.float64) - torch.arange(n, dtype=torch.float64)[:, None]
+    row, column = _rows_and_columns(n)
+    ahead = (column - row).double()
     return torch.where(ahead > 0, 2 * ahead, (-2 * ahead - 1).clamp_min(0))
 
 
@@ -100,10 +109,10 @@ def _nearest_first(op, n, density, global_blocks, causal, score, device):
     """Of every row the blocks with the lowest score (.., n, n), after the diagonal and the global columns."""
     _require_density(op, density)
     require_size(op, "global_blocks", global_blocks)
-    row, column = torch.arange(n)[:, None], torch.arange(n)
+    row, column = _rows_and_columns(n)
     score = torch.where(column < global_blocks, -1.0, score)
     score = torch.where(row == column, -2.0, score)
-    there = row + 1 if causal else torch.full((n, 1), n)  # blocks that a row may have
+    there = row + 1 if causal else torch.full_like(row, n)  # blocks that a row may have
     if causal:
         score = torch.where(column > row, torch.inf, score)
     full = min(global_blocks, n)
