@@ -92,7 +92,7 @@ struct Dilated {
     if (mode == DilatedMode::kGroupedKv) {
       s.queries = {begin, 1, end - begin};
       s.keys = own;
-    } else if (lines == 1) {
+    } else if (!covers_all) {
       s.queries = s.keys = own;
     } else {
       const std::int64_t residue = i % lines;

@@ -498,6 +498,16 @@ P draw_common(Rng& rng, Form form, std::uint64_t seed) {
   p.Hkv = take(3);
   p.H = p.Hkv * take(rng.below(2) ? 1 : 8);
   p.B = take(3);
+  // Two in five so small that finite differences are made of them.
+  if (rng.below(5) < 2) {
+    p.D = 1 + rng.below(12);
+    p.Dv = rng.below(2) ? p.D : 1 + rng.below(12);
+    p.Tq = 2 + rng.below(34);
+    p.Tk = rng.below(2) ? 2 + rng.below(34) : p.Tq;
+    p.Hkv = 1 + rng.below(2);
+    p.H = p.Hkv * (1 + rng.below(2));
+    p.B = 1 + rng.below(2);
+  }
   p.causal = rng.below(2) == 0;
   if (rng.below(5) == 0)
     p.dropout = std::array{0.1, 0.3, 0.5}[static_cast<std::size_t>(rng.below(3))];
