@@ -160,8 +160,10 @@ def test_compile_fullgraph_dynamic(operator, device):
         return torch._dynamo.backends.registry.lookup_backend("aot_eager")(graph, inputs)
 
     compiled = torch.compile(run_all, fullgraph=True, dynamic=True, backend=count)
-    compare_compiled(compiled, operator, device, (1, 2, 3))
-    assert len(graphs) == 1, "another size compiled again"
+    compare_compiled(compiled, operator, device, [1])
+    first = len(graphs)  # more than one where torch starts over, as it does when an op wants a float as a number
+    compare_compiled(compiled, operator, device, (2, 3))
+    assert len(graphs) == first, "another size compiled again"
 
 
 @every_operator
