@@ -103,6 +103,20 @@ struct AnyPattern {
     const std::int64_t residue = of_queries ? line % own : all > 1 ? p.offset_of(i, h) : 0;
     return {line / own * all + residue, slot % tiles};
   }
+  // Rows of the longest sweep; of packed sequences, that of one of mean length.
+  ANNULUS_HD std::int64_t longest_sweep(bool of_queries) const {
+    if (kind == Kind::kDense) {
+      const std::int64_t rows = of_queries ? dense.queries : dense.keys;
+      return dense.sequences > 1 ? tiles_of(rows, dense.sequences) : rows;
+    }
+    if (kind == Kind::kBlocks) return blocks.size;
+    std::int64_t most = 0;
+    for (int i = 0; i < dilated.branches; ++i) {
+      if (dilated.mode == DilatedMode::kLongNet && i != dilated.branch) continue;
+      if (longest(i, of_queries) > most) most = longest(i, of_queries);
+    }
+    return most;
+  }
 
  private:
   ANNULUS_HD std::int64_t dense_rows(std::int64_t rows) const { return tiles_of(rows, blocks.size); }

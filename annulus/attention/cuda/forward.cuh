@@ -7,6 +7,7 @@
 
 #include "annulus/attention/cuda/launch.h"
 #include "annulus/attention/cuda/mask.cuh"
+#include "annulus/attention/cuda/query_block.cuh"
 #include "annulus/cuda/check.h"
 #include "annulus/cuda/math.cuh"
 #include "annulus/cuda/reduce.cuh"
@@ -14,12 +15,12 @@
 namespace annulus::attention::cuda {
 
 // kM: tiles of 16 queries a warp has. With two a fragment of keys serves two products, without which the bandwidth of
-// shared memory is what limits.
-template <class T, int kColumns>
+// shared memory is what limits; kShort, for sweeps of 64 queries at most, has one, so that all warps have work.
+template <class T, int kColumns, bool kShort>
 struct ForwardTiling {
   static constexpr bool kSplit = Format<T>::kTerms > 1;
   static constexpr int kWarps = 4, kThreads = kWarps * 32;
-  static constexpr int kM = kSplit || kColumns > 128 ? 1 : 2;
+  static constexpr int kM = kSplit || kColumns > 128 || kShort ? 1 : 2;
   static constexpr int kQueries = kWarps * kM * 16;
   static constexpr int kKeys = kSplit && kColumns > 128 ? 32 : 64;
   static constexpr int kBlocks = kColumns > 128 || (kSplit && kColumns > 64) ? 1 : 2;
@@ -29,8 +30,7 @@ struct ForwardTiling {
   static constexpr int kWords = kQueries * kKeys / 32;
 
   // Behind the tiles of q, k and v. Bits of two tiles: a warp may still read those of one while another makes the next.
-  struct Small {
-    Sweep sweep;
+  struct Small : QueryBlock {
     std::uint64_t drawn[kQueries];
     std::uint32_t mask[2][kWords], kept[2][kWords];
     int flags[kKeys];
@@ -54,103 +54,120 @@ struct RowStates {
 template <int kM, int kN, int kD>
 __device__ __forceinline__ void online_softmax(float (&s)[kM][kN][4], RowStates<kM * 2>& state,
                                                float (&acc)[kM][kD][4], float scale) {
+  // First what was summed, so that its factors are gone when registers are scarce. After the first tiles the largest score is
+  // mostly among those seen.
+  float factor[kM * 2];
+  bool moved = false;
 #pragma unroll
-  for (int m = 0; m < kM; ++m) {
+  for (int r = 0; r < kM * 2; ++r) {
+    float high = state.m[r];
+    // fmaxf passes over a NaN, whose weight is one all the same.
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float& old = state.m[m * 2 + half];
-      float high = old;
-      // fmaxf passes over a NaN, whose weight is one all the same.
+    for (int n = 0; n < kN; ++n) {
+      high = fmaxf(high, fmaxf(s[r / 2][n][r % 2 * 2], s[r / 2][n][r % 2 * 2 + 1]));
+    }
+    high = warp_reduce<4>(high, [](float a, float b) { return fmaxf(a, b); });
+    const bool moves = high != state.m[r];
+    factor[r] = moves ? exp2_fast((state.m[r] - origin_of(high)) * scale) : 1.0f;
+    moved |= moves;
+    state.m[r] = high;
+  }
+  if (__any_sync(~0u, moved)) {
 #pragma unroll
-      for (int n = 0; n < kN; ++n) {
-        high = fmaxf(high, fmaxf(s[m][n][half * 2], s[m][n][half * 2 + 1]));
-      }
-      high = warp_reduce<4>(high, [](float a, float b) { return fmaxf(a, b); });
-      const float origin = origin_of(high) * scale;
-      const float factor = exp2_fast(fmaf(old, scale, -origin));
-      old = high;
-      float sum = 0;
-#pragma unroll
-      for (int n = 0; n < kN; ++n) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& x = s[m][n][half * 2 + e];
-          x = exp2_fast(fmaf(x, scale, -origin));
-          sum += x;
-        }
-      }
-      state.l[m * 2 + half] = fmaf(state.l[m * 2 + half], factor, sum);
+    for (int r = 0; r < kM * 2; ++r) {
+      state.l[r] *= factor[r];
 #pragma unroll
       for (int n = 0; n < kD; ++n) {
-        acc[m][n][half * 2] *= factor;
-        acc[m][n][half * 2 + 1] *= factor;
+        acc[r / 2][n][r % 2 * 2] *= factor[r];
+        acc[r / 2][n][r % 2 * 2 + 1] *= factor[r];
       }
     }
+  }
+#pragma unroll
+  for (int r = 0; r < kM * 2; ++r) {
+    const float origin = origin_of(state.m[r]) * scale;
+    float sum = 0;
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = s[r / 2][n][r % 2 * 2 + e];
+        x = exp2_fast(fmaf(x, scale, -origin));
+        sum += x;
+      }
+    }
+    state.l[r] += sum;
   }
 }
 
 // Rows of the tile out of registers: o and lse, or merged into the states of earlier layers.
-template <class T, int kM, int kD>
-__device__ __forceinline__ void store_rows(const ForwardArgs& a, const BlockPlace& at,
-                                           const Line& queries, std::int64_t first, int count,
-                                           int first_row, RowStates<kM * 2>& state,
-                                           float (&acc)[kM][kD][4]) {
+template <class T, int kRows, int kM, int kD>
+__device__ __forceinline__ void store_rows(const ForwardArgs& a, const QueryBlock& at, int first_row,
+                                           RowStates<kRows>& state, float (&acc)[kM][kD][4]) {
+  static_assert(kRows == kM * 2);
   const Problem& p = a.p;
   const int lane = static_cast<int>(threadIdx.x) & 31;
+  const bool merges = a.states.acc != nullptr;
+  std::int64_t token[kRows];     // negative: the row does not exist, or has nothing to merge
+  float own[kRows], old[kRows];  // what acc, and where merging the sum before, is multiplied by
 #pragma unroll
-  for (int m = 0; m < kM; ++m) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float l = warp_sum<4>(state.l[m * 2 + half]);
-      const float high = state.m[m * 2 + half] * p.exponent_scale;
-      const int row = first_row + m * 16 + half * 8 + lane / 4;
-      if (row >= count) continue;
-      const std::int64_t token = p.token(queries.at(first + row));
-      if (a.states.acc == nullptr) {
-        const float factor = l == 0 ? 0.0f : p.dropout.scale / l;
-        T* to = a.o.at<T>(at.b, at.h) + token * a.o.row;
-#pragma unroll
-        for (int n = 0; n < kD; ++n) {
-          store_two(to, a.o.column, a.o.whole, n * 8 + lane % 4 * 2, p.Dv,
-                    acc[m][n][half * 2] * factor, acc[m][n][half * 2 + 1] * factor);
-        }
-        if (lane % 4 == 0 && p.lse.data != nullptr) {
-          constexpr float kLog2 = 0.693147181f;
-          p.lse.at<float>(at.b, at.h)[token * p.lse.row] =
-              l == 0 ? kNoScore : fmaf(high, kLog2, logf(l));
-        }
-        continue;
-      }
-      if (l == 0) continue;
-      const std::int64_t i = (at.b * p.H + at.h) * p.Tq + token;
+  for (int r = 0; r < kRows; ++r) {
+    const int row = first_row + r * 8 + lane / 4;
+    float l = warp_sum<4>(state.l[r]), high = state.m[r] * p.exponent_scale;
+    token[r] = row < at.count && !(merges && l == 0) ? p.token(at.query(row)) : -1;
+    own[r] = l == 0 ? 0.0f : p.dropout.scale / l;
+    old[r] = 0;
+    if (merges && token[r] >= 0) {
+      const std::int64_t i = (at.b * p.H + at.h) * p.Tq + token[r];
       const float old_l = a.states.l[i], old_m = old_l == 0 ? kNoScore : a.states.m[i];
       const float next = fmaxf(high, old_m), origin = origin_of(next);
-      const float own = exp2_fast(high - origin), old = exp2_fast(old_m - origin);
-      __syncwarp(__activemask());  // the four lanes of a row have read before one writes
-      if (lane % 4 == 0) {
-        a.states.m[i] = next;
-        a.states.l[i] = fmaf(l, own, old_l * old);
+      own[r] = exp2_fast(high - origin);
+      old[r] = exp2_fast(old_m - origin);
+      l = fmaf(l, own[r], old_l * old[r]);
+      high = next;
+      own[r] *= p.dropout.scale;
+    }
+    __syncwarp();  // the four lanes of a row have read its state before one of them writes it
+    if (lane % 4 == 0 && token[r] >= 0) {
+      if (merges) {
+        const std::int64_t i = (at.b * p.H + at.h) * p.Tq + token[r];
+        a.states.m[i] = high;
+        a.states.l[i] = l;
+      } else if (p.lse.data != nullptr) {
+        constexpr float kLog2 = 0.693147181f;
+        p.lse.at<float>(at.b, at.h)[token[r] * p.lse.row] =
+            l == 0 ? kNoScore : fmaf(high, kLog2, logf(l));
       }
-      float* to = a.states.acc + ((at.b * p.Tq + token) * p.H + at.h) * p.Dv;
+    }
+  }
 #pragma unroll
-      for (int n = 0; n < kD; ++n) {
+  for (int r = 0; r < kRows; ++r) {
+    if (token[r] < 0) continue;
+    float* const sums = a.states.acc + ((at.b * p.Tq + token[r]) * p.H + at.h) * p.Dv;
+    T* const to = a.o.at<T>(at.b, at.h) + token[r] * a.o.row;
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int column = n * 8 + lane % 4 * 2 + e;
-          if (column < p.Dv) {
-            to[column] = fmaf(acc[m][n][half * 2 + e] * p.dropout.scale, own, to[column] * old);
-          }
-        }
+    for (int n = 0; n < kD; ++n) {
+      const int column = n * 8 + lane % 4 * 2;
+      float two[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        two[e] = acc[r / 2][n][r % 2 * 2 + e] * own[r];
+        if (merges && column + e < p.Dv) two[e] = fmaf(sums[column + e], old[r], two[e]);
+      }
+      if (merges) {
+        store_two(sums, 1, false, column, p.Dv, two[0], two[1]);
+      } else {
+        store_two(to, a.o.column, a.o.whole, column, p.Dv, two[0], two[1]);
       }
     }
   }
 }
 
-template <class T, int kColumns>
-__global__ void __launch_bounds__(ForwardTiling<T, kColumns>::kThreads,
-                                  ForwardTiling<T, kColumns>::kBlocks)
+template <class T, int kColumns, bool kShort>
+__global__ void __launch_bounds__(ForwardTiling<T, kColumns, kShort>::kThreads,
+                                  ForwardTiling<T, kColumns, kShort>::kBlocks)
     forward_kernel(const __grid_constant__ ForwardArgs a) {
-  using Tiling = ForwardTiling<T, kColumns>;
+  using Tiling = ForwardTiling<T, kColumns, kShort>;
   using F = Format<T>;
   constexpr int kThreads = Tiling::kThreads, kKeys = Tiling::kKeys, kM = Tiling::kM;
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -161,113 +178,104 @@ __global__ void __launch_bounds__(ForwardTiling<T, kColumns>::kThreads,
   auto& small = *reinterpret_cast<typename Tiling::Small*>(shared + Tiling::kTileBytes);
 
   const Problem& p = a.p;
-  const BlockPlace at(blockIdx.x, p.H, p.slots);
-  const Place place = p.pattern.place(at.h, at.slot, true, Tiling::kQueries);
-  if (threadIdx.x == 0) small.sweep = p.pattern.sweep(at.b, at.h, place.sweep);
-  __syncthreads();
   const Sweep& sweep = small.sweep;
-  const std::int64_t first = place.tile * Tiling::kQueries;
-  if (place.tile < 0 || first >= sweep.queries.count) return;
-  const Range part{first, first + Tiling::kQueries < sweep.queries.count ? first + Tiling::kQueries
-                                                                         : sweep.queries.count};
-  const int count = static_cast<int>(part.end - part.first);
-  const Range seen = sweep.seen_by_any(part), all = sweep.seen_by_all(part);
-  const bool holes = p.pattern.has_holes(), drops = p.dropout.any();
+  if (threadIdx.x == 0) small.template start<T>(p, Tiling::kQueries);
+  __syncthreads();
+  if (small.count <= 0) return;
+  const bool drops = p.dropout.any();
 
-  const std::int64_t key_head = at.h / p.group;
-  const T* const k = p.k.at<T>(at.b, key_head);
-  const T* const v = p.v.at<T>(at.b, key_head);
-  const auto load_keys = [&](auto tile, const T* from, const Operand& operand, Range range, int columns) {
-    load_tile<F, kThreads>(tile, from, operand, p, sweep.keys, range.first,
+  const auto load_keys = [&](auto tile, const void* from, const Operand& operand, Range range,
+                             int columns) {
+    load_tile<F, kThreads>(tile, static_cast<const T*>(from), operand, p, sweep.keys, range.first,
                            static_cast<int>(range.end - range.first), columns);
     copy_async_commit();
   };
 
   KeyWalk walk;
-  walk.start(sweep, seen, kKeys);
-  load_tile<F, kThreads>(q_tile, p.q.at<T>(at.b, at.h), p.q, p, sweep.queries, first, count, p.D);
-  if (!walk.done()) load_keys(k_tile, k, p.k, walk.tile(kKeys), p.D);
+  walk.start(sweep, small.seen, kKeys);
+  load_tile<F, kThreads>(q_tile, p.q.at<T>(small.b, small.h), p.q, p, sweep.queries, small.first,
+                         small.count, p.D);
+  if (!walk.done()) load_keys(k_tile, small.k, p.k, walk.tile(kKeys), p.D);
   if (drops) {
-    for (int row = static_cast<int>(threadIdx.x); row < count; row += kThreads) {
-      const std::int64_t token = p.token(sweep.queries.at(first + row));
-      small.drawn[row] = p.dropout.row(sweep.sample, at.h, token - sweep.first_query);
+    for (int row = static_cast<int>(threadIdx.x); row < small.count; row += kThreads) {
+      const std::int64_t token = p.token(small.query(row));
+      small.drawn[row] = p.dropout.row(sweep.sample, small.h, token - sweep.first_query);
     }
     __syncthreads();
   }
 
   const int first_row = uniform_warp() * kM * 16;
+  // A warp without rows only waits with the others; asked where sweeps may be short.
+  const bool active = kM > 1 || first_row < small.count;
   RowStates<kM * 2> state;
   float acc[kM][kColumns / 8][4] = {};
   for (int parity = 0; !walk.done(); parity ^= 1) {
     const Range tile = walk.tile(kKeys);
-    const bool masked = holes || tile.first < all.first || tile.end > all.end ||
-                        tile.end - tile.first < kKeys;
-    if (masked) {
-      make_mask<Tiling::kQueries, kKeys, kThreads>(
-          small.mask[parity],
-          [&](int row) {
-            const Range r = row < count ? sweep.seen_from(sweep.queries.at(first + row)) : Range{};
-            // A tile ends where its block does.
-            return Range{r.first - tile.first, (r.end < tile.end ? r.end : tile.end) - tile.first};
-          },
-          holes,
-          [&](int row, int column) {
-            return p.pattern.counts(at.h, sweep.queries.at(first + row),
-                                    sweep.keys.at(tile.first + column));
-          });
-    }
+    const bool masked = small.masks(p, tile, kKeys);
+    if (masked) make_query_mask<Tiling::kQueries, kKeys, kThreads>(small.mask[parity], p, small, tile);
     if (drops) {
-      make_kept<Tiling::kQueries, kKeys, kThreads>(small.kept[parity], [&](int row, int column) {
-        const std::int64_t key = tile.first + column;
-        return row < count && key < tile.end &&
-               p.dropout.keeps(small.drawn[row], p.token(sweep.keys.at(key)) - sweep.first_key);
-      });
+      make_query_kept<Tiling::kQueries, kKeys, kThreads>(small.kept[parity], p, small, tile,
+                                                         small.drawn);
     }
     copy_async_wait<0>();
     __syncthreads();  // q and k are here, and all have used v of the tile before
-    load_keys(v_tile, v, p.v, tile, p.Dv);
+    load_keys(v_tile, small.v, p.v, tile, p.Dv);
 
     float s[kM][kKeys / 8][4];
-    multiply_rows<F>(s, q_tile, first_row, k_tile);
-    if (p.scale_first) {
+    if (active) {
+      multiply_rows<F>(s, q_tile, first_row, k_tile);
+      if (p.scale_first) {
 #pragma unroll
-      for (int m = 0; m < kM; ++m) {
+        for (int m = 0; m < kM; ++m) {
 #pragma unroll
-        for (int n = 0; n < kKeys / 8; ++n) {
+          for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
-          for (int e = 0; e < 4; ++e) s[m][n][e] *= p.score_scale;
+            for (int e = 0; e < 4; ++e) s[m][n][e] *= p.score_scale;
+          }
         }
       }
+      if (masked) keep_bits(s, small.mask[parity], first_row, kNoScore);
     }
-    if (masked) keep_bits(s, small.mask[parity], first_row, kNoScore);
 
     copy_async_wait<0>();
     __syncthreads();  // v is here, and all have used k
-    walk.next(sweep, seen, kKeys);
-    if (!walk.done()) load_keys(k_tile, k, p.k, walk.tile(kKeys), p.D);
+    walk.next(sweep, small.seen, kKeys);
+    if (!walk.done()) load_keys(k_tile, small.k, p.k, walk.tile(kKeys), p.D);
 
-    online_softmax(s, state, acc, p.exponent_scale);
-    if (drops) keep_bits(s, small.kept[parity], first_row, 0.0f);
-    if (masked && has_rows_not_finite<F, kThreads>(v_tile)) {
-      take_out_rows_not_finite<F, kThreads>(acc, s, v_tile, first_row, small.mask[parity],
-                                            small.flags);
+    Weights<F, kM, kKeys / 8> weights;
+    if (active) {
+      online_softmax(s, state, acc, p.exponent_scale);
+      if (drops) keep_bits(s, small.kept[parity], first_row, 0.0f);
+      weights.take(s);
     }
-    add_product<F>(acc, s, v_tile);
+    if (masked && has_not_finite<F, kThreads>(v_tile)) {
+      take_out_not_finite<F, kThreads, true>(acc, v_tile, first_row, small.mask[parity],
+                                             small.flags);
+    }
+    if (active) add_product(acc, weights, v_tile);
   }
   copy_async_wait<0>();
-  store_rows<T>(a, at, sweep.queries, first, count, first_row, state, acc);
+  store_rows<T>(a, small, first_row, state, acc);
 }
 
-template <class T, int kColumns>
+template <class T, int kColumns, bool kShort>
 void launch_forward(const char* op, ForwardArgs a, cudaStream_t stream) {
-  using Tiling = ForwardTiling<T, kColumns>;
+  using Tiling = ForwardTiling<T, kColumns, kShort>;
   a.p.slots = a.p.pattern.slots(true, Tiling::kQueries);
   const std::int64_t blocks = a.p.B * a.p.H * a.p.slots;
   if (blocks == 0) return;
-  allow_shared(op, "forward_kernel", forward_kernel<T, kColumns>, Tiling::kSharedBytes);
-  forward_kernel<T, kColumns>
+  allow_shared(op, "forward_kernel", forward_kernel<T, kColumns, kShort>, Tiling::kSharedBytes);
+  forward_kernel<T, kColumns, kShort>
       <<<checked_blocks(op, blocks), Tiling::kThreads, Tiling::kSharedBytes, stream>>>(a);
   check_launch(op, "forward_kernel");
+}
+
+template <class T>
+void forward_of(const char* op, const ForwardArgs& a, cudaStream_t stream) {
+  const bool is_short = a.p.pattern.longest_sweep(true) <= kShortSweep;
+  visit_tiles<T>(a.p, is_short, [&]<int kColumns, bool kShort>() {
+    launch_forward<T, kColumns, kShort>(op, a, stream);
+  });
 }
 
 }  // namespace annulus::attention::cuda

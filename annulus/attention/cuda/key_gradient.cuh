@@ -14,13 +14,53 @@ namespace annulus::attention::cuda {
 // Both sums of 256 columns would be all registers of a thread: there are two kernels then, one a sum.
 enum class Sums : std::uint8_t { kBoth, kKeys, kValues };
 
-template <class T, int kColumns>
+// What a block of threads knows of its keys, in shared memory as QueryBlock.
+struct KeyBlock {
+  Sweep sweep;
+  std::int64_t b, h, group_head;  // h: of the keys; the first head of queries
+  std::int64_t column;            // of blocks in a list
+  std::int64_t first;
+  int count;   // of keys, from `first` on
+  Range seen;  // the queries that see any of them
+
+  // By one thread.
+  __device__ void start(const KeyGradientArgs& a, int keys) {
+    const Problem& p = a.p;
+    const BlockPlace at(blockIdx.x, p.Hkv, p.slots);
+    b = at.b;
+    h = at.h;
+    group_head = at.h * p.group + a.first_head;
+    // The first keys first: where causal, they are seen by the most queries.
+    const Place place = p.pattern.place(group_head, p.slots - 1 - at.slot, false, keys);
+    column = place.sweep;
+    first = place.tile * keys;
+    Sweep own;
+    std::int64_t end;
+    if (p.pattern.kind == Kind::kBlocks) {  // of all rows of blocks at once: the walk says which
+      const Blocks& blocks = p.pattern.blocks;
+      own = blocks.row(at.b, 0);
+      own.queries.count = blocks.queries;
+      first += column * blocks.size;
+      end = (column + 1) * blocks.size < blocks.keys ? (column + 1) * blocks.size : blocks.keys;
+    } else {
+      own = p.pattern.sweep(at.b, group_head, place.sweep);
+      end = own.keys.count;
+    }
+    sweep = own;
+    const std::int64_t left = end - first;
+    count = place.tile < 0 || left <= 0 ? 0 : left < keys ? static_cast<int>(left) : keys;
+    seen = {};
+    if (count > 0 && own.queries.count > 0) seen = own.seeing_any({first, first + count});
+  }
+};
+
+template <class T, int kColumns, bool kShort>
 struct KeyGradientTiling {
   static constexpr bool kSplit = Format<T>::kTerms > 1;
   static constexpr int kWarps = kSplit && kColumns > 128 ? 2 : 4, kThreads = kWarps * 32;
-  static constexpr int kM = !kSplit && kColumns <= 64 ? 2 : 1;
+  static constexpr int kM = !kSplit && kColumns <= 64 && !kShort ? 2 : 1;
   static constexpr int kKeys = kWarps * kM * 16;
-  static constexpr int kQueries = !kSplit && kColumns == 128 ? 64 : 32;
+  static constexpr int kQueries = !kSplit && (kColumns == 128 || (kColumns == 64 && kShort)) ? 64 : 32;
   static constexpr int kStages = Format<T>::kAsync ? 2 : 1;
   static constexpr int kBlocks = kColumns > 128 || (kSplit && kColumns > 64) ? 1 : 2;
 
@@ -28,8 +68,7 @@ struct KeyGradientTiling {
   using QueryTile = Tile<Format<T>, kQueries, kColumns>;
   static constexpr int kWords = kKeys * kQueries / 32;
 
-  struct Small {
-    Sweep sweep;
+  struct Small : KeyBlock {
     std::uint64_t drawn[2][kQueries];
     float lse[2][kQueries], delta[2][kQueries];
     std::uint32_t mask[2][kWords], kept[2][kWords];
@@ -59,10 +98,8 @@ __device__ __forceinline__ bool contains(const BlockList& blocks, std::int64_t n
 template <int kThreads, int kQueries>
 struct QueryWalk {
   const KeyGradientArgs& a;
+  const KeyBlock& block;
   std::uint32_t* found;  // shared memory, a word a warp
-  std::int64_t group_head;
-  std::int64_t column;  // of blocks
-  Range seen;
   int head = 0;
   std::int64_t at = 0, end = 0;
   std::int64_t window = 0, row = 0;  // the rows of blocks that `found` is about begin there; the next to look at
@@ -70,18 +107,18 @@ struct QueryWalk {
   __device__ bool listed() const { return a.p.pattern.kind == Kind::kBlocks; }
   __device__ bool done() const { return head >= a.heads; }
   __device__ Range tile() const { return {at, at + kQueries < end ? at + kQueries : end}; }
-  __device__ std::int64_t query_head() const { return group_head + head; }
+  __device__ std::int64_t query_head() const { return block.group_head + head; }
 
   __device__ void start() {
-    if (seen.empty()) {
+    if (block.seen.empty()) {
       head = a.heads;
     } else if (listed()) {
       at = end = 0;
-      search(seen.first / a.p.pattern.blocks.size);
+      search(block.seen.first / a.p.pattern.blocks.size);
       find();
     } else {
-      at = seen.first;
-      end = seen.end;
+      at = block.seen.first;
+      end = block.seen.end;
     }
   }
   __device__ void next() {
@@ -89,7 +126,7 @@ struct QueryWalk {
     if (at < end) return;
     if (listed()) return find();
     ++head;
-    at = seen.first;
+    at = block.seen.first;
   }
 
  private:
@@ -99,7 +136,7 @@ struct QueryWalk {
     window = row = first;
     const std::int64_t own = first + threadIdx.x;
     const bool has =
-        own * blocks.size < seen.end && contains(blocks.blocks(query_head(), own), column);
+        own * blocks.size < block.seen.end && contains(blocks.blocks(query_head(), own), block.column);
     __syncthreads();  // all have read the words of the window before
     const unsigned ballot = __ballot_sync(~0u, has);
     if (threadIdx.x % 32 == 0) found[threadIdx.x / 32] = ballot;
@@ -117,27 +154,27 @@ struct QueryWalk {
         }
         row += __ffs(static_cast<int>(left)) - 1;
         const std::int64_t first = row * size, last = first + size;
-        at = first > seen.first ? first : seen.first;
-        end = last < seen.end ? last : seen.end;
+        at = first > block.seen.first ? first : block.seen.first;
+        end = last < block.seen.end ? last : block.seen.end;
         ++row;
         if (at < end) return;
         --row;
       }
       std::int64_t next = window + kThreads;
-      if (next * size >= seen.end) {
+      if (next * size >= block.seen.end) {
         if (++head >= a.heads) return;
-        next = seen.first / size;
+        next = block.seen.first / size;
       }
       search(next);
     }
   }
 };
 
-template <class T, int kColumns, Sums kSums>
-__global__ void __launch_bounds__(KeyGradientTiling<T, kColumns>::kThreads,
-                                  KeyGradientTiling<T, kColumns>::kBlocks)
+template <class T, int kColumns, bool kShort, Sums kSums>
+__global__ void __launch_bounds__(KeyGradientTiling<T, kColumns, kShort>::kThreads,
+                                  KeyGradientTiling<T, kColumns, kShort>::kBlocks)
     key_gradient_kernel(const __grid_constant__ KeyGradientArgs a) {
-  using Tiling = KeyGradientTiling<T, kColumns>;
+  using Tiling = KeyGradientTiling<T, kColumns, kShort>;
   using F = Format<T>;
   using KeyTile = typename Tiling::KeyTile;
   using QueryTile = typename Tiling::QueryTile;
@@ -157,78 +194,61 @@ __global__ void __launch_bounds__(KeyGradientTiling<T, kColumns>::kThreads,
   auto& small = *reinterpret_cast<typename Tiling::Small*>(shared + Tiling::kTileBytes);
 
   const Problem& p = a.p;
-  const BlockPlace at(blockIdx.x, p.Hkv, p.slots);
-  const std::int64_t group_head = at.h * p.group + a.first_head;
-  // The first keys first: where causal, they are seen by the most queries.
-  const Place place = p.pattern.place(group_head, p.slots - 1 - at.slot, false, Tiling::kKeys);
-  const bool listed = p.pattern.kind == Kind::kBlocks;
-  if (threadIdx.x == 0) {
-    if (listed) {  // of all rows of blocks at once: the walk says which queries
-      small.sweep = p.pattern.blocks.row(at.b, 0);
-      small.sweep.queries.count = p.pattern.blocks.queries;
-    } else {
-      small.sweep = p.pattern.sweep(at.b, group_head, place.sweep);
-    }
-  }
-  __syncthreads();
   const Sweep& sweep = small.sweep;
-  std::int64_t first = place.tile * Tiling::kKeys, end = sweep.keys.count;
-  if (listed) {
-    const std::int64_t size = p.pattern.blocks.size;
-    first += place.sweep * size;
-    if ((place.sweep + 1) * size < end) end = (place.sweep + 1) * size;
-  }
-  if (place.tile < 0 || first >= end) return;
-  const Range part{first, first + Tiling::kKeys < end ? first + Tiling::kKeys : end};
-  const int count = static_cast<int>(part.end - part.first);
-  const bool holes = p.pattern.has_holes(), drops = p.dropout.any();
-  const auto token = [&](int row) { return p.token(sweep.keys.at(first + row)); };
-  load_tile<F, kThreads>(k_tile, p.k.at<T>(at.b, at.h), p.k, p, sweep.keys, first, count, p.D);
-  if (kOfKeys) {
-    load_tile<F, kThreads>(v_tile, p.v.at<T>(at.b, at.h), p.v, p, sweep.keys, first, count, p.Dv);
-  }
+  if (threadIdx.x == 0) small.start(a, Tiling::kKeys);
+  __syncthreads();
+  if (small.count == 0) return;
+  const bool drops = p.dropout.any();
+  const auto token = [&](int row) { return p.token(sweep.keys.at(small.first + row)); };
+  const auto load_keys = [&](KeyTile tile, const Operand& operand, int columns) {
+    load_tile<F, kThreads>(tile, operand.at<T>(small.b, small.h), operand, p, sweep.keys,
+                           small.first, small.count, columns);
+  };
+  load_keys(k_tile, p.k, p.D);
+  if (kOfKeys) load_keys(v_tile, p.v, p.Dv);
 
-  QueryWalk<kThreads, kQueries> walk{a, small.found, group_head, place.sweep,
-                                     sweep.queries.count > 0 ? sweep.seeing_any(part) : Range{}};
+  QueryWalk<kThreads, kQueries> walk{a, small, small.found};
   // Has a tile of queries brought, and says whether it is masked.
   const auto issue = [&](int stage, int parity) {
     const Range tile = walk.tile();
     const std::int64_t h = walk.query_head();
     const int queries = static_cast<int>(tile.end - tile.first);
-    load_tile<F, kThreads>(q_tile(stage), p.q.at<T>(at.b, h), p.q, p, sweep.queries, tile.first,
+    load_tile<F, kThreads>(q_tile(stage), p.q.at<T>(small.b, h), p.q, p, sweep.queries, tile.first,
                            queries, p.D);
-    load_tile<F, kThreads>(do_tile(stage), a.do_.at<T>(at.b, h), a.do_, p, sweep.queries,
+    load_tile<F, kThreads>(do_tile(stage), a.do_.at<T>(small.b, h), a.do_, p, sweep.queries,
                            tile.first, queries, p.Dv);
     copy_async_commit();
     for (int i = static_cast<int>(threadIdx.x); i < kQueries; i += kThreads) {
       const bool there = i < queries;
       const std::int64_t t = there ? p.token(sweep.queries.at(tile.first + i)) : 0;
       small.lse[parity][i] =
-          there ? weight_origin(p.lse.at<const float>(at.b, h)[t * p.lse.row]) : 0.0f;
-      small.delta[parity][i] = there ? a.delta[(at.b * p.H + h) * p.Tq + t] : 0.0f;
+          there ? weight_origin(p.lse.at<const float>(small.b, h)[t * p.lse.row]) : 0.0f;
+      small.delta[parity][i] = there ? a.delta[(small.b * p.H + h) * p.Tq + t] : 0.0f;
       if (drops) small.drawn[parity][i] = p.dropout.row(sweep.sample, h, t - sweep.first_query);
     }
+    const bool holes = p.pattern.has_holes();
     const Range all = sweep.seen_by_all(tile);
     const bool masked =
-        holes || part.first < all.first || part.end > all.end || queries < kQueries;
+        holes || small.first < all.first || small.first + small.count > all.end ||
+        queries < kQueries;
     if (masked) {
       make_mask<Tiling::kKeys, kQueries, kThreads>(
           small.mask[parity],
           [&](int row) {
             const Range r =
-                row < count ? sweep.seeing_any({first + row, first + row + 1}) : Range{};
+                row < small.count ? sweep.seeing_any({small.first + row, small.first + row + 1}) : Range{};
             return Range{r.first - tile.first, (r.end < tile.end ? r.end : tile.end) - tile.first};
           },
           holes,
           [&](int row, int column) {
             return p.pattern.counts(h, sweep.queries.at(tile.first + column),
-                                    sweep.keys.at(first + row));
+                                    sweep.keys.at(small.first + row));
           });
     }
     if (drops) {
       __syncthreads();  // drawn
       make_kept<Tiling::kKeys, kQueries, kThreads>(small.kept[parity], [&](int row, int column) {
-        return row < count && column < queries &&
+        return row < small.count && column < queries &&
                p.dropout.keeps(small.drawn[parity][column], token(row) - sweep.first_key);
       });
     }
@@ -237,6 +257,7 @@ __global__ void __launch_bounds__(KeyGradientTiling<T, kColumns>::kThreads,
 
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const int first_row = uniform_warp() * kM * 16;
+  const bool active = kM > 1 || first_row < small.count;
   constexpr int kD = kColumns / 8;
   float dk[kM][kOfKeys ? kD : 1][4] = {}, dv[kM][kOfValues ? kD : 1][4] = {};
   walk.start();
@@ -250,35 +271,41 @@ __global__ void __launch_bounds__(KeyGradientTiling<T, kColumns>::kThreads,
     if (kStages == 2 && !walk.done()) masked = issue(stage ^ 1, parity ^ 1);
 
     float s[kM][kQueries / 8][4];
-    multiply_rows<F>(s, k_tile, first_row, q_tile(stage));
     const auto of_query = [&](const float* from) {
       return [=](int, int n, int e) { return from[n * 8 + lane % 4 * 2 + e % 2]; };
     };
-    weights_of(s, p, of_query(small.lse[parity]));
+    if (active) {
+      multiply_rows<F>(s, k_tile, first_row, q_tile(stage));
+      weights_of(s, p, of_query(small.lse[parity]));
+    }
     if constexpr (kOfKeys) {
       float dp[kM][kQueries / 8][4];
-      multiply_rows<F>(dp, v_tile, first_row, do_tile(stage));
-      if (drops) keep_bits(dp, small.kept[parity], first_row, 0.0f);
-      score_gradients(dp, s, p.dropout.scale, of_query(small.delta[parity]));
-      if (now_masked) {
-        keep_bits(dp, small.mask[parity], first_row, 0.0f);
-        if (has_rows_not_finite<F, kThreads>(q_tile(stage))) {
-          take_out_rows_not_finite<F, kThreads>(dk, dp, q_tile(stage), first_row,
-                                                small.mask[parity], small.flags);
-        }
+      Weights<F, kM, kQueries / 8> ds;
+      if (active) {
+        multiply_rows<F>(dp, v_tile, first_row, do_tile(stage));
+        if (drops) keep_bits(dp, small.kept[parity], first_row, 0.0f);
+        score_gradients(dp, s, p.dropout.scale, of_query(small.delta[parity]));
+        if (now_masked) keep_bits(dp, small.mask[parity], first_row, 0.0f);
+        ds.take(dp);
       }
-      add_product<F>(dk, dp, q_tile(stage));
+      if (now_masked && has_not_finite<F, kThreads>(q_tile(stage))) {
+        take_out_not_finite<F, kThreads, false>(dk, q_tile(stage), first_row, small.mask[parity],
+                                                small.flags);
+      }
+      if (active) add_product(dk, ds, q_tile(stage));
     }
     if constexpr (kOfValues) {
-      if (drops) keep_bits(s, small.kept[parity], first_row, 0.0f);
-      if (now_masked) {
-        keep_bits(s, small.mask[parity], first_row, 0.0f);
-        if (has_rows_not_finite<F, kThreads>(do_tile(stage))) {
-          take_out_rows_not_finite<F, kThreads>(dv, s, do_tile(stage), first_row,
-                                                small.mask[parity], small.flags);
-        }
+      Weights<F, kM, kQueries / 8> weights;
+      if (active) {
+        if (drops) keep_bits(s, small.kept[parity], first_row, 0.0f);
+        if (now_masked) keep_bits(s, small.mask[parity], first_row, 0.0f);
+        weights.take(s);
       }
-      add_product<F>(dv, s, do_tile(stage));
+      if (now_masked && has_not_finite<F, kThreads>(do_tile(stage))) {
+        take_out_not_finite<F, kThreads, true>(dv, do_tile(stage), first_row, small.mask[parity],
+                                               small.flags);
+      }
+      if (active) add_product(dv, weights, do_tile(stage));
     }
     if (kStages == 1 && !walk.done()) {
       __syncthreads();
@@ -287,37 +314,46 @@ __global__ void __launch_bounds__(KeyGradientTiling<T, kColumns>::kThreads,
   }
   copy_async_wait<0>();
   if constexpr (kOfKeys) {
-    store_gradient<T>(dk, p.scale, first_row, count, a.dk, a.dk_sum, at.b, at.h, p.Tk, p.Hkv, p.D,
+    store_gradient<T>(dk, p.scale, first_row, small.count, a.dk, a.dk_sum, small.b, small.h, p.Tk, p.Hkv, p.D,
                       token);
   }
   if constexpr (kOfValues) {
-    store_gradient<T>(dv, p.dropout.scale, first_row, count, a.dv, a.dv_sum, at.b, at.h, p.Tk,
+    store_gradient<T>(dv, p.dropout.scale, first_row, small.count, a.dv, a.dv_sum, small.b, small.h, p.Tk,
                       p.Hkv, p.Dv, token);
   }
 }
 
-template <class T, int kColumns, Sums kSums>
+template <class T, int kColumns, bool kShort, Sums kSums>
 void launch_key_sums(const char* op, const KeyGradientArgs& a, std::int64_t blocks,
                      cudaStream_t stream) {
-  using Tiling = KeyGradientTiling<T, kColumns>;
-  allow_shared(op, "key_gradient_kernel", key_gradient_kernel<T, kColumns, kSums>,
+  using Tiling = KeyGradientTiling<T, kColumns, kShort>;
+  allow_shared(op, "key_gradient_kernel", key_gradient_kernel<T, kColumns, kShort, kSums>,
                Tiling::kSharedBytes);
-  key_gradient_kernel<T, kColumns, kSums>
+  key_gradient_kernel<T, kColumns, kShort, kSums>
       <<<checked_blocks(op, blocks), Tiling::kThreads, Tiling::kSharedBytes, stream>>>(a);
   check_launch(op, "key_gradient_kernel");
 }
 
-template <class T, int kColumns>
+template <class T, int kColumns, bool kShort>
 void launch_key_gradient(const char* op, KeyGradientArgs a, cudaStream_t stream) {
-  a.p.slots = a.p.pattern.slots(false, KeyGradientTiling<T, kColumns>::kKeys);
+  a.p.slots = a.p.pattern.slots(false, KeyGradientTiling<T, kColumns, kShort>::kKeys);
   const std::int64_t blocks = a.p.B * a.p.Hkv * a.p.slots;
   if (blocks == 0) return;
   if constexpr (kColumns > 128) {
-    launch_key_sums<T, kColumns, Sums::kKeys>(op, a, blocks, stream);
-    launch_key_sums<T, kColumns, Sums::kValues>(op, a, blocks, stream);
+    launch_key_sums<T, kColumns, kShort, Sums::kKeys>(op, a, blocks, stream);
+    launch_key_sums<T, kColumns, kShort, Sums::kValues>(op, a, blocks, stream);
   } else {
-    launch_key_sums<T, kColumns, Sums::kBoth>(op, a, blocks, stream);
+    launch_key_sums<T, kColumns, kShort, Sums::kBoth>(op, a, blocks, stream);
   }
+}
+
+template <class T>
+void key_gradient_of(const char* op, const KeyGradientArgs& a, cudaStream_t stream) {
+  const bool is_short = a.p.pattern.longest_sweep(false) <= kShortSweep;
+  visit_tiles<T>(a.p, is_short, [&]<int kColumns, bool kShort>() {
+    // Wider tiles have 64 keys anyway.
+    launch_key_gradient<T, kColumns, kShort && kColumns <= 64>(op, a, stream);
+  });
 }
 
 }  // namespace annulus::attention::cuda

@@ -1,4 +1,5 @@
-// The kernels that are compiled: a function a type, which picks the kernel for the columns of a call.
+// The kernels that are compiled: a function a type (in files of its own, so that they compile side by side), which picks
+// the kernel for the columns and sweeps of a call.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,12 +18,21 @@ inline unsigned checked_blocks(const char* op, std::int64_t blocks) {
   throw NotSupported("[" + std::string(op) + "] q and k must need fewer than 2^31 blocks on cuda");
 }
 
-// f.operator()<columns of the tiles>()
-template <class F>
-void visit_columns(int columns, F&& f) {
-  if (columns <= 64) return f.template operator()<64>();
-  if (columns <= 128) return f.template operator()<128>();
-  f.template operator()<256>();
+// Rows of a sweep that are short: see ForwardTiling.
+inline constexpr std::int64_t kShortSweep = 64;
+
+// f.operator()<columns of the tiles, are sweeps short>(). Where warps have 16 rows anyway there is no kernel for short ones.
+template <class T, class F>
+void visit_tiles(const Problem& p, bool is_short, F&& f) {
+  const int columns = p.D > p.Dv ? p.D : p.Dv;
+  if (columns > 128) return f.template operator()<256, false>();
+  if constexpr (sizeof(T) == 2) {
+    if (is_short) {
+      return columns <= 64 ? f.template operator()<64, true>()
+                           : f.template operator()<128, true>();
+    }
+  }
+  return columns <= 64 ? f.template operator()<64, false>() : f.template operator()<128, false>();
 }
 
 template <class T>

@@ -1,5 +1,5 @@
 // Which numbers of a tile count, as bits in shared memory: 32 columns of a row a word. Of tiles in which all do nobody
-// asks. And what a bit cannot do: in a product 0 times NaN is NaN, so rows of B that are not finite are taken out of it
+// asks. And what a bit cannot do: in a product 0 times NaN is NaN, so numbers of B that are not finite are taken out of it
 // and added one by one to the rows that have them.
 #pragma once
 
@@ -109,7 +109,7 @@ __device__ __forceinline__ void keep_bits(float (&s)[kM][kN][4], const std::uint
   }
 }
 
-// ---- Rows that are not finite
+// ---- Numbers that are not finite
 
 // Is one of the numbers in 16 bytes NaN or an infinity? Their exponents are all ones, and carry into the sign.
 template <class Element>
@@ -131,7 +131,7 @@ __device__ __forceinline__ uint4 load_shared(std::uint32_t address) {
 // Has the tile any? All threads of the block get the answer, and wait for each other. Of split numbers the first term
 // says it.
 template <class Format, int kThreads, class Tile>
-__device__ __forceinline__ bool has_rows_not_finite(Tile tile) {
+__device__ __forceinline__ bool has_not_finite(Tile tile) {
   bool any = false;
 #pragma unroll 4
   for (int i = static_cast<int>(threadIdx.x) * 16; i < Tile::kPlane; i += kThreads * 16) {
@@ -140,15 +140,17 @@ __device__ __forceinline__ bool has_rows_not_finite(Tile tile) {
   return __syncthreads_or(any);
 }
 
-// acc += P B of the rows of B (columns of P) that are not finite, where the mask says that they count; then those rows are
-// zeros in the tile. All threads of the block; `flags` has room for the tile's rows. Rare, and slow.
-template <class Format, int kThreads, int kM, int kK, int kN, class Tile>
-__device__ __forceinline__ void take_out_rows_not_finite(float (&acc)[kM][kN][4],
-                                                         const float (&p)[kM][kK][4], Tile tile,
-                                                         int first_row, const std::uint32_t* mask,
-                                                         int* flags) {
+// Numbers of B that are not finite are taken out of the tile and added to the rows of acc for which the mask says that their
+// row of B counts: as they are where weights are positive, as NaN where there is no telling what they are multiplied by.
+// (Weights themselves are not needed: 0 times an infinity is what exp() makes of a small one, not a wish.) All threads of
+// the block; `flags` has room for the tile's rows. Rare, and slow.
+template <class Format, int kThreads, bool kPositive, int kM, int kN, class Tile>
+__device__ __forceinline__ void take_out_not_finite(float (&acc)[kM][kN][4], Tile tile,
+                                                    int first_row, const std::uint32_t* mask,
+                                                    int* flags) {
   using E = typename Format::Element;
-  constexpr int kWords = kK / 4;
+  constexpr int kWords = Tile::kRows / 32;
+  constexpr std::uint32_t kExponent = std::is_same_v<E, bfloat16> ? 0x7f80u : 0x7c00u;
   for (int row = static_cast<int>(threadIdx.x); row < Tile::kRows; row += kThreads) {
     bool any = false;
     for (int i = 0; i < Tile::kPitch; i += 16) {
@@ -162,46 +164,32 @@ __device__ __forceinline__ void take_out_rows_not_finite(float (&acc)[kM][kN][4]
   for (int row = 0; row < Tile::kRows; ++row) {
     if (flags[row] == 0) continue;
 #pragma unroll
-    for (int m = 0; m < kM; ++m) {
+    for (int n = 0; n < kN; ++n) {
+      std::uint32_t two;
+      asm volatile("ld.shared.b32 %0, [%1];"
+                   : "=r"(two)
+                   : "r"(tile.address + Tile::offset(row, n) + lane % 4 * 4));
+      float v[2];
+      unpack(Vec<E, 2>{{two}}, v);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float weight = 0;  // of this row of B, which a lane of the four has
+      for (int e = 0; e < 2; ++e) {
+        if ((two >> (16 * e) & kExponent) != kExponent) continue;
+        const float add = kPositive ? v[e] : __int_as_float(0x7fffffff);
 #pragma unroll
-        for (int k = 0; k < kK; ++k) {
-          if (row / 8 == k) weight = row % 2 ? p[m][k][half * 2 + 1] : p[m][k][half * 2];
-        }
-        weight = __shfl_sync(~0u, weight, lane / 4 * 4 + row % 8 / 2);
-        const int own = first_row + m * 16 + half * 8 + lane / 4;
-        if (mask[own * kWords + row / 32] >> (row % 32) & 1) {
-#pragma unroll
-          for (int n = 0; n < kN; ++n) {
-#pragma unroll
-            for (int t = 0; t < Format::kTerms; ++t) {
-              std::uint32_t two;
-              asm volatile("ld.shared.b32 %0, [%1];"
-                           : "=r"(two)
-                           : "r"(tile.address + Tile::offset(row, n) + lane % 4 * 4 +
-                                 t * Tile::kPlane));
-              float v[2];
-              unpack(Vec<E, 2>{{two}}, v);
-              acc[m][n][half * 2] = fmaf(weight, v[0], acc[m][n][half * 2]);
-              acc[m][n][half * 2 + 1] = fmaf(weight, v[1], acc[m][n][half * 2 + 1]);
-            }
-          }
+        for (int r = 0; r < kM * 2; ++r) {
+          const int own = first_row + r * 8 + lane / 4;
+          if (mask[own * kWords + row / 32] >> (row % 32) & 1) acc[r / 2][n][r % 2 * 2 + e] += add;
         }
       }
     }
   }
   __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < Tile::kRows * Tile::kChunks; i += kThreads) {
-    const int row = i / Tile::kChunks;
-    if (flags[row] == 0) continue;
-#pragma unroll
-    for (int t = 0; t < Format::kTerms; ++t) {
-      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
-                       tile.address + row * Tile::kPitch + i % Tile::kChunks * 16 + t * Tile::kPlane),
-                   "r"(0)
-                   : "memory");
+  for (int i = static_cast<int>(threadIdx.x); i < Tile::kRows * Tile::kColumns; i += kThreads) {
+    const std::uint32_t at = tile.address + i * 2;
+    std::uint16_t v;
+    asm volatile("ld.shared.b16 %0, [%1];" : "=h"(v) : "r"(at));
+    if ((v & kExponent) == kExponent) {
+      asm volatile("st.shared.b16 [%0], %1;" ::"r"(at), "h"(std::uint16_t{0}) : "memory");
     }
   }
   __syncthreads();

@@ -8,17 +8,18 @@
 
 #include "annulus/attention/cuda/launch.h"
 #include "annulus/attention/cuda/mask.cuh"
+#include "annulus/attention/cuda/query_block.cuh"
 #include "annulus/cuda/check.h"
 #include "annulus/cuda/math.cuh"
 #include "annulus/cuda/reduce.cuh"
 
 namespace annulus::attention::cuda {
 
-template <class T, int kColumns>
+template <class T, int kColumns, bool kShort>
 struct QueryGradientTiling {
   static constexpr bool kSplit = Format<T>::kTerms > 1;
   static constexpr int kWarps = kSplit && kColumns > 128 ? 2 : 4, kThreads = kWarps * 32;
-  static constexpr int kM = kSplit || kColumns > 128 ? 1 : 2;
+  static constexpr int kM = kSplit || kColumns > 128 || kShort ? 1 : 2;
   static constexpr int kQueries = kWarps * kM * 16;
   static constexpr int kKeys = kColumns > 64 ? 32 : 64;
   static constexpr int kStages = Format<T>::kAsync ? 2 : 1;
@@ -28,8 +29,7 @@ struct QueryGradientTiling {
   using KeyTile = Tile<Format<T>, kKeys, kColumns>;
   static constexpr int kWords = kQueries * kKeys / 32;
 
-  struct Small {
-    Sweep sweep;
+  struct Small : QueryBlock {
     std::uint64_t drawn[kQueries];
     float lse[kQueries], delta[kQueries];
     std::uint32_t mask[2][kWords], kept[2][kWords];
@@ -114,11 +114,11 @@ __device__ __forceinline__ void store_gradient(const float (&acc)[kM][kD][4], fl
   }
 }
 
-template <class T, int kColumns>
-__global__ void __launch_bounds__(QueryGradientTiling<T, kColumns>::kThreads,
-                                  QueryGradientTiling<T, kColumns>::kBlocks)
+template <class T, int kColumns, bool kShort>
+__global__ void __launch_bounds__(QueryGradientTiling<T, kColumns, kShort>::kThreads,
+                                  QueryGradientTiling<T, kColumns, kShort>::kBlocks)
     query_gradient_kernel(const __grid_constant__ QueryGradientArgs a) {
-  using Tiling = QueryGradientTiling<T, kColumns>;
+  using Tiling = QueryGradientTiling<T, kColumns, kShort>;
   using F = Format<T>;
   using KeyTile = typename Tiling::KeyTile;
   constexpr int kThreads = Tiling::kThreads, kKeys = Tiling::kKeys, kM = Tiling::kM,
@@ -134,61 +134,40 @@ __global__ void __launch_bounds__(QueryGradientTiling<T, kColumns>::kThreads,
   auto& small = *reinterpret_cast<typename Tiling::Small*>(shared + Tiling::kTileBytes);
 
   const Problem& p = a.p;
-  const BlockPlace at(blockIdx.x, p.H, p.slots);
-  const Place place = p.pattern.place(at.h, at.slot, true, Tiling::kQueries);
-  if (threadIdx.x == 0) small.sweep = p.pattern.sweep(at.b, at.h, place.sweep);
-  __syncthreads();
   const Sweep& sweep = small.sweep;
-  const std::int64_t first = place.tile * Tiling::kQueries;
-  if (place.tile < 0 || first >= sweep.queries.count) return;
-  const Range part{first, first + Tiling::kQueries < sweep.queries.count ? first + Tiling::kQueries
-                                                                         : sweep.queries.count};
-  const int count = static_cast<int>(part.end - part.first);
-  const Range seen = sweep.seen_by_any(part), all = sweep.seen_by_all(part);
-  const bool holes = p.pattern.has_holes(), drops = p.dropout.any();
-  const auto token = [&](int row) { return p.token(sweep.queries.at(first + row)); };
+  if (threadIdx.x == 0) small.template start<T>(p, Tiling::kQueries);
+  __syncthreads();
+  if (small.count == 0) return;
+  const bool drops = p.dropout.any();
+  const auto token = [&](int row) { return p.token(small.query(row)); };
   for (int row = static_cast<int>(threadIdx.x); row < Tiling::kQueries; row += kThreads) {
-    const std::int64_t t = row < count ? token(row) : 0;
-    const bool there = row < count;
+    const bool there = row < small.count;
+    const std::int64_t t = there ? token(row) : 0;
     small.lse[row] =
-        there ? weight_origin(p.lse.at<const float>(at.b, at.h)[t * p.lse.row]) : 0.0f;
-    small.delta[row] = there ? a.delta[(at.b * p.H + at.h) * p.Tq + t] : 0.0f;
-    small.drawn[row] = drops ? p.dropout.row(sweep.sample, at.h, t - sweep.first_query) : 0;
+        there ? weight_origin(p.lse.at<const float>(small.b, small.h)[t * p.lse.row]) : 0.0f;
+    small.delta[row] = there ? a.delta[(small.b * p.H + small.h) * p.Tq + t] : 0.0f;
+    small.drawn[row] = drops ? p.dropout.row(sweep.sample, small.h, t - sweep.first_query) : 0;
   }
-  load_tile<F, kThreads>(q_tile, p.q.at<T>(at.b, at.h), p.q, p, sweep.queries, first, count, p.D);
-  load_tile<F, kThreads>(do_tile, a.do_.at<T>(at.b, at.h), a.do_, p, sweep.queries, first, count,
-                         p.Dv);
+  const auto load_queries = [&](auto tile, const Operand& operand, int columns) {
+    load_tile<F, kThreads>(tile, operand.at<T>(small.b, small.h), operand, p, sweep.queries,
+                           small.first, small.count, columns);
+  };
+  load_queries(q_tile, p.q, p.D);
+  load_queries(do_tile, a.do_, p.Dv);
 
-  const std::int64_t key_head = at.h / p.group;
-  const T* const k = p.k.at<T>(at.b, key_head);
-  const T* const v = p.v.at<T>(at.b, key_head);
   // Has a tile of keys brought, and says whether it is masked.
   const auto issue = [&](Range tile, int stage, int parity) {
     const int keys = static_cast<int>(tile.end - tile.first);
-    load_tile<F, kThreads>(k_tile(stage), k, p.k, p, sweep.keys, tile.first, keys, p.D);
-    load_tile<F, kThreads>(v_tile(stage), v, p.v, p, sweep.keys, tile.first, keys, p.Dv);
+    load_tile<F, kThreads>(k_tile(stage), static_cast<const T*>(small.k), p.k, p, sweep.keys,
+                           tile.first, keys, p.D);
+    load_tile<F, kThreads>(v_tile(stage), static_cast<const T*>(small.v), p.v, p, sweep.keys,
+                           tile.first, keys, p.Dv);
     copy_async_commit();
-    const bool masked =
-        holes || tile.first < all.first || tile.end > all.end || keys < kKeys;
-    if (masked) {
-      make_mask<Tiling::kQueries, kKeys, kThreads>(
-          small.mask[parity],
-          [&](int row) {
-            const Range r = row < count ? sweep.seen_from(sweep.queries.at(first + row)) : Range{};
-            return Range{r.first - tile.first, (r.end < tile.end ? r.end : tile.end) - tile.first};
-          },
-          holes,
-          [&](int row, int column) {
-            return p.pattern.counts(at.h, sweep.queries.at(first + row),
-                                    sweep.keys.at(tile.first + column));
-          });
-    }
+    const bool masked = small.masks(p, tile, kKeys);
+    if (masked) make_query_mask<Tiling::kQueries, kKeys, kThreads>(small.mask[parity], p, small, tile);
     if (drops) {
-      make_kept<Tiling::kQueries, kKeys, kThreads>(small.kept[parity], [&](int row, int column) {
-        const std::int64_t key = tile.first + column;
-        return row < count && key < tile.end &&
-               p.dropout.keeps(small.drawn[row], p.token(sweep.keys.at(key)) - sweep.first_key);
-      });
+      make_query_kept<Tiling::kQueries, kKeys, kThreads>(small.kept[parity], p, small, tile,
+                                                         small.drawn);
     }
     return masked;
   };
@@ -196,58 +175,71 @@ __global__ void __launch_bounds__(QueryGradientTiling<T, kColumns>::kThreads,
   __syncthreads();  // drawn
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const int first_row = uniform_warp() * kM * 16;
+  const bool active = kM > 1 || first_row < small.count;
   float acc[kM][kColumns / 8][4] = {};
   KeyWalk walk;
-  walk.start(sweep, seen, kKeys);
+  walk.start(sweep, small.seen, kKeys);
   bool masked = !walk.done() && issue(walk.tile(kKeys), 0, 0);
   for (int parity = 0; !walk.done(); parity ^= 1) {
     copy_async_wait<0>();
     __syncthreads();  // this tile is here, and all are done with the one before
     const int stage = kStages == 2 ? parity : 0;
     const bool now_masked = masked;
-    walk.next(sweep, seen, kKeys);
+    walk.next(sweep, small.seen, kKeys);
     if (kStages == 2 && !walk.done()) masked = issue(walk.tile(kKeys), stage ^ 1, parity ^ 1);
 
     float s[kM][kKeys / 8][4], dp[kM][kKeys / 8][4];
-    multiply_rows<F>(s, q_tile, first_row, k_tile(stage));
-    multiply_rows<F>(dp, do_tile, first_row, v_tile(stage));
-    float lse[kM * 2], delta[kM * 2];
+    Weights<F, kM, kKeys / 8> ds;
+    if (active) {
+      multiply_rows<F>(s, q_tile, first_row, k_tile(stage));
+      multiply_rows<F>(dp, do_tile, first_row, v_tile(stage));
+      float lse[kM * 2], delta[kM * 2];
 #pragma unroll
-    for (int r = 0; r < kM * 2; ++r) {
-      lse[r] = small.lse[first_row + r * 8 + lane / 4];
-      delta[r] = small.delta[first_row + r * 8 + lane / 4];
-    }
-    weights_of(s, p, [&](int m, int, int e) { return lse[m * 2 + e / 2]; });
-    if (drops) keep_bits(dp, small.kept[parity], first_row, 0.0f);
-    score_gradients(dp, s, p.dropout.scale, [&](int m, int, int e) { return delta[m * 2 + e / 2]; });
-    if (now_masked) {
-      keep_bits(dp, small.mask[parity], first_row, 0.0f);
-      if (has_rows_not_finite<F, kThreads>(k_tile(stage))) {
-        take_out_rows_not_finite<F, kThreads>(acc, dp, k_tile(stage), first_row,
-                                              small.mask[parity], small.flags);
+      for (int r = 0; r < kM * 2; ++r) {
+        lse[r] = small.lse[first_row + r * 8 + lane / 4];
+        delta[r] = small.delta[first_row + r * 8 + lane / 4];
       }
+      weights_of(s, p, [&](int m, int, int e) { return lse[m * 2 + e / 2]; });
+      if (drops) keep_bits(dp, small.kept[parity], first_row, 0.0f);
+      score_gradients(dp, s, p.dropout.scale,
+                      [&](int m, int, int e) { return delta[m * 2 + e / 2]; });
+      if (now_masked) keep_bits(dp, small.mask[parity], first_row, 0.0f);
+      ds.take(dp);
     }
-    add_product<F>(acc, dp, k_tile(stage));
+    if (now_masked && has_not_finite<F, kThreads>(k_tile(stage))) {
+      take_out_not_finite<F, kThreads, false>(acc, k_tile(stage), first_row, small.mask[parity],
+                                              small.flags);
+    }
+    if (active) add_product(acc, ds, k_tile(stage));
     if (kStages == 1 && !walk.done()) {
       __syncthreads();
       masked = issue(walk.tile(kKeys), 0, parity ^ 1);
     }
   }
   copy_async_wait<0>();
-  store_gradient<T>(acc, p.scale, first_row, count, a.dq, a.sum, at.b, at.h, p.Tq, p.H, p.D, token);
+  store_gradient<T>(acc, p.scale, first_row, small.count, a.dq, a.sum, small.b, small.h, p.Tq, p.H,
+                    p.D, token);
 }
 
-template <class T, int kColumns>
+template <class T, int kColumns, bool kShort>
 void launch_query_gradient(const char* op, QueryGradientArgs a, cudaStream_t stream) {
-  using Tiling = QueryGradientTiling<T, kColumns>;
+  using Tiling = QueryGradientTiling<T, kColumns, kShort>;
   a.p.slots = a.p.pattern.slots(true, Tiling::kQueries);
   const std::int64_t blocks = a.p.B * a.p.H * a.p.slots;
   if (blocks == 0) return;
-  allow_shared(op, "query_gradient_kernel", query_gradient_kernel<T, kColumns>,
+  allow_shared(op, "query_gradient_kernel", query_gradient_kernel<T, kColumns, kShort>,
                Tiling::kSharedBytes);
-  query_gradient_kernel<T, kColumns>
+  query_gradient_kernel<T, kColumns, kShort>
       <<<checked_blocks(op, blocks), Tiling::kThreads, Tiling::kSharedBytes, stream>>>(a);
   check_launch(op, "query_gradient_kernel");
+}
+
+template <class T>
+void query_gradient_of(const char* op, const QueryGradientArgs& a, cudaStream_t stream) {
+  const bool is_short = a.p.pattern.longest_sweep(true) <= kShortSweep;
+  visit_tiles<T>(a.p, is_short, [&]<int kColumns, bool kShort>() {
+    launch_query_gradient<T, kColumns, kShort>(op, a, stream);
+  });
 }
 
 }  // namespace annulus::attention::cuda

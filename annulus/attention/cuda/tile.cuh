@@ -80,7 +80,7 @@ __device__ __forceinline__ void load_tile(Tile tile, const typename Format::Sour
   if (Format::kAsync && operand.whole) {
     const int rows = column < columns ? count : 0;
     if (p.order.defined()) {
-#pragma unroll 4
+#pragma unroll 1
       for (int i = 0; i < Tile::kRows; i += kStep) {
         const int row = first_row + i;
         const T* source = from;
@@ -100,7 +100,8 @@ __device__ __forceinline__ void load_tile(Tile tile, const typename Format::Sour
     }
     return;
   }
-#pragma unroll 2
+  // The way of numbers to be split, which should have loads in flight, and of odd layouts, which should have registers.
+#pragma unroll(Format::kAsync ? 1 : 2)
   for (int i = 0; i < Tile::kRows; i += kStep) {
     const int row = first_row + i;
     float v[8] = {};
@@ -130,8 +131,7 @@ __device__ __forceinline__ void load_tile(Tile tile, const typename Format::Sour
 
 // ---- Products. A warp has kM tiles of 16 rows, from first_row on.
 
-// The lane's address for fragments of A, and of B in both ways (see mma.cuh), of k or column 0. Chunk c further on it is
-// address ^ (c << 4), as long as c is even.
+// The lane's address for fragments of A, and of B in both ways (see mma.cuh), of k or column 0.
 template <class Tile>
 __device__ __forceinline__ std::uint32_t a_address(Tile tile, int first_row) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
@@ -146,6 +146,11 @@ template <class Tile>
 __device__ __forceinline__ std::uint32_t b_rows_address(Tile tile) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
   return tile.address + Tile::offset(lane % 16, lane / 16);
+}
+
+// That of chunk c, an even one. Four different numbers at most and what is added to them, which instructions have room for.
+__device__ __forceinline__ std::uint32_t at_chunk(std::uint32_t address, int c) {
+  return (address ^ ((c & 7) << 4)) + (c >> 3) * 128;
 }
 
 // d += a b over all pairs of terms but the smallest.
@@ -183,7 +188,7 @@ __device__ __forceinline__ void multiply_rows(float (&s)[kM][kN][4], TileA tile_
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
       for (int t = 0; t < kTerms; ++t) {
-        a[m][t] = ldmatrix((from_a ^ (k << 5)) + m * 16 * TileA::kPitch + t * TileA::kPlane);
+        a[m][t] = ldmatrix(at_chunk(from_a, 2 * k) + m * 16 * TileA::kPitch + t * TileA::kPlane);
       }
     }
 #pragma unroll
@@ -191,7 +196,7 @@ __device__ __forceinline__ void multiply_rows(float (&s)[kM][kN][4], TileA tile_
       std::uint32_t b[4][kTerms];
 #pragma unroll
       for (int t = 0; t < kTerms; ++t) {
-        const uint4 r = ldmatrix((from_b ^ (k << 5)) + n * 8 * TileB::kPitch + t * TileB::kPlane);
+        const uint4 r = ldmatrix(at_chunk(from_b, 2 * k) + n * 8 * TileB::kPitch + t * TileB::kPlane);
         b[0][t] = r.x, b[1][t] = r.y, b[2][t] = r.z, b[3][t] = r.w;
       }
 #pragma unroll
@@ -203,47 +208,57 @@ __device__ __forceinline__ void multiply_rows(float (&s)[kM][kN][4], TileA tile_
   }
 }
 
-// acc += P B: P as multiply_rows leaves it, rounded (or split) to what is multiplied.
+// What multiply_rows leaves as the A of the next product, rounded or split to what is multiplied: half the registers.
+template <class Format, int kM, int kK>
+struct Weights {
+  uint4 a[kM][kK / 2][Format::kTerms];
+
+  __device__ __forceinline__ void take(const float (&p)[kM][kK][4]) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int k = 0; k < kK; k += 2) {
+        std::uint32_t w[4][Format::kTerms];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float two[2] = {p[m][k + i / 2][i % 2 * 2], p[m][k + i / 2][i % 2 * 2 + 1]};
+          if constexpr (Format::kTerms == 1) {
+            w[i][0] = pack<typename Format::Element>(two).word[0];
+          } else {
+            split_pair<Format::kTerms>(two[0], two[1], w[i]);
+          }
+        }
+#pragma unroll
+        for (int t = 0; t < Format::kTerms; ++t) {
+          a[m][k / 2][t] = make_uint4(w[0][t], w[1][t], w[2][t], w[3][t]);
+        }
+      }
+    }
+  }
+};
+
+// acc += P B
 template <class Format, int kM, int kK, int kN, class TileB>
-__device__ __forceinline__ void add_product(float (&acc)[kM][kN][4], const float (&p)[kM][kK][4],
-                                            TileB tile_b) {
+__device__ __forceinline__ void add_product(float (&acc)[kM][kN][4],
+                                            const Weights<Format, kM, kK>& p, TileB tile_b) {
   static_assert(TileB::kColumns == kN * 8 && TileB::kRows == kK * 8);
   constexpr int kTerms = Format::kTerms;
   const std::uint32_t from_b = b_rows_address(tile_b);
 #pragma unroll
   for (int k = 0; k < kK; k += 2) {
-    uint4 a[kM][kTerms];
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-      const auto part = [&](const float low, const float high, std::uint32_t (&word)[kTerms]) {
-        if constexpr (kTerms == 1) {
-          const float two[2] = {low, high};
-          word[0] = pack<typename Format::Element>(two).word[0];
-        } else {
-          split_pair<kTerms>(low, high, word);
-        }
-      };
-      std::uint32_t w[4][kTerms];
-      part(p[m][k][0], p[m][k][1], w[0]);
-      part(p[m][k][2], p[m][k][3], w[1]);
-      part(p[m][k + 1][0], p[m][k + 1][1], w[2]);
-      part(p[m][k + 1][2], p[m][k + 1][3], w[3]);
-#pragma unroll
-      for (int t = 0; t < kTerms; ++t) a[m][t] = make_uint4(w[0][t], w[1][t], w[2][t], w[3][t]);
-    }
 #pragma unroll
     for (int n = 0; n < kN; n += 2) {
       std::uint32_t b[4][kTerms];
 #pragma unroll
       for (int t = 0; t < kTerms; ++t) {
-        const uint4 r = ldmatrix_transposed((from_b ^ (n << 4)) + k * 8 * TileB::kPitch +
+        const uint4 r = ldmatrix_transposed(at_chunk(from_b, n) + k * 8 * TileB::kPitch +
                                             t * TileB::kPlane);
         b[0][t] = r.x, b[1][t] = r.y, b[2][t] = r.z, b[3][t] = r.w;
       }
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
-        mma_terms<Format>(acc[m][n], a[m], b[0], b[1]);
-        mma_terms<Format>(acc[m][n + 1], a[m], b[2], b[3]);
+        mma_terms<Format>(acc[m][n], p.a[m][k / 2], b[0], b[1]);
+        mma_terms<Format>(acc[m][n + 1], p.a[m][k / 2], b[2], b[3]);
       }
     }
   }

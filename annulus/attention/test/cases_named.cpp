@@ -481,10 +481,10 @@ P draw_common(Rng& rng, Form form, std::uint64_t seed) {
   p.D = draw_width(rng);
   p.Dv = rng.below(3) ? p.D : draw_width(rng);
   const std::int64_t kind = rng.below(100);
-  const auto work = static_cast<std::int64_t>(kind < 50   ? 3e5
-                                              : kind < 90 ? 1e6
-                                              : kind < 99 ? 4e6
-                                                          : 3e7);
+  const auto work = static_cast<std::int64_t>(kind < 60   ? 1e5
+                                              : kind < 95 ? 4e5
+                                              : kind < 99 ? 2e6
+                                                          : 1e7);
   const std::int64_t pairs = std::max<std::int64_t>(1, work / std::max(p.D, p.Dv));
   p.Tq = draw_length(rng, pairs);
   p.Tk = rng.below(2) ? draw_length(rng, std::max<std::int64_t>(1, pairs / p.Tq)) : p.Tq;

@@ -1,0 +1,72 @@
+// What a block of threads that has a tile of queries knows of it, in shared memory: in registers it would take 20 of each
+// thread.
+#pragma once
+
+#include <cstdint>
+
+#include "annulus/attention/cuda/mask.cuh"
+
+namespace annulus::attention::cuda {
+
+struct QueryBlock {
+  Sweep sweep;
+  std::int64_t b, h, first;
+  int count;        // of queries, from `first` on
+  Range seen, all;  // the keys that any of them sees, and those that all do
+  const void *k, *v;
+
+  // By one thread. Without queries there is nothing to do.
+  template <class T>
+  __device__ void start(const Problem& p, int queries) {
+    const BlockPlace at(blockIdx.x, p.H, p.slots);
+    const Place place = p.pattern.place(at.h, at.slot, true, queries);
+    const Sweep own = p.pattern.sweep(at.b, at.h, place.sweep);
+    sweep = own;
+    b = at.b;
+    h = at.h;
+    first = place.tile * queries;
+    const std::int64_t left = own.queries.count - first;
+    count = place.tile < 0 || left <= 0 ? 0 : left < queries ? static_cast<int>(left) : queries;
+    if (count == 0) return;
+    const Range part{first, first + count};
+    seen = own.seen_by_any(part);
+    all = own.seen_by_all(part);
+    k = p.k.at<T>(at.b, at.h / p.group);
+    v = p.v.at<T>(at.b, at.h / p.group);
+  }
+
+  __device__ std::int64_t query(int row) const { return sweep.queries.at(first + row); }
+  // Are there keys in the tile that do not count for all queries?
+  __device__ bool masks(const Problem& p, Range tile, int keys) const {
+    return p.pattern.has_holes() || tile.first < all.first || tile.end > all.end ||
+           tile.end - tile.first < keys;
+  }
+};
+
+template <int kQueries, int kKeys, int kThreads>
+__device__ __forceinline__ void make_query_mask(std::uint32_t* mask, const Problem& p,
+                                                const QueryBlock& block, Range tile) {
+  make_mask<kQueries, kKeys, kThreads>(
+      mask,
+      [&](int row) {
+        const Range r = row < block.count ? block.sweep.seen_from(block.query(row)) : Range{};
+        // A tile ends where its block of the list does.
+        return Range{r.first - tile.first, (r.end < tile.end ? r.end : tile.end) - tile.first};
+      },
+      p.pattern.has_holes(),
+      [&](int row, int column) {
+        return p.pattern.counts(block.h, block.query(row), block.sweep.keys.at(tile.first + column));
+      });
+}
+template <int kQueries, int kKeys, int kThreads>
+__device__ __forceinline__ void make_query_kept(std::uint32_t* kept, const Problem& p,
+                                                const QueryBlock& block, Range tile,
+                                                const std::uint64_t* drawn) {
+  make_kept<kQueries, kKeys, kThreads>(kept, [&](int row, int column) {
+    const std::int64_t key = tile.first + column;
+    return row < block.count && key < tile.end &&
+           p.dropout.keeps(drawn[row], p.token(block.sweep.keys.at(key)) - block.sweep.first_key);
+  });
+}
+
+}  // namespace annulus::attention::cuda
