@@ -248,7 +248,10 @@ class Definition {
     const Vector d_o = load_values<C>(do_view), dlse = load_values<C>(dlse_view);
     Vector dq(q_.size()), dk(k_.size()), dv(v_.size());
     for_each_query([&](std::int64_t b, std::int64_t h, std::int64_t i) {
-      const Weights w = weights(b, h, i);
+      Weights w = weights(b, h, i);
+      // p again, from lse.
+      const bool none = w.lse == -std::numeric_limits<C>::infinity();
+      for (Key& key : w.keys) key.p = none ? 0 : std::exp(key.s - w.lse);
       const C* own_do = d_o.data() + query(b, i, h) * Dv_;
       const C own_dlse = dlse.empty() ? 0 : dlse[at((b * H_ + h) * Tq_ + i)];
       // <do, o> - dlse of the whole, or of every branch where alpha is a constant.

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 
 from . import _library  # noqa: F401  (loads the compiled operators first)
 from ._info import info as info, last_backend as last_backend
+from .attention import BlockCsr as BlockCsr, attention as attention, attention_varlen as attention_varlen
+from .attention import block_sparse_attention as block_sparse_attention, dilated_attention as dilated_attention
+from .attention import hilbert_order as hilbert_order, masks as masks
 from .errors import DeviceError as DeviceError, InvalidArgument as InvalidArgument
 from .errors import NotSupported as NotSupported, RankLost as RankLost
 from .lrpe_cosine import lrpe_cosine as lrpe_cosine, lrpe_cosine_qk as lrpe_cosine_qk, lrpe_rotate as lrpe_rotate
@@ -29,4 +32,4 @@ if not TYPE_CHECKING:  # to type checkers, every name would be there
 
 # Files that an operator is in are no part of it: where a function has a file's name, the name is the function's.
 __all__ = sorted(name for name, value in globals().items() if not name.startswith("_") and
-                 (callable(value) or name == "nn"))
+                 (callable(value) or name in ("masks", "nn")))

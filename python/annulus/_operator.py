@@ -165,12 +165,13 @@ class Operator:
     quick(ctx, *gradients): a backward for eager mode's plainest case, or None where it is another.
     spoken: the op's name of an argument -> the user's.
     samples: name of an argument or an output -> its dimension that counts samples, for vmap: a batch is more of them.
+    folds(arguments, of the op or its backward): whether a batch of vmap's may be more samples; by default always.
     autocast: name of a tensor -> what autocast makes of it: "lower", its own dtype, as of the operands of a product; "fp32";
         "promote", the widest of all that say so. float64 stays, and so does what has no name here.
     """
 
     def __init__(self, name, *, autocast, keep=None, kept=(), visible=None, complete=None, also=(), empty=None, quick=None,
-                 spoken=None, samples=None):
+                 spoken=None, samples=None, folds=None):
         self.name, self.op, self.arguments = name, op_of(name), arguments_of(name)
         self._out_op = op_of(name + "_out") if hasattr(ops, name + "_out") else None
         self._backward_name, self._backward_arguments = name + "_backward", arguments_of(name + "_backward")
@@ -204,8 +205,9 @@ class Operator:
         fake(self._backward_name)(lambda b: [empty(b, name) for i, name in enumerate(names) if b.needed >> i & 1])
         samples = samples or {}
         samples = samples | {"d" + name: samples[name] for name in self._outputs if name in samples}
-        register_vmap(self.op, samples)
-        register_vmap(op_of(self._backward_name), samples, names)
+        each = lambda named: folds and (lambda inputs: folds(named(*inputs)))  # noqa: E731
+        register_vmap(self.op, samples, folds=each(self.arguments))
+        register_vmap(op_of(self._backward_name), samples, names, each(self._backward_arguments))
         _register_formulas(self.op, self._setup, self._gradients)
         _refuse_double_backward(name)
         self._eager = _function(self.op, torch.autograd.Function, forward=self._eager_forward, backward=self._eager_backward)

@@ -23,10 +23,11 @@ def _fold(x, batched, place, size, V, B):
     return x.reshape(*x.shape[:place], -1, *x.shape[place + 2 :])  # flatten has no rule for old batches
 
 
-def register_vmap(op, samples, gradients=()):
+def register_vmap(op, samples, gradients=(), folds=None):
     """samples: name of an argument or a result -> the dimension that counts samples.
 
     gradients: where the results are a list of them, what the bits of the last argument ask for, by name.
+    folds(inputs): whether a batch may be more samples of one call; else every element of it is a call. Of all by default.
     """
     places = [samples.get(a.name) for a in op._schema.arguments]
     returns = [r.name for r in op._schema.returns]
@@ -40,7 +41,8 @@ def register_vmap(op, samples, gradients=()):
         out = [samples.get(name) for name in asked]
         sizes = [x.shape[p + b] if p is not None and isinstance(x, torch.Tensor) and x.dim() > p + b else None
                  for x, p, b in zip(inputs, places, batched)]
-        if None in out or any(b and s is None for b, s in zip(batched, sizes)):
+        alone = folds is not None and not folds(inputs)
+        if alone or None in out or any(b and s is None for b, s in zip(batched, sizes)):
             calls = [listed(op(*[x[i] if b else x for x, b in zip(inputs, batched)])) for i in range(V)]
             results = [torch.stack(ys) for ys in zip(*calls)]
             out = [0] * len(results)

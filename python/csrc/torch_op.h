@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -30,6 +31,8 @@ consteval auto tag_of_argument() {
     return std::type_identity<std::vector<std::int64_t>>{};
   } else if constexpr (type == "float") {
     return std::type_identity<double>{};
+  } else if constexpr (type == "float?") {
+    return std::type_identity<std::optional<double>>{};
   } else if constexpr (type == "bool") {
     return std::type_identity<bool>{};
   } else {

@@ -16,6 +16,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import annulus
+
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
@@ -28,6 +30,22 @@ class Sample:
     # that of another dimension, since torch takes equal ones to be one symbol and would compile again.
     tensors: Callable
     definition: Callable = None  # the same in torch, in double
+    fixed: tuple = ()  # tensors that say where to read: in another order they would be wrong
+    folds: bool = True  # a batch of vmap's is more samples of one call; else it is as many calls
+
+    @property
+    def info(self):
+        """What annulus.info says of it: its own, or that of the operator whose name its own begins with."""
+        operators = annulus.info()["operators"]
+        return operators[max((name for name in operators if self.op.startswith(name)), key=len)]
+
+    @property
+    def widest(self):
+        return torch.float64 if "f64" in self.info["dtypes"] else torch.float32
+
+    def require(self, dtype):
+        if dtype == torch.float64 != self.widest:
+            pytest.skip("the operator does not take float64")
 
     def __str__(self):
         return f"{self.op} {self.what}".strip()

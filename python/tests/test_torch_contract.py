@@ -54,16 +54,17 @@ def test_opcheck(sample, device):
 @every_sample
 def test_definition(sample, device):
     """That the right arguments arrive in the right places; values in every dtype are for the tests in C++."""
-    tensors = sample.make(device, torch.float64, grad=True)
+    tensors = sample.make(device, sample.widest, grad=True)
     ys, wanted = sample.run(tensors), outputs(sample.definition(**tensors))
     dys = [torch.randn_like(y) for y in ys]
-    got, want = ((*o, *torch.autograd.grad(o, leaves(tensors), dys)) for o in (ys, wanted))
+    got, want = ((*o, *torch.autograd.grad(o, leaves(tensors), [d.to(y) for d, y in zip(dys, o)])) for o in (ys, wanted))
     for g, w in zip(got, want, strict=True):
-        assert relative_error(g, w) <= 1e-11
+        assert relative_error(g, w) <= (1e-11 if sample.widest == torch.float64 else 2e-5)
 
 
 @every_sample
 def test_gradcheck(sample, device):
+    sample.require(torch.float64)
     tensors = sample.make(device, torch.float64, grad=True)
     names = [k for k, t in tensors.items() if t.requires_grad]
     call = lambda *values: sample.run({**tensors, **dict(zip(names, values))})  # noqa: E731
@@ -82,6 +83,7 @@ def layouts(t):
 @every_sample
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_layout_changes_no_bit(sample, dtype, device):
+    sample.require(dtype)
     tensors = sample.make(device, dtype, grad=True)
     ys = sample.run(tensors)
     dys = [torch.randn_like(y) for y in ys]
@@ -158,8 +160,10 @@ def test_compile_fullgraph_dynamic(operator, device):
         return torch._dynamo.backends.registry.lookup_backend("aot_eager")(graph, inputs)
 
     compiled = torch.compile(run_all, fullgraph=True, dynamic=True, backend=count)
-    compare_compiled(compiled, operator, device, (1, 2, 3))
-    assert len(graphs) == 1, "another size compiled again"
+    compare_compiled(compiled, operator, device, [1])
+    first = len(graphs)  # more than one where torch starts over, as it does when an op wants a float as a number
+    compare_compiled(compiled, operator, device, (2, 3))
+    assert len(graphs) == first, "another size compiled again"
 
 
 @every_operator
@@ -195,6 +199,7 @@ def test_export(sample, device):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_only_needed_gradients(sample, dtype, device):
     """One gradient alone is what it is among all of them (another kernel may make it, so not to the bit)."""
+    sample.require(dtype)
     tensors = sample.make(device, dtype, grad=True)
     count = len(sample.run(tensors))
     together = dict(zip([k for k, t in tensors.items() if t.requires_grad], sample.run_backward(tensors)[count:]))
@@ -210,7 +215,7 @@ def test_only_needed_gradients(sample, dtype, device):
 
 @every_sample
 def test_outputs_nobody_used(sample, device):
-    tensors = sample.make(device, torch.float64, grad=True)
+    tensors = sample.make(device, sample.widest, grad=True)
     for i, y in enumerate(sample.run(tensors)):
         got = torch.autograd.grad(y.square().sum(), leaves(tensors), allow_unused=True, retain_graph=True)
         ys = sample.run(tensors)
@@ -232,6 +237,7 @@ def test_double_backward_raises(sample, device):
 @every_sample
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_threads_and_runs_change_no_bit(sample, dtype, device):
+    sample.require(dtype)
     tensors = sample.make(device, dtype, size=2, grad=True)
     want, before = sample.run_backward(tensors), torch.get_num_threads()
     try:

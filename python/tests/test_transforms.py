@@ -18,7 +18,7 @@ def loss(ys):
 def one_at_a_time(sample, device):
     """(name, value, value -> loss, value -> its gradient by torch.autograd, which other tests compare with the
     definition), for each tensor that has a gradient."""
-    tensors = sample.make(device, torch.float64)
+    tensors = sample.make(device, sample.widest)
     for name, value in tensors.items():
         if value.is_floating_point():
             run = lambda v, name=name: loss(sample.run(tensors, **{name: v}))  # noqa: E731
@@ -48,7 +48,7 @@ def test_grad_and_vmap(sample, device):
 @every_sample
 def test_jacrev(sample, device):
     for name, value, _, gradient in one_at_a_time(sample, device):
-        tensors = sample.make(device, torch.float64)
+        tensors = sample.make(device, sample.widest)
         run = lambda v: sample.run(tensors, **{name: v})[0].sum(0)  # noqa: E731,B023
         jacobian = jacrev(run)(value)
         leaf = value.clone().requires_grad_()
@@ -65,9 +65,10 @@ def test_jacrev(sample, device):
 @every_sample
 def test_vmap(sample, device):
     """Of every tensor, in any place of the batch. Of the first one, forward and backward are one call each."""
-    tensors = sample.make(device, torch.float64)
+    tensors = sample.make(device, sample.widest)
     for i, (name, value) in enumerate(tensors.items()):
-        several = torch.stack([value, value.flip(0) if value.dim() else -value, value], -1)
+        other = value if name in sample.fixed else value.flip(0) if value.dim() else -value
+        several = torch.stack([value, other, value], -1)
         run = lambda v: sample.run(tensors, **{name: v})  # noqa: E731,B023
         with Recorder() as recorder:
             got = vmap(run, in_dims=-1)(several)
@@ -75,7 +76,7 @@ def test_vmap(sample, device):
                 vmap(grad(lambda v: loss(run(v))), in_dims=-1)(several)  # noqa: B023
         for g, w in zip(got, zip(*(run(v) for v in several.unbind(-1))), strict=True):
             torch.testing.assert_close(g, torch.stack(w))
-        if i == 0:
+        if i == 0 and sample.folds:
             counts = collections.Counter(op._schema.name.removeprefix("annulus::") for op, _ in recorder.calls)
             assert counts.pop(sample.op) == 2 and set(counts.values()) == {1}, counts
 
@@ -116,6 +117,7 @@ def test_compiled(sample, device):
     compiled = lambda f: torch.compile(f, fullgraph=True, backend="aot_eager")  # noqa: E731
     (_, value, run, gradient), *others = one_at_a_time(sample, device)
     for _, v, r, g in ((None, value, run, gradient), *others[:1]):
+        torch.compiler.reset()  # torch does not tell the function of one tensor from that of another of the same shape
         several = torch.stack([v, 0.5 * v])
         torch.testing.assert_close(compiled(vmap(grad(r)))(several), torch.stack([g(one) for one in several]))
     for f in (grad(lambda v: grad(run)(v).sum()), lambda v: jvp(run, (v,), (v,))):

@@ -6,6 +6,7 @@
 // Within an item, chunks of queries meet tiles of keys: both weights p and gradients ds of a tile are kept (keys are rows), and
 // are left operands of the products for dv and dk, and ds of the one for dq.
 
+#include <cmath>
 #include <cstring>
 
 #include "annulus/attention/cpu/forward.h"
@@ -69,7 +70,7 @@ struct Backward {
     slots = slots_for(cells * parts);
   }
 
-  bool empty() const { return plan.B * plan.H == 0; }
+  bool empty() const { return plan.B * plan.Hkv == 0; }
   std::int64_t key_floats() const { return plan.B * plan.Hkv * plan.Tk * (plan.D + plan.Dv); }
 
   void lay_out(ScratchLayout& scratch) {
@@ -183,6 +184,9 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
         const std::int64_t token = i < count ? q.token(sweep.queries.at(queries.first + i)) : 0;
         s.lse[i] = i < count ? lane_of(plan.lse, b, h, token) : kNoScore;
         s.delta[i] = i < count ? delta[query_row(b, h, token)] : 0;
+        // A query that met a NaN, here or in another layer, has one in its sum.
+        tame_queries = tame_queries && (s.lse[i] == kNoScore || std::isfinite(s.lse[i])) &&
+                       std::isfinite(s.delta[i]);
       }
       packed = true;
     }
@@ -230,7 +234,7 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
                            s.ds + at);
       clear(0, seen.first);
       clear(seen.end, keys);
-      careful = careful || (!tame && mask.masked());
+      careful = careful || (!tame && (mask.masked() || drops));
     }
     if (careful) {
       // 0 times what is not finite would reach rows that do not see it: entry by entry, which is slow, and rare.

@@ -126,7 +126,7 @@ void Forward::chunk(const P& pattern, std::int64_t b, std::int64_t h, const Swee
         mask.drop(tile, seen, queries.first + at, valid, lanes, lanes, q, k, s.z);
         for (std::int64_t e = seen.first * lanes; e < seen.end * lanes; ++e) s.scores[e] *= s.z[e];
       }
-      if (!tame && mask.masked()) {
+      if (!tame && (mask.masked() || plan_.dropout.any())) {
         // 0 times a value that is not finite would reach queries that do not see it.
         for (std::int64_t r = seen.first; r < seen.end; ++r) {
           annulus::cpu::rows<float>().load(v.row(sweep.keys.at(tile.first + r)), plan_.Dv, s.row);

@@ -61,12 +61,13 @@ struct Column {
   }
 };
 
-// 2^t, t about 0 or less. Where every score is finite a weight that would be less than 2^-126 is that; else it is 0, and of a NaN
-// NaN.
+// exp(x), x about 0 or less: the difference comes first and is turned to powers of two after, or large scores would lose
+// what their difference has. Where every score is finite a weight that would be less than 2^-126 is that; else it is 0, and of a
+// NaN NaN.
 template <bool kTameTile>
-HWY_INLINE VF weight_of(VF t) {
+HWY_INLINE VF weight_of(VF x) {
   const F32 d;
-  const VF least = hn::Set(d, -126.0f);
+  const VF t = hn::Mul(x, hn::Set(d, kLog2e)), least = hn::Set(d, -126.0f);
   const VF w = simd::exp2_weight(hn::Max(t, least));
   if constexpr (kTameTile) return w;
   return hn::IfThenElse(hn::Eq(t, t), hn::IfThenElseZero(hn::Gt(t, least), w), t);
@@ -75,8 +76,7 @@ HWY_INLINE VF weight_of(VF t) {
 template <bool kMasked, bool kTameTile>
 bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor) {
   const F32 d;
-  const VF none = hn::Set(d, kNoScore), zero = hn::Zero(d), log2e = hn::Set(d, kLog2e);
-  const VF to_log2 = hn::Set(d, scale * kLog2e);
+  const VF none = hn::Set(d, kNoScore), zero = hn::Zero(d), factor_of_scores = hn::Set(d, scale);
   const std::int64_t first = t.first, end = t.end;
   bool any = false;
   for (int c = 0; c < t.lanes; c += static_cast<int>(simd::lanes())) {
@@ -106,13 +106,12 @@ bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor) {
     // Scores count times the scale, which is not negative; -inf stays what it is.
     const VF before = hn::LoadU(d, m + c);
     VF now = before;
-    take(now, hn::IfThenElse(hn::Eq(most[0], none), none, hn::Mul(most[0], hn::Set(d, scale))));
+    take(now, hn::IfThenElse(hn::Eq(most[0], none), none, hn::Mul(most[0], factor_of_scores)));
     const auto empty = hn::Eq(now, none);
-    // What exponents are counted from, in powers of two.
-    const VF origin = hn::IfThenElse(empty, zero, hn::Mul(now, log2e));
+    const VF origin = hn::IfThenElse(empty, zero, now);
     VF sum[kRows] = {zero, zero, zero, zero};
     const auto weight = [&](std::int64_t row) HWY_ATTR {
-      const VF w = weight_of<kTameTile>(hn::MulSub(column.at(row), to_log2, origin));
+      const VF w = weight_of<kTameTile>(hn::MulSub(column.at(row), factor_of_scores, origin));
       if constexpr (kMasked) return hn::IfThenElseZero(column.counts(row), w);
       return w;
     };
@@ -135,7 +134,7 @@ bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor) {
     const VF all = hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3]));
     // Where there was no score before, what was summed is 0, whatever it is multiplied by.
     const auto start = hn::Eq(before, none);
-    VF f = weight_of<false>(hn::Sub(hn::Mul(before, log2e), origin));
+    VF f = weight_of<false>(hn::Sub(before, origin));
     f = hn::IfThenElse(start, hn::Set(d, 1.0f), f);
     hn::StoreU(hn::MulAdd(hn::LoadU(d, l + c), f, all), d, l + c);
     hn::StoreU(now, d, m + c);
@@ -149,24 +148,24 @@ template <bool kMasked, bool kTameTile>
 void differentiate_tile(const Tile& t, float scale, const float* lse, const float* delta,
                         const float* z, float* g) {
   const F32 d;
-  const VF zero = hn::Zero(d), factor = hn::Set(d, scale), to_log2 = hn::Set(d, scale * kLog2e);
+  const VF zero = hn::Zero(d), factor = hn::Set(d, scale);
   const std::int64_t first = t.first, end = t.end;
   for (int c = 0; c < t.lanes; c += static_cast<int>(simd::lanes())) {
     const Column<kMasked> column(t, c);
     const VF sums = hn::LoadU(d, lse + c);
-    const VF origin =
-        hn::IfThenElse(hn::Eq(sums, hn::Set(d, kNoScore)), zero, hn::Mul(sums, hn::Set(d, kLog2e)));
+    const VF origin = hn::IfThenElse(hn::Eq(sums, hn::Set(d, kNoScore)), zero, sums);
     const VF less = hn::LoadU(d, delta + c);
     float* const gradients = g + c;
     const float* const kept = z == nullptr ? nullptr : z + c;
     const auto one = [&](std::int64_t r, VF& w, VF& ds) HWY_ATTR {
       const std::int64_t at = r * column.ld;
-      const VF p = weight_of<kTameTile>(hn::MulSub(column.at(r), to_log2, origin));
+      const VF p = weight_of<kTameTile>(hn::MulSub(column.at(r), factor, origin));
       VF grad = hn::LoadU(d, gradients + at);
       w = p;
       if (kept != nullptr) {
         const VF by = hn::LoadU(d, kept + at);
-        grad = hn::Mul(grad, by);
+        grad = hn::IfThenElseZero(hn::Ne(by, zero),
+                                  hn::Mul(grad, by));  // what is dropped may be infinite
         w = hn::Mul(p, by);
       }
       ds = hn::Mul(hn::Mul(factor, p), hn::Sub(grad, less));
@@ -277,7 +276,7 @@ void differentiate_tile(const Tile& t, float scale, const float* lse, const floa
       const float p = here ? simd::exp(scale * t.s[at] - origin_of(lse[c])) : 0;
       const float kept = z != nullptr ? z[at] : 1;
       t.s[at] = here ? p * kept : 0;
-      g[at] = here ? scale * p * (kept * g[at] - delta[c]) : 0;
+      g[at] = here ? scale * p * ((kept == 0 ? 0 : kept * g[at]) - delta[c]) : 0;
     }
   }
 }

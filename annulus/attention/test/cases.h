@@ -11,6 +11,9 @@
 
 namespace annulus::testing {
 
+// Of lse, where products are of 16 bits: its error by its size, or by that of the scores.
+inline constexpr double kAttentionSumLimit = 2e-6;
+
 struct AttentionProblem {
   enum class Form { kDense, kVarlen, kDilated, kBlocks } form = Form::kDense;
   std::int64_t B = 1, Tq = 1, Tk = 1, H = 1, Hkv = 1, D = 1, Dv = 1;
@@ -64,6 +67,11 @@ struct AttentionCensus {
   double pairs = 0;
 };
 AttentionCensus attention_census(const AttentionProblem& problem);
+
+// A random problem of each operator.
+Case fuzzed_attention(std::uint64_t seed);
+Case fuzzed_dilated_attention(std::uint64_t seed);
+Case fuzzed_block_sparse_attention(std::uint64_t seed);
 
 std::vector<BadCall> attention_bad_calls(Device device);
 std::vector<BadCall> dilated_attention_bad_calls(Device device);
