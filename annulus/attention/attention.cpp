@@ -303,7 +303,8 @@ Plan dilated_plan(const char* op, const Tensors& t, const DilatedAttentionOption
     dilated.rate[i] = std::min(r[i], kFar);
   }
   if (options.mode > DilatedMode::kGroupedKv) {
-    invalid(op, "mode", "be one of DilatedMode", "is " + std::to_string(static_cast<int>(options.mode)));
+    invalid(op, "mode", "be one of DilatedMode",
+            "is " + std::to_string(static_cast<int>(options.mode)));
   }
   if (options.offsets > DilatedOffsets::kBlock) {
     invalid(op, "offsets", "be one of DilatedOffsets",

@@ -52,7 +52,8 @@ HWY_INLINE VF exp2_weight(VF t) {
   const VF magic = hn::Set(d, 12582912.0f);
   const VF shifted = hn::Add(t, magic);
   const VF r = hn::Sub(t, hn::Sub(shifted, magic));
-  const VF p = polynomial(r, 0.0013264727f, 0.009671513f, 0.055507336f, 0.24022242f, 0.693147f, 1.0f);
+  const VF p =
+      polynomial(r, 0.0013264727f, 0.009671513f, 0.055507336f, 0.24022242f, 0.693147f, 1.0f);
   return hn::BitCast(d, hn::Add(hn::BitCast(du, p), hn::ShiftLeft<23>(hn::BitCast(du, shifted))));
 }
 

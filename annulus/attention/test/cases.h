@@ -11,9 +11,6 @@
 
 namespace annulus::testing {
 
-// Of lse, where products are of 16 bits: its error by its size, or by that of the scores.
-inline constexpr double kAttentionSumLimit = 2e-6;
-
 struct AttentionProblem {
   enum class Form { kDense, kVarlen, kDilated, kBlocks } form = Form::kDense;
   std::int64_t B = 1, Tq = 1, Tk = 1, H = 1, Hkv = 1, D = 1, Dv = 1;
