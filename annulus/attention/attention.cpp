@@ -283,7 +283,7 @@ Plan dilated_plan(const char* op, const Tensors& t, const DilatedAttentionOption
             "has shape " + shape_string(t.k.sizes()));
   }
   const std::span<const std::int64_t> w = options.segment_lengths, r = options.dilation_rates;
-  constexpr std::size_t kMost = DilatedAttentionOptions::kMaxBranches;
+  constexpr std::size_t kMost = kMaxDilatedBranches;
   if (w.empty() || w.size() > kMost) {
     invalid(op, "segment_lengths", "have 1 to 16 entries", "has " + std::to_string(w.size()));
   }

@@ -91,9 +91,9 @@ enum class DilatedOffsets : std::uint8_t {
   kBlock,  // rho_i(h) = h div (H' / r_i), H' being H rounded up to a multiple of r_i (torchscale)
 };
 
-struct DilatedAttentionOptions {
-  static constexpr std::size_t kMaxBranches = 16;
+inline constexpr std::size_t kMaxDilatedBranches = 16;
 
+struct DilatedAttentionOptions {
   std::span<const std::int64_t> segment_lengths =
       {};  // w, 1 to 16 of them, each at least 1; as many rates
   std::span<const std::int64_t> dilation_rates = {};  // r >= 1

@@ -10,7 +10,7 @@
 namespace annulus::attention {
 
 struct Dilated {
-  static constexpr int kMost = static_cast<int>(DilatedAttentionOptions::kMaxBranches);
+  static constexpr int kMost = static_cast<int>(kMaxDilatedBranches);
 
   DilatedMode mode = DilatedMode::kLongNet;
   DilatedOffsets offsets = DilatedOffsets::kMod;
