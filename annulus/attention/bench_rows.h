@@ -174,7 +174,9 @@ inline AttentionProblem error_problem(AttentionProblem p, bool backward) {
   const auto work = [&] {  // of finding the pairs, and of computing them
     return 0.5 * static_cast<double>(p.H * p.Tq * p.Tk) + 2 * testing::attention_pairs(p);
   };
-  while (work() > (backward ? 2.5e6 : 6e6) && p.Tq > 2 * p.block_size) {
+  // A list of blocks has to have some left in every row.
+  const std::int64_t least = p.form == Form::kBlocks ? 1024 : 256;
+  while (work() > (backward ? 2.5e6 : 6e6) && p.Tq > least) {
     p.Tq /= 2, p.Tk /= 2;
     for (std::int64_t& w : p.segments) w = std::max<std::int64_t>(1, w / 2);
     if (p.window_left > 0) p.window_left /= 2;
