@@ -112,7 +112,7 @@ std::vector<Row> engine_rows(const SuiteRequest& request) {
 
 // --- ring-attention-comprehensive ------------------------------------------------------------------------------
 
-Row skipped_row(std::string name, DType dtype, std::string reason) {
+Row skipped_row(std::string name, DType dtype, const std::string& reason) {
   Row row;
   row.name = std::move(name);
   row.op = "ring_attention";
@@ -128,9 +128,7 @@ Row comprehensive_row(const RingOriginalClass& c, const RingOriginalRow& figures
   const std::string name = fmt::format("{}-n{}", c.name, figures.n);
   Row row;
   if (*c.computes == '\0') {
-    row = skipped_row(name, dtype,
-                      std::string("a ring of 4 ranks, which are not built yet. The original's: ") +
-                          c.did);
+    row = skipped_row(name, dtype, "a ring of 4 ranks; ranks are not built yet");
   } else {
     const bool small = figures.n <= 2048;
     const std::string computes = c.computes;
@@ -230,8 +228,8 @@ double exponent_of(const std::vector<double>& tokens, const std::vector<double>&
 }
 
 std::vector<Row> memory_rows(const SuiteRequest& request) {
-  std::vector<std::int64_t> lengths = {512, 1024, 2048, 4096};
-  if (request.size != Size::kQuick) lengths.insert(lengths.end(), {8192, 16384, 32768});
+  std::vector<std::int64_t> lengths = {512, 1024, 2048};
+  if (request.size != Size::kQuick) lengths.insert(lengths.end(), {4096, 8192, 16384, 32768});
   const Device device{request.device, 0};
   std::vector<Row> rows;
   // f16 everywhere, as in the original: its bytes are what is compared.
@@ -279,7 +277,10 @@ std::vector<Row> memory_rows(const SuiteRequest& request) {
     p.order = true;
     return p;
   });
-  series("BlockSparse", false, [](std::int64_t n) { return blocks(n, DType::kF16, 0.1); });
+  // A tenth of the blocks, but one of every row at least.
+  series("BlockSparse", false, [](std::int64_t n) {
+    return blocks(n, DType::kF16, std::max(0.1, 100 / static_cast<double>(n)));
+  });
   series("LongNet", false, [](std::int64_t n) {
     return dilated(n, DType::kF16, DilatedMode::kLongNet, {n / 4, n / 2, n}, {1, 2, 4});
   });
