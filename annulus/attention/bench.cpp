@@ -88,10 +88,10 @@ std::vector<Row> engine_rows(const SuiteRequest& request) {
     for (const std::int64_t n : {4096, 8192}) {
       if (quick && n > 4096) continue;
       const std::vector<std::int64_t> w = {n / 4, n / 2, n}, r = {1, 2, 4};
-      both(dilated(n, t, DilatedMode::kGrouped, w, r), t == DType::kBF16);
-      both(dilated(n, t, DilatedMode::kLongNet, w, r), t == DType::kBF16);
+      both(dilated(n, t, DilatedMode::kGrouped, w, r), true);
+      both(dilated(n, t, DilatedMode::kLongNet, w, r), true);
     }
-    both(blocks(4096, t, 0.1), t == DType::kBF16);
+    both(blocks(4096, t, 0.1), true);
   }
   if (!full) return fitting(std::move(rows), request);
   for (const std::int64_t n : {16384, 32768}) {
@@ -167,10 +167,10 @@ std::vector<Row> comprehensive_rows(const SuiteRequest& request) {
         return std::get<std::vector<std::int64_t>>(first.params.at(name));
       };
       const std::int64_t n = kRingOriginalClasses[0].rows[i].n;
-      rows.push_back(attention_row(fmt::format("LongNet-n{}", n),
-                                   dilated(n, dtype, DilatedMode::kLongNet,
-                                           list("segment_lengths"), list("dilation_rates")),
-                                   false, request.device));
+      rows.push_back(attention_row(
+          fmt::format("LongNet-n{}", n),
+          dilated(n, dtype, DilatedMode::kLongNet, list("segment_lengths"), list("dilation_rates")),
+          false, request.device));
     }
   }
   return fitting(std::move(rows), request);
@@ -265,9 +265,8 @@ std::vector<Row> memory_rows(const SuiteRequest& request) {
       Row& row = own.front();
       row.memory_name = "memory-" + row.name;
       row.memory_calls = row.calls;
-      row.memory_original = {o.kb_per_token * kMemoryOriginalTokens * kMiBOfKb, "MiB",
-                             kAttentionOriginalHardware,
-                             {}};
+      row.memory_original = {
+          o.kb_per_token * kMemoryOriginalTokens * kMiBOfKb, "MiB", kAttentionOriginalHardware, {}};
     }
     for (Row& row : own) rows.push_back(std::move(row));
   };
@@ -297,11 +296,11 @@ std::vector<Row> extreme_rows(const SuiteRequest& request) {
   std::vector<Row> rows;
   const auto add = [&](std::int64_t n, DType dtype, bool backward) {
     // LongNet's own lengths and rates, and torchscale's for a million.
-    AttentionProblem p =
-        n < 500'000 ? dilated(n, dtype, DilatedMode::kLongNet, {2048, 4096, 8192, 16384, 32768},
-                              {1, 2, 4, 6, 12})
-                    : dilated(n, dtype, DilatedMode::kLongNet,
-                              {1024, 4096, 32768, 262144, 1048576}, {1, 2, 4, 8, 16});
+    AttentionProblem p = n < 500'000
+                             ? dilated(n, dtype, DilatedMode::kLongNet,
+                                       {2048, 4096, 8192, 16384, 32768}, {1, 2, 4, 6, 12})
+                             : dilated(n, dtype, DilatedMode::kLongNet,
+                                       {1024, 4096, 32768, 262144, 1048576}, {1, 2, 4, 8, 16});
     p.causal = true;  // a language model's
     rows.push_back(attention_row(fmt::format("{}-LongNet-n{}", backward ? "fwdbwd" : "fwd", n), p,
                                  backward, request.device));
@@ -341,7 +340,8 @@ const SuiteRegistration engine(
        "a branch at a time: rows copied by index, attended, copied back; LongNet's branches merged "
        "by "
        "their log-sum-exp (torchscale's way)"},
-      {"torch-strided", "the same on strided views, which need no copy where the kernel takes them"},
+      {"torch-strided",
+       "the same on strided views, which need no copy where the kernel takes them"},
       {"torch-gather-compile", "torch-gather under torch.compile"},
       {"torch-strided-compile", "torch-strided under torch.compile"}}});
 const SuiteRegistration comprehensive(

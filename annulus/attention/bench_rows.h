@@ -134,9 +134,7 @@ class TiledPairs {
     const bool all = p.mode == DilatedMode::kGroupedKv;
     return sweep(all ? tokens : keys, [&](std::int64_t i) {
       if (!p.causal) return attention::Range{0, keys};
-      return attention::Range{0, !all           ? i + 1
-                                 : i < b.offset ? 0
-                                                : (i - b.offset) / b.rate + 1};
+      return attention::Range{0, !all ? i + 1 : i < b.offset ? 0 : (i - b.offset) / b.rate + 1};
     });
   }
   double dilated(const AttentionProblem& p) const {

@@ -1,12 +1,12 @@
 // The suites say what the originals said, their problems are legal and alive, and their work is what the mathematics asks for.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <set>
 #include <stdexcept>
 #include <string>
 
 #include "annulus/attention/bench_original.h"
-#include "annulus/attention/bench_rows.h"
 #include "annulus/core/errors.h"
 #include "bench/problem.h"
 #include "bench/suite.h"
@@ -66,7 +66,8 @@ TEST(AttentionOriginal, HoldsTheSourcesFigures) {
   EXPECT_NEAR(ms_of(find_row(single, "Hilbert-n1024", DType::kF16)), 6.715, 0.001);
   EXPECT_NEAR(ms_of(find_row(single, "Distributed-n2048", DType::kF16)), 33.987, 0.001);
   EXPECT_NEAR(ms_of(find_row(single, "Standard-n4096", DType::kF16)), 382.52, 0.01);
-  EXPECT_FALSE(find_row(single, "Standard-n1024", DType::kF16).original);  // it names the best alone
+  EXPECT_FALSE(
+      find_row(single, "Standard-n1024", DType::kF16).original);  // it names the best alone
 
   // KB a token at 512 tokens.
   const auto memory = rows_of("memory-scaling", Size::kQuick);
