@@ -129,6 +129,8 @@ Row comprehensive_row(const RingOriginalClass& c, const RingOriginalRow& figures
   Row row;
   if (*c.computes == '\0') {
     row = skipped_row(name, dtype, "a ring of 4 ranks; ranks are not built yet");
+    row.params["original_ms"] = figures.ms;
+    row.params["original_gb"] = figures.gb;
   } else {
     const bool small = figures.n <= 2048;
     const std::string computes = c.computes;

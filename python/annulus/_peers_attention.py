@@ -314,8 +314,8 @@ class Session:
         yield "annulus-torch", lambda: self._ours(mask), plain
 
     def _masked(self, mask):
-        if mask.numel() * BLOCK**2 > 8 << 30:
-            raise Skip("a mask of all pairs would take more than 8 GiB")
+        if mask.numel() * BLOCK**2 >= 8 << 30:
+            raise Skip("a mask of all pairs would take 8 GiB or more")
         pairs = mask.repeat_interleave(BLOCK, 1).repeat_interleave(BLOCK, 2)[None, :, : self._problem.n, : self._problem.n]
         return transposed(lambda q, k, v: sdpa(q, k, v, attn_mask=pairs))
 
