@@ -129,6 +129,7 @@ std::vector<Record> Runner::measure_or_throw(const Row& row, const Record& blank
   r.bytes = problem.bytes();
   r.flops_needed = problem.flops();
   if (row.work.passes > 1) r.flops_executed = row.work.passes * problem.flops();
+  if (row.flops_executed) r.flops_executed = row.flops_executed;
   const Floor floor = floor_of(problem.bytes(), problem.flops(), row.work, ceilings_);
   r.floor_ms = floor.ms;
   r.floor_kind = floor.kind;

@@ -32,7 +32,9 @@ struct Row {
   DType dtype = DType::kF32;
   Params params;
   Work work;  // the floor: which multiply units, how many steps
-  std::function<testing::Case()> problem;
+  // Flops that the program makes of the needed ones, where it is known; else `work.passes` times as many.
+  std::optional<double> flops_executed;
+  std::function<testing::Case()> problem;  // one that throws NotSupported is skipped with its words
   // The same problem with fewer batch elements and heads, small enough for the fp64 reference. It
   // keeps length, positions, width and dtype, so it meets the same arithmetic.
   std::function<testing::Case()> error_problem;
