@@ -90,6 +90,14 @@ inline testing::Case bench_case(const AttentionProblem& p) {
   return c;
 }
 
+// What products are made of, as the header says.
+inline Precision products_of(DType dtype, DeviceType device) {
+  const bool cuda = device == DeviceType::kCUDA;
+  if (dtype == DType::kBF16) return Precision::kBf16;
+  if (dtype == DType::kF16) return cuda ? Precision::kF16 : Precision::kFp32;
+  return cuda ? Precision::kBf16x3 : Precision::kFp32;
+}
+
 // --- work in whole tiles ---------------------------------------------------------------------------------------
 
 // Pairs that the CPU's products make of the needed ones: a tile of scores has so many keys and queries.
@@ -228,7 +236,7 @@ inline Row attention_row(std::string name, AttentionProblem p, bool backward, De
   if (backward) row.calls.push_back("backward");
   row.same_expected = bench_case(small).params;
   const testing::Case c = row.problem();
-  const PrecisionFacts& facts = facts_of(c.calls[0].precision({device, 0}));
+  const PrecisionFacts& facts = facts_of(products_of(p.dtype, device));
   row.work = {.products = facts.unit, .passes = static_cast<double>(facts.products)};
   if (device == DeviceType::kCPU) {
     double flops = 0;
