@@ -249,8 +249,8 @@ void merge_keys(const Plan& plan, int head, const float* from, float* sum, const
   if (head > 0) a.before = sum;
   if (head + 1 < a.group) {
     a.dtype = DType::kF32;
-    a.to = {sum, a.tokens * a.heads * a.columns, a.heads * a.columns, a.columns, 1,
-            a.columns % 8 == 0};
+    a.to = {
+        sum, a.tokens * a.heads * a.columns, a.heads * a.columns, a.columns, 1, a.columns % 8 == 0};
   }
   launch_merge(plan.op, a, stream);
 }

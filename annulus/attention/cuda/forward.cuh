@@ -109,10 +109,12 @@ __device__ __forceinline__ void store_rows(const ForwardArgs& a, const QueryBloc
   const Problem& p = a.p;
   const int lane = static_cast<int>(threadIdx.x) & 31;
 #pragma unroll
+  for (int r = 0; r < kRows; ++r) state.l[r] = warp_sum<4>(state.l[r]);
+#pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const int row = first_row + r * 8 + lane / 4;
-    const float l = warp_sum<4>(state.l[r]), high = state.m[r] * p.exponent_scale;
     if (row >= at.count) continue;
+    const float l = state.l[r], high = state.m[r] * p.exponent_scale;
     if (a.states.acc != nullptr) {
       const std::int64_t i = at.layer_row + row;
       if (lane % 4 == 0) {

@@ -35,8 +35,7 @@ struct KeyBlock {
     h = at.h;
     group_head = at.h * p.group + a.first_head;
     // The first keys first: where causal, they are seen by the most queries.
-    const Place place =
-        p.pattern.place(at.layer, group_head, at.slots - 1 - at.slot, false, keys);
+    const Place place = p.pattern.place(at.layer, group_head, at.slots - 1 - at.slot, false, keys);
     column = place.sweep;
     first = place.tile * keys;
     Sweep own;
@@ -329,8 +328,8 @@ __global__ void __launch_bounds__(KeyGradientTiling<T, kColumns, kShort>::kThrea
   }
   copy_async_wait<0>();
   if constexpr (kOfKeys) {
-    store_gradient<T>(dk, p.scale, first_row, small.count, a.dk, small.layer_row, small.b,
-                      small.h, p.Tk, p.Hkv, p.D, token);
+    store_gradient<T>(dk, p.scale, first_row, small.count, a.dk, small.layer_row, small.b, small.h,
+                      p.Tk, p.Hkv, p.D, token);
   }
   if constexpr (kOfValues) {
     store_gradient<T>(dv, p.dropout.scale, first_row, small.count, a.dv, small.layer_row, small.b,

@@ -13,8 +13,8 @@ struct QueryBlock {
   int layer;
   std::int64_t b, h, first;
   std::int64_t layer_row;  // of the first query, where there are several layers
-  int count;        // of queries, from `first` on
-  Range seen, all;  // the keys that any of them sees, and those that all do
+  int count;               // of queries, from `first` on
+  Range seen, all;         // the keys that any of them sees, and those that all do
   const void *k, *v;
 
   // By one thread. Without queries there is nothing to do.

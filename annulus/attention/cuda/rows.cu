@@ -91,9 +91,9 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
         layer_row(a.pattern, a.rows, lane, at, a.heads, r.h * a.group + a.first_head);
     float factor = 1;
     if (a.from.m != nullptr) {
-      const float l = own < 0 ? 0.0f : a.from.l[own];
-      const float m = l == 0 ? kNoScore : a.from.m[own];
-      if (l == 0) own = -1;
+      float l = 0, m = kNoScore;
+      if (own >= 0) l = a.from.l[own], m = a.from.m[own];
+      if (l == 0) own = -1, m = kNoScore;
       const float high = warp_reduce<kHalf>(m, [](float x, float y) { return fmaxf(x, y); });
       const float weight = exp2_fast(m - origin_of(high)), sum = warp_sum<kHalf>(l * weight);
       factor = sum == 0 ? 0.0f : weight / sum;
