@@ -52,7 +52,8 @@ struct AnyPattern {
     return dilated.counts_in(layer, h, query, key);
   }
 
-  // ---- Tiles of the queries (or keys) that a head has in a layer, numbered from 0 to slots() - 1. Some numbers may be of no tile.
+  // ---- Tiles of the queries (or keys) of a head in a layer, numbered from 0 to slots() - 1. Some numbers may be of no
+  // tile.
 
   // Packed sequences: the tiles of sequence i have the numbers from first / size + i on, first being its first row,
   // which leaves room for all of them and needs no sums over sequences.
@@ -196,7 +197,7 @@ struct Problem {
   std::int64_t longest_sweep(bool of_queries) const {
     return pattern.longest_sweep(order_of_layers[0], of_queries);
   }
-  // Of a sweep's first row, among those of all layers and heads (`heads` of them).
+  // Of a sweep's first row, among those of all layers of all heads (`heads` of them).
   ANNULUS_HD std::int64_t layer_row(int layer, std::int64_t b, std::int64_t h, std::int64_t heads,
                                     std::int64_t sweep) const {
     return (b * heads + h) * rows.count + rows.segment(pattern.dilated, layer, sweep);

@@ -241,9 +241,9 @@ void run_query_gradient(const Plan& plan, const BackwardScratch& s, cudaStream_t
 
 // Of head `head` among those that share keys: what the layers have is added to that of the heads before, and rounded
 // behind the last.
-void merge_keys(const Plan& plan, int head, const float* from, float* sum, const TensorView& to,
+void merge_keys(const Plan& plan, int head, float* from, float* sum, const TensorView& to,
                 cudaStream_t stream) {
-  MergeArgs a = merge_of(plan, {const_cast<float*>(from)}, to);
+  MergeArgs a = merge_of(plan, {from}, to);
   a.group = plan.heads_per_key();
   a.first_head = head;
   if (head > 0) a.before = sum;
