@@ -40,22 +40,24 @@ struct AnyPattern {
   Dilated dilated;
   Blocks blocks;
 
-  ANNULUS_HD Sweep sweep(std::int64_t b, std::int64_t h, std::int64_t i) const {
+  // `layer`: LongNet's branch, which a block of threads finds in its number; of everything else there is one.
+  ANNULUS_HD Sweep sweep(int layer, std::int64_t b, std::int64_t h, std::int64_t i) const {
     if (kind == Kind::kDense) return dense.sweep(b, h, i);
-    if (kind == Kind::kDilated) return dilated.sweep(b, h, i);
+    if (kind == Kind::kDilated) return dilated.sweep_of(branch_of(layer, h), b, h, i);
     return blocks.sweep(b, h, i);
   }
   // Are there keys in a row's interval that do not count?
   ANNULUS_HD bool has_holes() const { return kind == Kind::kDilated && dilated.unite; }
-  ANNULUS_HD bool counts(std::int64_t h, std::int64_t query, std::int64_t key) const {
-    return dilated.counts(h, query, key);
+  ANNULUS_HD bool counts(int layer, std::int64_t h, std::int64_t query, std::int64_t key) const {
+    return dilated.counts_in(layer, h, query, key);
   }
 
-  // ---- Tiles of the queries (or keys) of a head, numbered from 0 to slots() - 1. Some numbers may be of no tile.
+  // ---- Tiles of the queries (or keys) of a head in a layer, numbered from 0 to slots() - 1. Some numbers may be of no
+  // tile.
 
   // Packed sequences: the tiles of sequence i have the numbers from first / size + i on, first being its first row,
   // which leaves room for all of them and needs no sums over sequences.
-  ANNULUS_HD std::int64_t slots(bool of_queries, int size) const {
+  ANNULUS_HD std::int64_t slots(int layer, bool of_queries, int size) const {
     if (kind == Kind::kDense) {
       const std::int64_t rows = of_queries ? dense.queries : dense.keys;
       return dense.cu_queries.defined() ? rows / size + dense.sequences : tiles_of(rows, size);
@@ -67,14 +69,15 @@ struct AnyPattern {
     const Dilated& p = dilated;
     std::int64_t most = 0;
     for (int i = 0; i < p.branches; ++i) {
-      if (p.mode == DilatedMode::kLongNet && i != p.branch) continue;
+      if (p.mode == DilatedMode::kLongNet && i != layer) continue;
       const std::int64_t n = tiles_of(p.tokens, p.length[i]) * lines(i, of_queries) *
                              tiles_of(longest(i, of_queries), size);
       if (n > most) most = n;
     }
     return most;
   }
-  ANNULUS_HD Place place(std::int64_t h, std::int64_t slot, bool of_queries, int size) const {
+  ANNULUS_HD Place place(int layer, std::int64_t h, std::int64_t slot, bool of_queries,
+                         int size) const {
     if (kind == Kind::kDense) {
       if (!dense.cu_queries.defined()) return {0, slot};
       const Integers& ends = of_queries ? dense.cu_queries : dense.cu_keys;
@@ -96,7 +99,7 @@ struct AnyPattern {
       return {slot / tiles, slot % tiles};
     }
     const Dilated& p = dilated;
-    const int i = p.branch_of(h);
+    const int i = branch_of(layer, h);
     const std::int64_t tiles = tiles_of(longest(i, of_queries), size), own = lines(i, of_queries);
     const std::int64_t line = slot / tiles, all = p.residues();
     // Of keys, one residue has them.
@@ -104,7 +107,7 @@ struct AnyPattern {
     return {line / own * all + residue, slot % tiles};
   }
   // Rows of the longest sweep; of packed sequences, that of one of mean length.
-  ANNULUS_HD std::int64_t longest_sweep(bool of_queries) const {
+  ANNULUS_HD std::int64_t longest_sweep(int layer, bool of_queries) const {
     if (kind == Kind::kDense) {
       const std::int64_t rows = of_queries ? dense.queries : dense.keys;
       return dense.sequences > 1 ? tiles_of(rows, dense.sequences) : rows;
@@ -112,13 +115,16 @@ struct AnyPattern {
     if (kind == Kind::kBlocks) return blocks.size;
     std::int64_t most = 0;
     for (int i = 0; i < dilated.branches; ++i) {
-      if (dilated.mode == DilatedMode::kLongNet && i != dilated.branch) continue;
+      if (dilated.mode == DilatedMode::kLongNet && i != layer) continue;
       if (longest(i, of_queries) > most) most = longest(i, of_queries);
     }
     return most;
   }
 
  private:
+  ANNULUS_HD int branch_of(int layer, std::int64_t h) const {
+    return dilated.mode == DilatedMode::kLongNet ? layer : dilated.group_of(h);
+  }
   ANNULUS_HD std::int64_t dense_rows(std::int64_t rows) const {
     return tiles_of(rows, blocks.size);
   }
@@ -134,9 +140,39 @@ struct AnyPattern {
   }
 };
 
+// Several layers (LongNet's branches) run in one launch, and each writes what it has to rows of its own in fp32, which
+// another pass adds or merges in the order of the layers: nobody waits for anybody, nothing is cleared first, and the result
+// is always the same. A head has the rows of layer 0, then those of layer 1 and so on; those of a layer segment by segment,
+// with room for a whole one each. A row is a multiple of 16 bytes.
+struct LayerRows {
+  std::int64_t first[Dilated::kMost] = {}, count = 0;
+
+  LayerRows() = default;
+  LayerRows(const Dilated& p, int layers) {
+    for (int i = 0; i < layers; ++i) {
+      first[i] = count;
+      count += tiles_of(p.tokens, p.length[i]) * tiles_of(p.length[i], p.rate[i]);
+    }
+  }
+  // The row of a segment's first token, and of any; negative: the token is not of the layer.
+  ANNULUS_HD std::int64_t segment(const Dilated& p, int layer, std::int64_t i) const {
+    return first[layer] + i * tiles_of(p.length[layer], p.rate[layer]);
+  }
+  ANNULUS_HD std::int64_t token(const Dilated& p, int layer, std::int64_t h, std::int64_t t) const {
+    const std::int64_t w = p.length[layer], r = p.rate[layer];
+    const std::int64_t i = t / w, within = t - i * w, at = within / r;
+    return within - at * r == p.offset_of(layer, h) ? segment(p, layer, i) + at : -1;
+  }
+  ANNULUS_HD static std::int64_t pitch(std::int64_t columns) { return (columns + 3) / 4 * 4; }
+};
+
 // What every kernel reads.
 struct Problem {
   AnyPattern pattern;
+  int layers = 1;
+  // The layers, those whose tiles take longest first: short ones fill what they leave of the device.
+  std::uint8_t order_of_layers[Dilated::kMost] = {};
+  LayerRows rows;  // of several layers
   std::int64_t B = 0, H = 0, Hkv = 0, group = 1, Tq = 0, Tk = 0;
   int D = 0, Dv = 0;
   Operand q, k, v, lse;
@@ -147,16 +183,32 @@ struct Problem {
   // where the scale is not, the former is it, and scores are multiplied first.
   bool scale_first = false;
   float score_scale = 1, exponent_scale = 1;
-  std::int64_t slots = 0;  // of a head, in this launch
+  std::int64_t slots[Dilated::kMost] = {};  // of a head in a layer, in this launch
 
+  // Before a launch: how many blocks of threads it has.
+  std::int64_t number_blocks(std::int64_t heads, bool of_queries, int size) {
+    std::int64_t all = 0;
+    for (int i = 0; i < layers; ++i) {
+      slots[i] = pattern.slots(i, of_queries, size);
+      all += slots[i];
+    }
+    return B * heads * all;
+  }
+  std::int64_t longest_sweep(bool of_queries) const {
+    return pattern.longest_sweep(order_of_layers[0], of_queries);
+  }
+  // Of a sweep's first row, among those of all layers of all heads (`heads` of them).
+  ANNULUS_HD std::int64_t layer_row(int layer, std::int64_t b, std::int64_t h, std::int64_t heads,
+                                    std::int64_t sweep) const {
+    return (b * heads + h) * rows.count + rows.segment(pattern.dilated, layer, sweep);
+  }
   // Of a query's row, or a key's: with an order there are as many of both.
   ANNULUS_HD std::int64_t token(std::int64_t row) const {
     return order.defined() ? order.at(row, Tq - 1) : row;
   }
 };
 
-// A row's softmax state between the layers of a pattern: acc (B, Tq, H, Dv), m in units of log 2 and l (B, H, Tq). All
-// zeros: no key yet.
+// Softmax states of the rows of layers: acc, m in units of log 2, and l.
 struct States {
   float *acc = nullptr, *m = nullptr, *l = nullptr;
 };
@@ -164,32 +216,55 @@ struct States {
 struct ForwardArgs {
   Problem p;
   Operand o;
-  States
-      states;  // defined: the keys of this launch are merged into it; otherwise o and lse are written
+  States states;  // defined: written, and o and lse are not
+};
+
+// (B, H, Tq), or of the rows of layers.
+struct Deltas {
+  const float* data = nullptr;
+  bool of_layers = false;
+};
+
+// Where a gradient goes: to the rows of layers, added to sums of (B, rows, heads, columns), or to the tensor; the first
+// that is defined.
+struct Gradient {
+  float *layers = nullptr, *sum = nullptr;
+  Operand tensor;
 };
 
 struct QueryGradientArgs {
   Problem p;
-  Operand do_, dq;
-  const float* delta = nullptr;  // (B, H, Tq)
-  float* sum = nullptr;          // (B, Tq, H, D); defined: added to, and dq is left alone
+  Operand do_;
+  Gradient dq;
+  Deltas delta;
 };
 
 struct KeyGradientArgs {
   Problem p;
-  Operand do_, dk, dv;
-  const float* delta = nullptr;
-  float *dk_sum = nullptr, *dv_sum = nullptr;  // (B, Tk, Hkv, D or Dv), likewise
+  Operand do_;
+  Gradient dk, dv;
+  Deltas delta;
   // Of the heads that share a key, those from first_head on.
   int first_head = 0, heads = 1;
 };
 
-// The block of threads: (b, h, slot), the last slots first: where causal, they have the most keys.
+// The block of threads: (layer, b, h, slot), the last slots first: where causal, they have the most keys.
 struct BlockPlace {
-  std::int64_t b, h, slot;
+  int layer = 0;
+  std::int64_t b, h, slot, slots;
 
-  ANNULUS_HD BlockPlace(std::int64_t block, std::int64_t heads, std::int64_t slots)
-      : b(block / (slots * heads)), h(block / slots % heads), slot(slots - 1 - block % slots) {}
+  ANNULUS_HD BlockPlace(const Problem& p, std::int64_t block, std::int64_t heads) {
+    for (int i = 0; i < p.layers; ++i) {
+      layer = p.order_of_layers[i];
+      const std::int64_t blocks = p.B * heads * p.slots[layer];
+      if (block < blocks) break;
+      block -= blocks;
+    }
+    slots = p.slots[layer];
+    b = block / (slots * heads);
+    h = block / slots % heads;
+    slot = slots - 1 - block % slots;
+  }
 };
 
 }  // namespace annulus::attention::cuda

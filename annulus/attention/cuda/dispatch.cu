@@ -1,5 +1,6 @@
 // The launches of a call, and its scratch.
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <type_traits>
@@ -40,9 +41,9 @@ Operand operand_of(const TensorView& v) {
   return o;
 }
 
-AnyPattern pattern_of(const Plan& plan, int layer) {
+AnyPattern pattern_of(const Plan& plan) {
   AnyPattern any;
-  visit_layer(plan, layer, [&](const auto& pattern) {
+  visit_layer(plan, 0, [&](const auto& pattern) {
     using P = std::remove_cvref_t<decltype(pattern)>;
     if constexpr (std::is_same_v<P, Dense>) {
       any.kind = Kind::kDense;
@@ -58,9 +59,19 @@ AnyPattern pattern_of(const Plan& plan, int layer) {
   return any;
 }
 
-Problem problem_of(const Plan& plan, int layer) {
+LayerRows layer_rows(const Plan& plan) {
+  return plan.layers > 1 ? LayerRows(std::get<Dilated>(plan.pattern), plan.layers) : LayerRows();
+}
+
+Problem problem_of(const Plan& plan) {
   Problem p;
-  p.pattern = pattern_of(plan, layer);
+  p.pattern = pattern_of(plan);
+  p.layers = plan.layers;
+  p.rows = layer_rows(plan);
+  for (int i = 0; i < p.layers; ++i) p.order_of_layers[i] = static_cast<std::uint8_t>(i);
+  std::stable_sort(p.order_of_layers, p.order_of_layers + p.layers, [&](int i, int j) {
+    return p.pattern.longest_sweep(i, false) > p.pattern.longest_sweep(j, false);
+  });
   p.B = plan.B;
   p.H = plan.H;
   p.Hkv = plan.Hkv;
@@ -114,54 +125,54 @@ void visit_type(DType dtype, F&& f) {
 std::int64_t query_rows(const Plan& plan) { return plan.B * plan.Tq * plan.H; }
 std::int64_t key_rows(const Plan& plan) { return plan.B * plan.Tk * plan.Hkv; }
 
-void lay_out(const Plan& plan, States& s, ScratchLayout& scratch) {
-  scratch(s.acc, query_rows(plan) * plan.Dv);
-  scratch(s.m, query_rows(plan));
-  scratch(s.l, query_rows(plan));
-}
-void clear(const Plan& plan, const States& s, cudaStream_t stream) {
-  const auto rows = static_cast<std::size_t>(query_rows(plan));
-  ANNULUS_CUDA_CHECK(
-      plan.op,
-      cudaMemsetAsync(s.acc, 0, rows * static_cast<std::size_t>(plan.Dv) * sizeof(float), stream));
-  ANNULUS_CUDA_CHECK(plan.op, cudaMemsetAsync(s.l, 0, rows * sizeof(float), stream));
-}
-
 struct ForwardScratch {
   States states;
 
   void lay_out(const Plan& plan, ScratchLayout& scratch) {
-    if (plan.layers > 1 && !no_queries(plan)) cuda::lay_out(plan, states, scratch);
+    if (plan.layers == 1 || no_queries(plan)) return;
+    const std::int64_t rows = plan.B * plan.H * layer_rows(plan).count;
+    scratch(states.acc, rows * LayerRows::pitch(plan.Dv));
+    scratch(states.m, rows);
+    scratch(states.l, rows);
   }
 };
 
-// Layers accumulate in fp32; so do keys of several heads, where they are not the same keys.
 struct BackwardScratch {
   float* delta = nullptr;
-  States states;  // of a layer by itself
-  float *dq = nullptr, *dk = nullptr, *dv = nullptr;
+  ForwardScratch forward;  // where every layer has a delta of its own
+  // Of layers: the rows of dq, and once those are summed of dk, and of dv.
+  float *of_layers = nullptr, *dv_of_layers = nullptr;
+  // Sums in fp32 over heads that share keys, but not the same ones; and where keys may be of no tile.
+  float *dk = nullptr, *dv = nullptr;
 
   void lay_out(const Plan& plan, ScratchLayout& scratch) {
     if (no_queries(plan)) return;
-    scratch(delta, query_rows(plan));
-    if (plan.layers > 1) scratch(dq, query_rows(plan) * plan.D);
-    if (plan.stop_alpha_gradient && plan.layers > 1) cuda::lay_out(plan, states, scratch);
-    if (is_dilated(plan) && !no_keys(plan)) {
+    const std::int64_t rows = layer_rows(plan).count;
+    const bool own_deltas = plan.stop_alpha_gradient && plan.layers > 1;
+    scratch(delta, own_deltas ? plan.B * plan.H * rows : query_rows(plan));
+    if (own_deltas) forward.lay_out(plan, scratch);
+    if (plan.layers > 1) scratch(of_layers, plan.B * plan.H * rows * LayerRows::pitch(plan.D));
+    if (!is_dilated(plan) || no_keys(plan)) return;
+    if (plan.layers > 1) {
+      scratch(dv_of_layers, plan.B * plan.Hkv * rows * LayerRows::pitch(plan.Dv));
+    }
+    if (plan.layers == 1 || plan.heads_per_key() > 1) {
       scratch(dk, key_rows(plan) * plan.D);
       scratch(dv, key_rows(plan) * plan.Dv);
     }
   }
+  Deltas deltas() const { return {delta, forward.states.acc != nullptr}; }
 };
 
-void run_forward(const Plan& plan, int layer, const States& states, cudaStream_t stream) {
+void run_forward(const Plan& plan, const States& states, cudaStream_t stream) {
   ForwardArgs a;
-  a.p = problem_of(plan, layer);
+  a.p = problem_of(plan);
   a.o = operand_of(plan.o);
   a.states = states;
   visit_type(plan.dtype, [&]<class T>() { forward_of<T>(plan.op, a, stream); });
 }
 
-void run_delta(const Plan& plan, const States& states, float* delta, cudaStream_t stream) {
+void run_delta(const Plan& plan, float* delta, cudaStream_t stream) {
   DeltaArgs a;
   a.B = plan.B;
   a.H = plan.H;
@@ -171,9 +182,37 @@ void run_delta(const Plan& plan, const States& states, float* delta, cudaStream_
   a.o = operand_of(plan.o);
   a.do_ = operand_of(plan.do_);
   a.dlse = operand_of(plan.dlse);
-  a.states = states;
   a.delta = delta;
   launch_delta(plan.op, a, stream);
+}
+void run_layer_delta(const Plan& plan, const States& states, float* delta, cudaStream_t stream) {
+  LayerDeltaArgs a;
+  a.pattern = std::get<Dilated>(plan.pattern);
+  a.rows = layer_rows(plan);
+  a.B = plan.B;
+  a.H = plan.H;
+  a.Tq = plan.Tq;
+  a.Dv = static_cast<int>(plan.Dv);
+  a.dtype = plan.dtype;
+  a.do_ = operand_of(plan.do_);
+  a.dlse = operand_of(plan.dlse);
+  a.states = states;
+  a.delta = delta;
+  launch_layer_delta(plan.op, a, stream);
+}
+
+MergeArgs merge_of(const Plan& plan, const States& from, const TensorView& to) {
+  MergeArgs a;
+  a.pattern = std::get<Dilated>(plan.pattern);
+  a.rows = layer_rows(plan);
+  a.B = to.shape[0];
+  a.tokens = to.shape[1];
+  a.heads = to.shape[2];
+  a.columns = static_cast<int>(to.shape[3]);
+  a.dtype = plan.dtype;
+  a.from = from;
+  a.to = operand_of(to);
+  return a;
 }
 
 void round_to(const Plan& plan, const float* from, const TensorView& to, cudaStream_t stream) {
@@ -188,31 +227,50 @@ void round_to(const Plan& plan, const float* from, const TensorView& to, cudaStr
   launch_round(plan.op, a, stream);
 }
 
-void run_query_gradient(const Plan& plan, int layer, const BackwardScratch& s,
-                        cudaStream_t stream) {
+void run_query_gradient(const Plan& plan, const BackwardScratch& s, cudaStream_t stream) {
   QueryGradientArgs a;
-  a.p = problem_of(plan, layer);
+  a.p = problem_of(plan);
   a.do_ = operand_of(plan.do_);
-  a.dq = operand_of(plan.dq);
-  a.delta = s.delta;
-  a.sum = s.dq;
+  a.dq = {s.of_layers, nullptr, operand_of(plan.dq)};
+  a.delta = s.deltas();
   visit_type(plan.dtype, [&]<class T>() { query_gradient_of<T>(plan.op, a, stream); });
+  if (s.of_layers != nullptr) {
+    launch_merge(plan.op, merge_of(plan, {s.of_layers}, plan.dq), stream);
+  }
 }
 
-void run_key_gradient(const Plan& plan, int layer, const BackwardScratch& s, cudaStream_t stream) {
+// Of head `head` among those that share keys: what the layers have is added to that of the heads before, and rounded
+// behind the last.
+void merge_keys(const Plan& plan, int head, float* from, float* sum, const TensorView& to,
+                cudaStream_t stream) {
+  MergeArgs a = merge_of(plan, {from}, to);
+  a.group = plan.heads_per_key();
+  a.first_head = head;
+  if (head > 0) a.before = sum;
+  if (head + 1 < a.group) {
+    a.dtype = DType::kF32;
+    a.to = {
+        sum, a.tokens * a.heads * a.columns, a.heads * a.columns, a.columns, 1, a.columns % 8 == 0};
+  }
+  launch_merge(plan.op, a, stream);
+}
+
+void run_key_gradient(const Plan& plan, const BackwardScratch& s, cudaStream_t stream) {
   KeyGradientArgs a;
-  a.p = problem_of(plan, layer);
+  a.p = problem_of(plan);
   a.do_ = operand_of(plan.do_);
-  a.dk = operand_of(plan.dk);
-  a.dv = operand_of(plan.dv);
-  a.delta = s.delta;
-  a.dk_sum = s.dk;
-  a.dv_sum = s.dv;
+  a.dk = {s.of_layers, s.dk, operand_of(plan.dk)};
+  a.dv = {s.dv_of_layers, s.dv, operand_of(plan.dv)};
+  a.delta = s.deltas();
   // Heads that see different keys of one key head take turns, so that no two blocks of a launch add to one row.
   const auto heads = static_cast<int>(plan.heads_per_key());
-  a.heads = s.dk != nullptr ? 1 : heads;
+  a.heads = is_dilated(plan) ? 1 : heads;
   for (a.first_head = 0; a.first_head < heads; a.first_head += a.heads) {
     visit_type(plan.dtype, [&]<class T>() { key_gradient_of<T>(plan.op, a, stream); });
+    if (s.of_layers != nullptr) {
+      merge_keys(plan, a.first_head, s.of_layers, s.dk, plan.dk, stream);
+      merge_keys(plan, a.first_head, s.dv_of_layers, s.dv, plan.dv, stream);
+    }
   }
 }
 
@@ -225,19 +283,11 @@ void forward(const Plan& plan, Context& context) {
   ForwardScratch scratch;
   const Workspace workspace(context, plan.op, plan.device,
                             [&](ScratchLayout& layout) { scratch.lay_out(plan, layout); });
-  if (plan.layers == 1) return run_forward(plan, 0, {}, stream);
-  clear(plan, scratch.states, stream);
-  for (int i = 0; i < plan.layers; ++i) run_forward(plan, i, scratch.states, stream);
-  FinishArgs a;
-  a.B = plan.B;
-  a.H = plan.H;
-  a.Tq = plan.Tq;
-  a.Dv = static_cast<int>(plan.Dv);
-  a.dtype = plan.dtype;
-  a.states = scratch.states;
-  a.o = operand_of(plan.o);
+  run_forward(plan, scratch.states, stream);
+  if (plan.layers == 1) return;
+  MergeArgs a = merge_of(plan, scratch.states, plan.o);
   a.lse = operand_of(plan.lse);
-  launch_finish(plan.op, a, stream);
+  launch_merge(plan.op, a, stream);
 }
 
 void backward(const Plan& plan, Context& context) {
@@ -255,31 +305,27 @@ void backward(const Plan& plan, Context& context) {
   BackwardScratch s;
   const Workspace workspace(context, plan.op, plan.device,
                             [&](ScratchLayout& layout) { s.lay_out(plan, layout); });
-  const auto clear_sums = [&](float* sums, std::int64_t count) {
+  const auto clear = [&](float* sums, std::int64_t count) {
     ANNULUS_CUDA_CHECK(
         plan.op, cudaMemsetAsync(sums, 0, static_cast<std::size_t>(count) * sizeof(float), stream));
   };
-  if (for_q && s.dq != nullptr) clear_sums(s.dq, query_rows(plan) * plan.D);
-  if (for_keys && s.dk != nullptr) {
-    clear_sums(s.dk, key_rows(plan) * plan.D);
-    clear_sums(s.dv, key_rows(plan) * plan.Dv);
+  const bool sums_keys = for_keys && plan.layers == 1 && s.dk != nullptr;
+  if (sums_keys) {
+    clear(s.dk, key_rows(plan) * plan.D);
+    clear(s.dv, key_rows(plan) * plan.Dv);
   } else if (for_keys && has_key_lengths(plan)) {  // keys that do not exist are in no tile
     round_to(plan, nullptr, plan.dk, stream);
     round_to(plan, nullptr, plan.dv, stream);
   }
-  const bool own_deltas = s.states.acc != nullptr;
-  if (!own_deltas) run_delta(plan, {}, s.delta, stream);
-  for (int i = 0; i < plan.layers; ++i) {
-    if (own_deltas) {
-      clear(plan, s.states, stream);
-      run_forward(plan, i, s.states, stream);
-      run_delta(plan, s.states, s.delta, stream);
-    }
-    if (for_q) run_query_gradient(plan, i, s, stream);
-    if (for_keys) run_key_gradient(plan, i, s, stream);
+  if (s.forward.states.acc != nullptr) {
+    run_forward(plan, s.forward.states, stream);
+    run_layer_delta(plan, s.forward.states, s.delta, stream);
+  } else {
+    run_delta(plan, s.delta, stream);
   }
-  if (for_q && s.dq != nullptr) round_to(plan, s.dq, plan.dq, stream);
-  if (for_keys && s.dk != nullptr) {
+  if (for_q) run_query_gradient(plan, s, stream);
+  if (for_keys) run_key_gradient(plan, s, stream);
+  if (sums_keys) {
     round_to(plan, s.dk, plan.dk, stream);
     round_to(plan, s.dv, plan.dv, stream);
   }

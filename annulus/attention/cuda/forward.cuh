@@ -100,7 +100,7 @@ __device__ __forceinline__ void online_softmax(float (&s)[kM][kN][4], RowStates<
   }
 }
 
-// Rows of the tile out of registers: o and lse, or merged into the states of earlier layers.
+// Rows of the tile out of registers: o and lse, or states of the layer.
 template <class T, int kRows, int kM, int kD>
 __device__ __forceinline__ void store_rows(const ForwardArgs& a, const QueryBlock& at,
                                            int first_row, RowStates<kRows>& state,
@@ -108,58 +108,40 @@ __device__ __forceinline__ void store_rows(const ForwardArgs& a, const QueryBloc
   static_assert(kRows == kM * 2);
   const Problem& p = a.p;
   const int lane = static_cast<int>(threadIdx.x) & 31;
-  const bool merges = a.states.acc != nullptr;
-  std::int64_t token[kRows];     // negative: the row does not exist, or has nothing to merge
-  float own[kRows], old[kRows];  // what acc, and where merging the sum before, is multiplied by
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) state.l[r] = warp_sum<4>(state.l[r]);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const int row = first_row + r * 8 + lane / 4;
-    float l = warp_sum<4>(state.l[r]), high = state.m[r] * p.exponent_scale;
-    token[r] = row < at.count && !(merges && l == 0) ? p.token(at.query(row)) : -1;
-    own[r] = l == 0 ? 0.0f : p.dropout.scale / l;
-    old[r] = 0;
-    if (merges && token[r] >= 0) {
-      const std::int64_t i = (at.b * p.H + at.h) * p.Tq + token[r];
-      const float old_l = a.states.l[i], old_m = old_l == 0 ? kNoScore : a.states.m[i];
-      const float next = fmaxf(high, old_m), origin = origin_of(next);
-      own[r] = exp2_fast(high - origin);
-      old[r] = exp2_fast(old_m - origin);
-      l = fmaf(l, own[r], old_l * old[r]);
-      high = next;
-      own[r] *= p.dropout.scale;
-    }
-    __syncwarp();  // the four lanes of a row have read its state before one of them writes it
-    if (lane % 4 == 0 && token[r] >= 0) {
-      if (merges) {
-        const std::int64_t i = (at.b * p.H + at.h) * p.Tq + token[r];
+    if (row >= at.count) continue;
+    const float l = state.l[r], high = state.m[r] * p.exponent_scale;
+    if (a.states.acc != nullptr) {
+      const std::int64_t i = at.layer_row + row;
+      if (lane % 4 == 0) {
         a.states.m[i] = high;
         a.states.l[i] = l;
-      } else if (p.lse.data != nullptr) {
-        constexpr float kLog2 = 0.693147181f;
-        p.lse.at<float>(at.b, at.h)[token[r] * p.lse.row] =
-            l == 0 ? kNoScore : fmaf(high, kLog2, logf(l));
       }
-    }
-  }
+      float* const to = a.states.acc + i * LayerRows::pitch(p.Dv);
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    if (token[r] < 0) continue;
-    float* const sums = a.states.acc + ((at.b * p.Tq + token[r]) * p.H + at.h) * p.Dv;
-    T* const to = a.o.at<T>(at.b, at.h) + token[r] * a.o.row;
+      for (int n = 0; n < kD; ++n) {
+        store_two(to, 1, true, n * 8 + lane % 4 * 2, p.Dv,
+                  acc[r / 2][n][r % 2 * 2] * p.dropout.scale,
+                  acc[r / 2][n][r % 2 * 2 + 1] * p.dropout.scale);
+      }
+      continue;
+    }
+    const std::int64_t token = p.token(at.query(row));
+    if (lane % 4 == 0 && p.lse.data != nullptr) {
+      constexpr float kLog2 = 0.693147181f;
+      p.lse.at<float>(at.b, at.h)[token * p.lse.row] =
+          l == 0 ? kNoScore : fmaf(high, kLog2, logf(l));
+    }
+    const float factor = l == 0 ? 0.0f : p.dropout.scale / l;
+    T* const to = a.o.at<T>(at.b, at.h) + token * a.o.row;
 #pragma unroll
     for (int n = 0; n < kD; ++n) {
-      const int column = n * 8 + lane % 4 * 2;
-      float two[2];
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        two[e] = acc[r / 2][n][r % 2 * 2 + e] * own[r];
-        if (merges && column + e < p.Dv) two[e] = fmaf(sums[column + e], old[r], two[e]);
-      }
-      if (merges) {
-        store_two(sums, 1, false, column, p.Dv, two[0], two[1]);
-      } else {
-        store_two(to, a.o.column, a.o.whole, column, p.Dv, two[0], two[1]);
-      }
+      store_two(to, a.o.column, a.o.whole, n * 8 + lane % 4 * 2, p.Dv,
+                acc[r / 2][n][r % 2 * 2] * factor, acc[r / 2][n][r % 2 * 2 + 1] * factor);
     }
   }
 }
@@ -263,8 +245,7 @@ __global__ void __launch_bounds__(ForwardTiling<T, kColumns, kShort>::kThreads,
 template <class T, int kColumns, bool kShort>
 void launch_forward(const char* op, ForwardArgs a, cudaStream_t stream) {
   using Tiling = ForwardTiling<T, kColumns, kShort>;
-  a.p.slots = a.p.pattern.slots(true, Tiling::kQueries);
-  const std::int64_t blocks = a.p.B * a.p.H * a.p.slots;
+  const std::int64_t blocks = a.p.number_blocks(a.p.H, true, Tiling::kQueries);
   if (blocks == 0) return;
   allow_shared(op, "forward_kernel", forward_kernel<T, kColumns, kShort>, Tiling::kSharedBytes);
   forward_kernel<T, kColumns, kShort>
@@ -274,7 +255,7 @@ void launch_forward(const char* op, ForwardArgs a, cudaStream_t stream) {
 
 template <class T>
 void forward_of(const char* op, const ForwardArgs& a, cudaStream_t stream) {
-  const bool is_short = a.p.pattern.longest_sweep(true) <= kShortSweep;
+  const bool is_short = a.p.longest_sweep(true) <= kShortSweep;
   visit_tiles<T>(a.p, is_short, [&]<int kColumns, bool kShort>() {
     launch_forward<T, kColumns, kShort>(op, a, stream);
   });

@@ -17,21 +17,25 @@ enum class Sums : std::uint8_t { kBoth, kKeys, kValues };
 // What a block of threads knows of its keys, in shared memory as QueryBlock.
 struct KeyBlock {
   Sweep sweep;
+  int layer;
   std::int64_t b, h, group_head;  // h: of the keys; the first head of queries
   std::int64_t column;            // of blocks in a list
   std::int64_t first;
+  // Where there are several layers: of the first key, and of the sweep's first query in the first head.
+  std::int64_t layer_row, query_row;
   int count;   // of keys, from `first` on
   Range seen;  // the queries that see any of them
 
   // By one thread.
   __device__ void start(const KeyGradientArgs& a, int keys) {
     const Problem& p = a.p;
-    const BlockPlace at(blockIdx.x, p.Hkv, p.slots);
+    const BlockPlace at(p, blockIdx.x, p.Hkv);
+    layer = at.layer;
     b = at.b;
     h = at.h;
     group_head = at.h * p.group + a.first_head;
     // The first keys first: where causal, they are seen by the most queries.
-    const Place place = p.pattern.place(group_head, p.slots - 1 - at.slot, false, keys);
+    const Place place = p.pattern.place(at.layer, group_head, at.slots - 1 - at.slot, false, keys);
     column = place.sweep;
     first = place.tile * keys;
     Sweep own;
@@ -43,8 +47,12 @@ struct KeyBlock {
       first += column * blocks.size;
       end = (column + 1) * blocks.size < blocks.keys ? (column + 1) * blocks.size : blocks.keys;
     } else {
-      own = p.pattern.sweep(at.b, group_head, place.sweep);
+      own = p.pattern.sweep(at.layer, at.b, group_head, place.sweep);
       end = own.keys.count;
+    }
+    if (p.layers > 1) {
+      layer_row = p.layer_row(at.layer, at.b, at.h, p.Hkv, place.sweep) + first;
+      query_row = p.layer_row(at.layer, at.b, group_head, p.H, place.sweep);
     }
     sweep = own;
     const std::int64_t left = end - first;
@@ -226,7 +234,10 @@ __global__ void __launch_bounds__(KeyGradientTiling<T, kColumns, kShort>::kThrea
       const std::int64_t t = there ? p.token(sweep.queries.at(tile.first + i)) : 0;
       small.lse[parity][i] =
           there ? weight_origin(p.lse.at<const float>(small.b, h)[t * p.lse.row]) : 0.0f;
-      small.delta[parity][i] = there ? a.delta[(small.b * p.H + h) * p.Tq + t] : 0.0f;
+      // Where there are layers a block has one head.
+      const std::int64_t at =
+          a.delta.of_layers ? small.query_row + tile.first + i : (small.b * p.H + h) * p.Tq + t;
+      small.delta[parity][i] = there ? a.delta.data[at] : 0.0f;
       if (drops) small.drawn[parity][i] = p.dropout.row(sweep.sample, h, t - sweep.first_query);
     }
     const bool holes = p.pattern.has_holes();
@@ -244,7 +255,7 @@ __global__ void __launch_bounds__(KeyGradientTiling<T, kColumns, kShort>::kThrea
           },
           holes,
           [&](int row, int column) {
-            return p.pattern.counts(h, sweep.queries.at(tile.first + column),
+            return p.pattern.counts(small.layer, h, sweep.queries.at(tile.first + column),
                                     sweep.keys.at(small.first + row));
           });
     }
@@ -317,12 +328,12 @@ __global__ void __launch_bounds__(KeyGradientTiling<T, kColumns, kShort>::kThrea
   }
   copy_async_wait<0>();
   if constexpr (kOfKeys) {
-    store_gradient<T>(dk, p.scale, first_row, small.count, a.dk, a.dk_sum, small.b, small.h, p.Tk,
-                      p.Hkv, p.D, token);
+    store_gradient<T>(dk, p.scale, first_row, small.count, a.dk, small.layer_row, small.b, small.h,
+                      p.Tk, p.Hkv, p.D, token);
   }
   if constexpr (kOfValues) {
-    store_gradient<T>(dv, p.dropout.scale, first_row, small.count, a.dv, a.dv_sum, small.b, small.h,
-                      p.Tk, p.Hkv, p.Dv, token);
+    store_gradient<T>(dv, p.dropout.scale, first_row, small.count, a.dv, small.layer_row, small.b,
+                      small.h, p.Tk, p.Hkv, p.Dv, token);
   }
 }
 
@@ -339,8 +350,8 @@ void launch_key_sums(const char* op, const KeyGradientArgs& a, std::int64_t bloc
 
 template <class T, int kColumns, bool kShort>
 void launch_key_gradient(const char* op, KeyGradientArgs a, cudaStream_t stream) {
-  a.p.slots = a.p.pattern.slots(false, KeyGradientTiling<T, kColumns, kShort>::kKeys);
-  const std::int64_t blocks = a.p.B * a.p.Hkv * a.p.slots;
+  const std::int64_t blocks =
+      a.p.number_blocks(a.p.Hkv, false, KeyGradientTiling<T, kColumns, kShort>::kKeys);
   if (blocks == 0) return;
   if constexpr (kColumns > 128) {
     launch_key_sums<T, kColumns, kShort, Sums::kKeys>(op, a, blocks, stream);
@@ -352,7 +363,7 @@ void launch_key_gradient(const char* op, KeyGradientArgs a, cudaStream_t stream)
 
 template <class T>
 void key_gradient_of(const char* op, const KeyGradientArgs& a, cudaStream_t stream) {
-  const bool is_short = a.p.pattern.longest_sweep(false) <= kShortSweep;
+  const bool is_short = a.p.longest_sweep(false) <= kShortSweep;
   visit_tiles<T>(a.p, is_short, [&]<int kColumns, bool kShort>() {
     // Wider tiles have 64 keys anyway.
     launch_key_gradient<T, kColumns, kShort && kColumns <= 64>(op, a, stream);

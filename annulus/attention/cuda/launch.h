@@ -41,26 +41,43 @@ void query_gradient_of(const char* op, const QueryGradientArgs& a, cudaStream_t 
 template <class T>
 void key_gradient_of(const char* op, const KeyGradientArgs& a, cudaStream_t stream);
 
-// delta (B, H, Tq) = <do, o> - dlse, o of the tensor or, where defined, of states.
+// delta (B, H, Tq) = <do, o> - dlse.
 struct DeltaArgs {
   std::int64_t B = 0, H = 0, Tq = 0;
   int Dv = 0;
   DType dtype = DType::kF32;
   Operand o, do_, dlse;
-  States states;
   float* delta = nullptr;
 };
 void launch_delta(const char* op, const DeltaArgs& a, cudaStream_t stream);
 
-// o and lse of states.
-struct FinishArgs {
+// The same of the rows of layers, each with its own o: that of its states.
+struct LayerDeltaArgs {
+  Dilated pattern;
+  LayerRows rows;
   std::int64_t B = 0, H = 0, Tq = 0;
   int Dv = 0;
   DType dtype = DType::kF32;
+  Operand do_, dlse;
   States states;
-  Operand o, lse;
+  float* delta = nullptr;
 };
-void launch_finish(const char* op, const FinishArgs& a, cudaStream_t stream);
+void launch_layer_delta(const char* op, const LayerDeltaArgs& a, cudaStream_t stream);
+
+// `to` (B, tokens, heads, columns) of the rows of layers: merged as softmax states, together with their lse, or where
+// there are no m and l summed, on top of `before` where that is defined. Head h of `to` is that of queries
+// h group + first_head.
+struct MergeArgs {
+  Dilated pattern;
+  LayerRows rows;
+  std::int64_t B = 0, tokens = 0, heads = 0, group = 1, first_head = 0;
+  int columns = 0;
+  DType dtype = DType::kF32;  // of `to`
+  States from;
+  const float* before = nullptr;  // (B, tokens, heads, columns); may be `to`
+  Operand to, lse;
+};
+void launch_merge(const char* op, const MergeArgs& a, cudaStream_t stream);
 
 // `to` (B, rows, heads, columns), rounded from fp32 that lie densely, or zeros.
 struct RoundArgs {

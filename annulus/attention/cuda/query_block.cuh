@@ -10,24 +10,28 @@ namespace annulus::attention::cuda {
 
 struct QueryBlock {
   Sweep sweep;
+  int layer;
   std::int64_t b, h, first;
-  int count;        // of queries, from `first` on
-  Range seen, all;  // the keys that any of them sees, and those that all do
+  std::int64_t layer_row;  // of the first query, where there are several layers
+  int count;               // of queries, from `first` on
+  Range seen, all;         // the keys that any of them sees, and those that all do
   const void *k, *v;
 
   // By one thread. Without queries there is nothing to do.
   template <class T>
   __device__ void start(const Problem& p, int queries) {
-    const BlockPlace at(blockIdx.x, p.H, p.slots);
-    const Place place = p.pattern.place(at.h, at.slot, true, queries);
-    const Sweep own = p.pattern.sweep(at.b, at.h, place.sweep);
+    const BlockPlace at(p, blockIdx.x, p.H);
+    const Place place = p.pattern.place(at.layer, at.h, at.slot, true, queries);
+    const Sweep own = p.pattern.sweep(at.layer, at.b, at.h, place.sweep);
     sweep = own;
+    layer = at.layer;
     b = at.b;
     h = at.h;
     first = place.tile * queries;
     const std::int64_t left = own.queries.count - first;
     count = place.tile < 0 || left <= 0 ? 0 : left < queries ? static_cast<int>(left) : queries;
     if (count == 0) return;
+    if (p.layers > 1) layer_row = p.layer_row(layer, b, h, p.H, place.sweep) + first;
     const Range part{first, first + count};
     seen = own.seen_by_any(part);
     all = own.seen_by_all(part);
@@ -55,7 +59,7 @@ __device__ __forceinline__ void make_query_mask(std::uint32_t* mask, const Probl
       },
       p.pattern.has_holes(),
       [&](int row, int column) {
-        return p.pattern.counts(block.h, block.query(row),
+        return p.pattern.counts(block.layer, block.h, block.query(row),
                                 block.sweep.keys.at(tile.first + column));
       });
 }

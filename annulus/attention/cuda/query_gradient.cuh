@@ -75,14 +75,14 @@ __device__ __forceinline__ void score_gradients(float (&dp)[kM][kN][4],
   }
 }
 
-// Rows of registers times `scale`, to a tensor, or added to sums of (B, rows, heads, columns); token(row) is where a row
-// lies, of those that exist.
+// Rows of registers times `scale`; token(row) is where a row lies, of those that exist, and layer_row the first among those
+// of layers.
 template <class T, int kM, int kD, class Token>
 __device__ __forceinline__ void store_gradient(const float (&acc)[kM][kD][4], float scale,
-                                               int first_row, int count, const Operand& to,
-                                               float* sum, std::int64_t b, std::int64_t h,
-                                               std::int64_t rows, std::int64_t heads, int columns,
-                                               Token&& token) {
+                                               int first_row, int count, const Gradient& to,
+                                               std::int64_t layer_row, std::int64_t b,
+                                               std::int64_t h, std::int64_t rows,
+                                               std::int64_t heads, int columns, Token&& token) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
@@ -90,16 +90,22 @@ __device__ __forceinline__ void store_gradient(const float (&acc)[kM][kD][4], fl
     for (int half = 0; half < 2; ++half) {
       const int row = first_row + m * 16 + half * 8 + lane / 4;
       if (row >= count) continue;
-      const std::int64_t at = token(row);
-      if (sum == nullptr) {
-        T* const line = to.at<T>(b, h) + at * to.row;
+      if (to.layers != nullptr) {
+        float* const line = to.layers + (layer_row + row) * LayerRows::pitch(columns);
 #pragma unroll
         for (int n = 0; n < kD; ++n) {
-          store_two(line, to.column, to.whole, n * 8 + lane % 4 * 2, columns,
+          store_two(line, 1, true, n * 8 + lane % 4 * 2, columns, acc[m][n][half * 2] * scale,
+                    acc[m][n][half * 2 + 1] * scale);
+        }
+      } else if (to.sum == nullptr) {
+        T* const line = to.tensor.at<T>(b, h) + token(row) * to.tensor.row;
+#pragma unroll
+        for (int n = 0; n < kD; ++n) {
+          store_two(line, to.tensor.column, to.tensor.whole, n * 8 + lane % 4 * 2, columns,
                     acc[m][n][half * 2] * scale, acc[m][n][half * 2 + 1] * scale);
         }
       } else {
-        float* const line = sum + ((b * rows + at) * heads + h) * columns;
+        float* const line = to.sum + ((b * rows + token(row)) * heads + h) * columns;
 #pragma unroll
         for (int n = 0; n < kD; ++n) {
 #pragma unroll
@@ -146,7 +152,9 @@ __global__ void __launch_bounds__(QueryGradientTiling<T, kColumns, kShort>::kThr
     const std::int64_t t = there ? token(row) : 0;
     small.lse[row] =
         there ? weight_origin(p.lse.at<const float>(small.b, small.h)[t * p.lse.row]) : 0.0f;
-    small.delta[row] = there ? a.delta[(small.b * p.H + small.h) * p.Tq + t] : 0.0f;
+    const std::int64_t i =
+        a.delta.of_layers ? small.layer_row + row : (small.b * p.H + small.h) * p.Tq + t;
+    small.delta[row] = there ? a.delta.data[i] : 0.0f;
     small.drawn[row] = drops ? p.dropout.row(sweep.sample, small.h, t - sweep.first_query) : 0;
   }
   const auto load_queries = [&](auto tile, const Operand& operand, int columns) {
@@ -219,15 +227,14 @@ __global__ void __launch_bounds__(QueryGradientTiling<T, kColumns, kShort>::kThr
     }
   }
   copy_async_wait<0>();
-  store_gradient<T>(acc, p.scale, first_row, small.count, a.dq, a.sum, small.b, small.h, p.Tq, p.H,
-                    p.D, token);
+  store_gradient<T>(acc, p.scale, first_row, small.count, a.dq, small.layer_row, small.b, small.h,
+                    p.Tq, p.H, p.D, token);
 }
 
 template <class T, int kColumns, bool kShort>
 void launch_query_gradient(const char* op, QueryGradientArgs a, cudaStream_t stream) {
   using Tiling = QueryGradientTiling<T, kColumns, kShort>;
-  a.p.slots = a.p.pattern.slots(true, Tiling::kQueries);
-  const std::int64_t blocks = a.p.B * a.p.H * a.p.slots;
+  const std::int64_t blocks = a.p.number_blocks(a.p.H, true, Tiling::kQueries);
   if (blocks == 0) return;
   allow_shared(op, "query_gradient_kernel", query_gradient_kernel<T, kColumns, kShort>,
                Tiling::kSharedBytes);
@@ -238,7 +245,7 @@ void launch_query_gradient(const char* op, QueryGradientArgs a, cudaStream_t str
 
 template <class T>
 void query_gradient_of(const char* op, const QueryGradientArgs& a, cudaStream_t stream) {
-  const bool is_short = a.p.pattern.longest_sweep(true) <= kShortSweep;
+  const bool is_short = a.p.longest_sweep(true) <= kShortSweep;
   visit_tiles<T>(a.p, is_short, [&]<int kColumns, bool kShort>() {
     launch_query_gradient<T, kColumns, kShort>(op, a, stream);
   });

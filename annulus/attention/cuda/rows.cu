@@ -5,6 +5,7 @@
 
 #include "annulus/attention/cuda/launch.h"
 #include "annulus/cuda/check.h"
+#include "annulus/cuda/math.cuh"
 #include "annulus/cuda/reduce.cuh"
 #include "annulus/cuda/rows.cuh"
 
@@ -36,24 +37,13 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(const __grid_constant__
     float sum = 0;
     visit_narrow(a.dtype, [&]<class T>() {
       const T* d = a.do_.at<const T>(r.b, r.h) + r.t * a.do_.row;
-      if (a.states.acc != nullptr) {
-        const float* o = a.states.acc + i * a.Dv;
-        for (int c = lane; c < a.Dv; c += 32) {
-          sum = fmaf(static_cast<float>(d[c * a.do_.column]), o[c], sum);
-        }
-      } else {
-        const T* o = a.o.at<const T>(r.b, r.h) + r.t * a.o.row;
-        for (int c = lane; c < a.Dv; c += 32) {
-          sum = fmaf(static_cast<float>(d[c * a.do_.column]), static_cast<float>(o[c * a.o.column]),
-                     sum);
-        }
+      const T* o = a.o.at<const T>(r.b, r.h) + r.t * a.o.row;
+      for (int c = lane; c < a.Dv; c += 32) {
+        sum = fmaf(static_cast<float>(d[c * a.do_.column]), static_cast<float>(o[c * a.o.column]),
+                   sum);
       }
     });
     sum = warp_sum(sum);
-    if (a.states.acc != nullptr) {
-      const float l = a.states.l[at];
-      sum = l == 0 ? 0.0f : sum / l;
-    }
     if (lane == 0) {
       const float dlse =
           a.dlse.data == nullptr ? 0.0f : a.dlse.at<const float>(r.b, r.h)[r.t * a.dlse.row];
@@ -62,25 +52,122 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(const __grid_constant__
   }
 }
 
-__global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ FinishArgs a) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (std::int64_t i = first_row(); i < a.B * a.Tq * a.H; i += row_step()) {
-    const Row r(i, a.Tq, a.H);
-    const std::int64_t at = (r.b * a.H + r.h) * a.Tq + r.t;
-    const float l = a.states.l[at];
-    const float factor = l == 0 ? 0.0f : 1.0f / l;
-    visit_narrow(a.dtype, [&]<class T>() {
-      T* o = a.o.at<T>(r.b, r.h) + r.t * a.o.row;
-      for (int c = lane; c < a.Dv; c += 32) {
-        o[c * a.o.column] = T(a.states.acc[i * a.Dv + c] * factor);
-      }
-    });
-    if (lane == 0 && a.lse.data != nullptr) {
-      constexpr float kLog2 = 0.693147181f;
-      a.lse.at<float>(r.b, r.h)[r.t * a.lse.row] =
-          l == 0 ? kNoScore : fmaf(a.states.m[at], kLog2, logf(l));
-    }
+// ---- The rows of layers: half a warp a row (b, t, h). Lane i asks whether layer i has the token, and where, which takes a
+// few divisions; then a lane has four columns of every 64.
+
+constexpr int kHalf = 16;
+static_assert(Dilated::kMost <= kHalf);
+
+// Both halves of a warp go on until the later one is done, as they exchange numbers.
+struct HalfRow {
+  bool there;
+  Row row;
+  __device__ HalfRow(std::int64_t i, std::int64_t all, std::int64_t rows, std::int64_t heads)
+      : there(i < all), row(there ? i : 0, rows, heads) {}
+};
+template <class F>
+__device__ __forceinline__ void for_each_half_row(std::int64_t B, std::int64_t rows,
+                                                  std::int64_t heads, F&& f) {
+  const std::int64_t all = B * rows * heads;
+  for (std::int64_t first = first_row() * 2; first < all; first += row_step() * 2) {
+    f(HalfRow(first + threadIdx.x / kHalf % 2, all, rows, heads));
   }
+}
+// Among the rows of all heads; negative: layer `i` does not have the token.
+__device__ __forceinline__ std::int64_t layer_row(const Dilated& p, const LayerRows& rows, int i,
+                                                  const HalfRow& at, std::int64_t heads,
+                                                  std::int64_t query_head) {
+  if (!at.there || i >= p.branches) return -1;
+  const std::int64_t own = rows.token(p, i, query_head, at.row.t);
+  return own < 0 ? -1 : (at.row.b * heads + at.row.h) * rows.count + own;
+}
+
+__global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ MergeArgs a) {
+  const int lane = static_cast<int>(threadIdx.x) % kHalf;
+  const std::int64_t pitch = LayerRows::pitch(a.columns);
+  for_each_half_row(a.B, a.tokens, a.heads, [&](const HalfRow& at) {
+    const Row& r = at.row;
+    std::int64_t own =
+        layer_row(a.pattern, a.rows, lane, at, a.heads, r.h * a.group + a.first_head);
+    float factor = 1;
+    if (a.from.m != nullptr) {
+      float l = 0, m = kNoScore;
+      if (own >= 0) l = a.from.l[own], m = a.from.m[own];
+      if (l == 0) own = -1, m = kNoScore;
+      const float high = warp_reduce<kHalf>(m, [](float x, float y) { return fmaxf(x, y); });
+      const float weight = exp2_fast(m - origin_of(high)), sum = warp_sum<kHalf>(l * weight);
+      factor = sum == 0 ? 0.0f : weight / sum;
+      if (lane == 0 && at.there && a.lse.data != nullptr) {
+        constexpr float kLog2 = 0.693147181f;
+        a.lse.at<float>(r.b, r.h)[r.t * a.lse.row] =
+            sum == 0 ? kNoScore : fmaf(high, kLog2, logf(sum));
+      }
+    }
+    for (int from = 0; from < a.columns; from += kHalf * 4) {
+      const int column = from + lane * 4;
+      const bool mine = at.there && column < a.columns;
+      float v[4] = {};
+      if (a.before != nullptr && mine) {
+        const float* before = a.before + ((r.b * a.tokens + r.t) * a.heads + r.h) * a.columns;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if (column + e < a.columns) v[e] = before[column + e];
+        }
+      }
+#pragma unroll 4
+      for (int i = 0; i < a.pattern.branches; ++i) {
+        const std::int64_t row = __shfl_sync(~0u, own, i, kHalf);
+        const float weight = __shfl_sync(~0u, factor, i, kHalf);
+        if (row < 0 || !mine) continue;
+        float x[4];
+        load<4>(a.from.acc + row * pitch + column, x);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) v[e] = fmaf(weight, x[e], v[e]);
+      }
+      if (!mine) continue;
+      visit_narrow(a.dtype, [&]<class T>() {
+        T* to = a.to.at<T>(r.b, r.h) + r.t * a.to.row;
+        if (a.to.whole) {
+          store<4>(v, to + column);
+        } else {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            if (column + e < a.columns) to[(column + e) * a.to.column] = T(v[e]);
+          }
+        }
+      });
+    }
+  });
+}
+
+__global__ void __launch_bounds__(kThreads)
+    layer_delta_kernel(const __grid_constant__ LayerDeltaArgs a) {
+  const int lane = static_cast<int>(threadIdx.x) % kHalf;
+  const std::int64_t pitch = LayerRows::pitch(a.Dv);
+  for_each_half_row(a.B, a.Tq, a.H, [&](const HalfRow& at) {
+    const Row& r = at.row;
+    const std::int64_t own = layer_row(a.pattern, a.rows, lane, at, a.H, r.h);
+    const float dlse = at.there && a.dlse.data != nullptr
+                           ? a.dlse.at<const float>(r.b, r.h)[r.t * a.dlse.row]
+                           : 0.0f;
+    for (int i = 0; i < a.pattern.branches; ++i) {
+      const std::int64_t row = __shfl_sync(~0u, own, i, kHalf);
+      float sum = 0;
+      if (row >= 0) {
+        visit_narrow(a.dtype, [&]<class T>() {
+          const T* d = a.do_.at<const T>(r.b, r.h) + r.t * a.do_.row;
+          for (int c = lane; c < a.Dv; c += kHalf) {
+            sum = fmaf(static_cast<float>(d[c * a.do_.column]), a.states.acc[row * pitch + c], sum);
+          }
+        });
+      }
+      sum = warp_sum<kHalf>(sum);
+      if (row >= 0 && lane == 0) {
+        const float l = a.states.l[row];
+        a.delta[row] = (l == 0 ? 0.0f : sum / l) - dlse;
+      }
+    }
+  });
 }
 
 __global__ void __launch_bounds__(kThreads) round_kernel(const __grid_constant__ RoundArgs a) {
@@ -112,8 +199,11 @@ void launch(const char* op, const char* name, void (*kernel)(Args), const Args& 
 void launch_delta(const char* op, const DeltaArgs& a, cudaStream_t stream) {
   launch(op, "delta_kernel", delta_kernel, a, a.B * a.Tq * a.H, stream);
 }
-void launch_finish(const char* op, const FinishArgs& a, cudaStream_t stream) {
-  launch(op, "finish_kernel", finish_kernel, a, a.B * a.Tq * a.H, stream);
+void launch_layer_delta(const char* op, const LayerDeltaArgs& a, cudaStream_t stream) {
+  launch(op, "layer_delta_kernel", layer_delta_kernel, a, tiles_of(a.B * a.Tq * a.H, 2), stream);
+}
+void launch_merge(const char* op, const MergeArgs& a, cudaStream_t stream) {
+  launch(op, "merge_kernel", merge_kernel, a, tiles_of(a.B * a.tokens * a.heads, 2), stream);
 }
 void launch_round(const char* op, const RoundArgs& a, cudaStream_t stream) {
   launch(op, "round_kernel", round_kernel, a, a.B * a.rows * a.heads, stream);

@@ -80,9 +80,12 @@ struct Dilated {
   }
 
   ANNULUS_HD Sweep sweep(std::int64_t b, std::int64_t h, std::int64_t i) const {
+    return sweep_of(branch_of(h), b, h, i);
+  }
+  // The same of branch `at`, for those who have all branches of LongNet at once.
+  ANNULUS_HD Sweep sweep_of(int at, std::int64_t b, std::int64_t h, std::int64_t i) const {
     Sweep s;
     s.sample = b;
-    const int at = branch_of(h);
     const std::int64_t lines = residues(), w = length[at], r = rate[at];
     const std::int64_t begin = i / lines * w;
     if (begin >= tokens) return s;
@@ -106,8 +109,11 @@ struct Dilated {
 
   // LongNet's union: a key counts in the first branch that gives it to the query.
   ANNULUS_HD bool counts(std::int64_t h, std::int64_t query, std::int64_t key) const {
+    return counts_in(branch, h, query, key);
+  }
+  ANNULUS_HD bool counts_in(int at, std::int64_t h, std::int64_t query, std::int64_t key) const {
     if (!unite) return true;
-    for (int i = 0; i < branch; ++i) {
+    for (int i = 0; i < at; ++i) {
       const std::int64_t w = length[i];
       if (query / w != key / w) continue;
       const std::int64_t offset = offset_of(i, h);
