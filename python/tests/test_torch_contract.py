@@ -59,7 +59,7 @@ def test_definition(sample, device):
     dys = [torch.randn_like(y) for y in ys]
     got, want = ((*o, *torch.autograd.grad(o, leaves(tensors), [d.to(y) for d, y in zip(dys, o)])) for o in (ys, wanted))
     for g, w in zip(got, want, strict=True):
-        assert relative_error(g, w) <= (1e-11 if sample.widest == torch.float64 else 2e-5)
+        assert relative_error(g, w) <= sample.limit(device)
 
 
 @every_sample

@@ -55,11 +55,11 @@ def test_jacrev(sample, device):
         y = run(leaf)
         weights = torch.randn_like(y)
         want = torch.autograd.grad(y, leaf, weights)[0]
-        torch.testing.assert_close(torch.tensordot(weights, jacobian, y.dim()), want)
+        torch.testing.assert_close(torch.tensordot(weights, jacobian, y.dim()), want, **sample.close(device))
         rows = torch.eye(y.numel(), device=device, dtype=y.dtype).view(-1, *y.shape)
         (got,) = torch.autograd.grad(run(leaf), leaf, rows, is_grads_batched=True)
-        torch.testing.assert_close(got.view_as(jacobian), jacobian)
-        torch.testing.assert_close(torch.autograd.functional.jacobian(run, value, vectorize=True), jacobian)
+        torch.testing.assert_close(got.view_as(jacobian), jacobian, **sample.close(device))
+        torch.testing.assert_close(torch.autograd.functional.jacobian(run, value, vectorize=True), jacobian, **sample.close(device))
 
 
 @every_sample
