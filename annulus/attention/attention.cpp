@@ -300,7 +300,8 @@ Plan dilated_plan(const char* op, const Tensors& t, const DilatedAttentionOption
     if (r[i] < 1) invalid(op, "dilation_rates", "be at least 1", "has " + std::to_string(r[i]));
     // A segment longer than the sequence is all of it; a rate beyond a segment leaves one token of it, if any.
     dilated.length[i] = std::min(w[i], std::max<std::int64_t>(plan.Tq, 1));
-    dilated.rate[i] = std::min(r[i], kFar);
+    // Beyond all tokens and heads one rate is as good as another, and a small one can be multiplied.
+    dilated.rate[i] = std::min(r[i], std::max(plan.Tq, plan.H) + 1);
   }
   if (options.mode > DilatedMode::kGroupedKv) {
     invalid(op, "mode", "be one of DilatedMode",

@@ -38,8 +38,9 @@ double band_pairs(const AttentionProblem& p, std::int64_t queries, std::int64_t 
     const std::int64_t at = i + keys - queries;
     const std::int64_t right = p.causal ? 0 : p.window_right;
     const std::int64_t first =
-        p.window_left < 0 ? 0 : std::max<std::int64_t>(0, at - p.window_left);
-    const std::int64_t last = right < 0 ? keys - 1 : std::min(keys - 1, at + right);
+        p.window_left < 0 || p.window_left > at ? 0 : std::max<std::int64_t>(0, at - p.window_left);
+    const std::int64_t last =
+        right < 0 || right > keys - at ? keys - 1 : std::min(keys - 1, at + right);
     pairs += static_cast<double>(std::max<std::int64_t>(0, last - first + 1));
   }
   return pairs;
