@@ -11,7 +11,7 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/terminal.h"
-#include "train/checkpoint.h"
+#include "train/files/checkpoint.h"
 #include "train/run.h"
 
 namespace annulus::cli {

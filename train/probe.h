@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "train/model.h"
+#include "train/network/model.h"
 
 namespace annulus::train {
 

@@ -7,7 +7,7 @@
 #include "annulus/core/errors.h"
 #include "files/file.h"
 #include "files/words.h"
-#include "train/checkpoint.h"
+#include "train/files/checkpoint.h"
 #include "train/page/page.h"
 
 namespace annulus::train {

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "train/results.h"
+#include "train/files/results.h"
 
 namespace annulus::train {
 

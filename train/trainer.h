@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "train/model.h"
+#include "train/network/model.h"
 
 namespace annulus::train {
 

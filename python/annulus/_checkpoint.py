@@ -1,4 +1,4 @@
-"""What `annulus train ring-attractor` keeps in OUT/<recipe>, read as the program itself reads it (train/checkpoint.h): files of
+"""What `annulus train ring-attractor` keeps in OUT/<recipe>, read as the program itself reads it (train/files/checkpoint.h): files of
 strangers, whose names are compared with the folder's and whose numbers with the sizes of the files before memory is taken."""
 
 import json

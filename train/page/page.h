@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <string>
 
-#include "train/results.h"
+#include "train/files/results.h"
 
 namespace annulus::train {
 

@@ -1,4 +1,4 @@
-#include "train/adam.h"
+#include "train/network/adam.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // A run and its checkpoints: one that was stopped and continued ends with the bits of one that was
 // not; what is damaged, forged or of another run is refused, and nothing is lost or overwritten by it.
-#include "train/checkpoint.h"
+#include "train/files/checkpoint.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // The loss by hand; every gradient, loss to weights and each part alone, against finite differences; a
 // short training that must learn.
-#include "train/model.h"
+#include "train/network/model.h"
 
 #include <gtest/gtest.h>
 

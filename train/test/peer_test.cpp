@@ -5,7 +5,7 @@
 
 #include "annulus/core/errors.h"
 #include "files/file.h"
-#include "train/results.h"
+#include "train/files/results.h"
 
 namespace annulus::train {
 namespace {

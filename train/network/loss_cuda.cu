@@ -1,6 +1,6 @@
 // One warp a row: a fixed tree of partial sums, so that a row's bits depend on nothing else.
 #include "annulus/cuda/check.h"
-#include "train/loss.h"
+#include "train/network/loss.h"
 
 namespace annulus::train::cuda {
 namespace {

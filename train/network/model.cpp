@@ -1,4 +1,4 @@
-#include "train/model.h"
+#include "train/network/model.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "train/loss.h"
+#include "train/network/loss.h"
 
 #include <algorithm>
 #include <array>

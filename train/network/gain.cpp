@@ -1,4 +1,4 @@
-#include "train/gain.h"
+#include "train/network/gain.h"
 
 #include <algorithm>
 #include <cmath>

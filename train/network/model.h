@@ -8,9 +8,9 @@
 
 #include "annulus/core/buffer.h"
 #include "annulus/core/context.h"
-#include "train/gain.h"
-#include "train/loss.h"
-#include "train/recipe.h"
+#include "train/files/recipe.h"
+#include "train/network/gain.h"
+#include "train/network/loss.h"
 
 namespace annulus::train {
 

@@ -1,4 +1,4 @@
-#include "train/results.h"
+#include "train/files/results.h"
 
 #include <fmt/format.h>
 

@@ -14,7 +14,7 @@
 #include <span>
 #include <vector>
 
-#include "train/adam.h"
+#include "train/network/adam.h"
 #include "train/rng.h"
 
 namespace annulus::train {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "annulus/ring_rnn/ring_rnn.h"
-#include "train/adam.h"
+#include "train/network/adam.h"
 #include "train/task.h"
 
 namespace annulus::train {

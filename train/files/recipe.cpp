@@ -1,4 +1,4 @@
-#include "train/recipe.h"
+#include "train/files/recipe.h"
 
 #include <algorithm>
 #include <cmath>
