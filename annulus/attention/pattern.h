@@ -44,8 +44,6 @@ struct Range {
 // Bounds of key row - query row, both included.
 struct Band {
   std::int64_t lowest = -kFar, highest = kFar;
-
-  ANNULUS_HD bool bounded() const { return lowest > -kFar || highest < kFar; }
 };
 
 // Blocks of a line of keys that are there, by number and ascending; i32 that lie `stride` apart.
