@@ -97,6 +97,10 @@ template <int N>
 __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
+// All of the thread's, committed or not.
+__device__ __forceinline__ void copy_async_wait_all() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
 
 // A number as the sum of `Terms` bf16: each takes what the ones before left over. Of infinity and
 // NaN nothing is left over (inf - inf would make a NaN of an infinity).

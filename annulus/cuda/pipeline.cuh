@@ -44,6 +44,12 @@ struct SharedBarrier {
         "r"(bytes)
         : "memory");
   }
+  // Arrives when the thread's copies so far (copy_async_16) have come. Who waits for it calls fence_shared_writes() before
+  // wgmma reads them.
+  __device__ void arrive_when_copied() {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&word))
+                 : "memory");
+  }
   // Until the phase of this parity is over.
   __device__ void wait(unsigned parity) {
     unsigned done;
@@ -134,6 +140,20 @@ __device__ __forceinline__ void fence_barriers() {
 // Some of a block's warps wait for each other; barrier 0 is __syncthreads.
 __device__ __forceinline__ void sync_threads(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+// The same without waiting: `threads` counts those who arrive and those who wait.
+__device__ __forceinline__ void arrive_threads(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+// Waits, and says whether any of them has `own`.
+__device__ __forceinline__ bool sync_threads_or(int barrier, int threads, bool own) {
+  int any;
+  asm volatile(
+      "{.reg .pred p, q; setp.ne.s32 p, %3, 0; bar.red.or.pred q, %1, %2, p; selp.s32 %0, 1, 0, q;}"
+      : "=r"(any)
+      : "r"(barrier), "r"(threads), "r"(static_cast<int>(own))
+      : "memory");
+  return any != 0;
 }
 
 #endif
