@@ -7,8 +7,16 @@
 
 #include "annulus/attention/cuda/forward.cuh"
 #include "annulus/attention/cuda/sm90/tile.cuh"
+#include "annulus/cuda/tma.cuh"
 
 namespace annulus::attention::cuda::sm90 {
+
+// What those who bring a tile say of it, so that nobody else has to walk: keys are counted from the block's first, and behind
+// the last tile there is one with no keys.
+struct TileNote {
+  int first, count, masked;
+  int by_threads;  // copies were made by threads, not by the copy engine
+};
 
 template <class T_, int kColumns_, int kConsumers_, int kKeys_, int kStages_, int kBlocks_ = 1,
           bool kTurns_ = true>
@@ -29,10 +37,16 @@ struct ForwardTiling {
 
   struct Small : QueryBlock {
     SharedBarrier q_full, k_stages[2 * kStages], v_stages[2 * kStages];
-    int not_finite[kStages];             // were there any in the tile of values? Said of tiles that are masked
+    TileNote note[kStages];
+    int not_finite[kStages];  // were there any in the tile of values? Said of tiles that are masked
     int first_key[kQueries], end_key[kQueries];  // keys of a row, counted from seen.first
   };
   static constexpr std::size_t kSharedBytes = kTileBytes + sizeof(Small);
+};
+
+struct KeyMaps {
+  TensorMap k, v;
+  bool any = false;
 };
 
 // ---- What a warpgroup does with scores: lane l of a warp has rows l / 4 and l / 4 + 8 of its 16, as s[4 n + 2 half + e] in
@@ -54,30 +68,58 @@ __device__ __forceinline__ void keep_between(float (&s)[kN], const int (&first)[
   }
 }
 
-// Scores become weights; `factor` is what sums so far are to be multiplied by.
+// Scores become weights; `factor` is what sums so far are to be multiplied by. Both rows go side by side, in chains short
+// enough that no instruction waits for the one before.
 template <int kN>
 __device__ __forceinline__ void weights_of(float (&s)[kN], RowStates<2>& state, float (&factor)[2],
                                            float scale) {
+  constexpr int kChains = 4;
+  float part[2][kChains];
+#pragma unroll
+  for (int i = 0; i < kChains; ++i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) part[half][i] = s[i / 2 * 4 + half * 2 + i % 2];
+  }
+#pragma unroll
+  for (int i = kChains; i < kN / 2; ++i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float& high = part[half][i % kChains];
+      high = fmaxf(high, s[i / 2 * 4 + half * 2 + i % 2]);
+    }
+  }
+  float high[2], origin[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float high[2] = {state.m[half], kNoScore};
+    high[half] = fmaxf(fmaxf(part[half][0], part[half][1]), fmaxf(part[half][2], part[half][3]));
+    high[half] = fmaxf(high[half], state.m[half]);
+  }
 #pragma unroll
-    for (int i = 0; i < kN / 2; ++i) {
-      high[i % 2] = fmaxf(high[i % 2], s[i / 2 * 4 + half * 2 + i % 2]);
+  for (int step = 1; step < 4; step *= 2) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      high[half] = fmaxf(high[half], __shfl_xor_sync(~0u, high[half], step));
     }
-    const float m = warp_reduce<4>(fmaxf(high[0], high[1]),
-                                   [](float a, float b) { return fmaxf(a, b); });
-    const float origin = origin_of(m) * scale;
-    factor[half] = exp2_fast(fmaf(state.m[half], scale, -origin));
-    state.m[half] = m;
-    float sum[2] = {0, 0};
+  }
 #pragma unroll
-    for (int i = 0; i < kN / 2; ++i) {
+  for (int half = 0; half < 2; ++half) {
+    origin[half] = origin_of(high[half]) * scale;
+    factor[half] = exp2_fast(fmaf(state.m[half], scale, -origin[half]));
+    state.m[half] = high[half];
+  }
+#pragma unroll
+  for (int i = 0; i < kN / 2; ++i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
       float& x = s[i / 2 * 4 + half * 2 + i % 2];
-      x = exp2_fast(fmaf(x, scale, -origin));
-      sum[i % 2] += x;
+      x = exp2_fast(fmaf(x, scale, -origin[half]));
+      part[half][i % kChains] = i < kChains ? x : part[half][i % kChains] + x;
     }
-    state.l[half] = fmaf(state.l[half], factor[half], sum[0] + sum[1]);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float sum = (part[half][0] + part[half][1]) + (part[half][2] + part[half][3]);
+    state.l[half] = fmaf(state.l[half], factor[half], sum);
   }
 }
 
@@ -93,14 +135,15 @@ __device__ __forceinline__ void multiply_by(float (&o)[kN], const float (&factor
 // read once more from where it came. Rare, and slow.
 template <class T, int kN>
 __device__ __forceinline__ void add_not_finite(float (&o)[kN], const Problem& p,
-                                               const QueryBlock& block, Range tile,
-                                               const int (&first)[2], const int (&end)[2]) {
+                                               const QueryBlock& block, int first_of_tile,
+                                               int count, const int (&first)[2],
+                                               const int (&end)[2]) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
 #pragma unroll 1
-  for (std::int64_t key = tile.first; key < tile.end; ++key) {
+  for (int at = 0; at < count; ++at) {
+    const std::int64_t key = block.seen.first + first_of_tile + at;
     const T* const row =
         static_cast<const T*>(block.v) + p.token(block.sweep.keys.at(key)) * p.v.row;
-    const auto at = static_cast<int>(key - tile.first);
 #pragma unroll
     for (int n = 0; n < kN / 4; ++n) {
 #pragma unroll
@@ -119,12 +162,13 @@ __device__ __forceinline__ void add_not_finite(float (&o)[kN], const Problem& p,
 
 // One warpgroup: the queries, then keys and values tile by tile.
 template <class Tiling>
-__device__ __forceinline__ void bring_tiles(const Problem& p, typename Tiling::Small& small,
-                                            unsigned char* shared) {
+__device__ __forceinline__ void bring_tiles(const Problem& p, const KeyMaps& maps,
+                                            typename Tiling::Small& small, unsigned char* shared) {
   using T = typename Tiling::T;
   using QueryTile = typename Tiling::QueryTile;
   using KeyTile = typename Tiling::KeyTile;
   constexpr int kStages = Tiling::kStages, kKeys = Tiling::kKeys;
+  const bool leads = threadIdx.x % kGroup == 0;
   load_rows<T>(QueryTile{shared}, p.q.at<const T>(small.b, small.h), p.q, p, small.sweep.queries,
                small.first, small.count, p.D);
   small.q_full.arrive_when_copied();
@@ -136,24 +180,51 @@ __device__ __forceinline__ void bring_tiles(const Problem& p, typename Tiling::S
   walk.start(small.sweep, small.seen, kKeys);
   for (; !walk.done(); walk.next(small.sweep, small.seen, kKeys), stage.next(kStages)) {
     const Range tile = walk.tile(kKeys);
-    const auto load = [&](const KeyTile& to, const void* from, const Operand& operand,
-                          int columns) {
-      load_rows<T>(to, static_cast<const T*>(from), operand, p, small.sweep.keys, tile.first,
-                   static_cast<int>(tile.end - tile.first), columns);
+    const auto count = static_cast<int>(tile.end - tile.first);
+    const bool masked = small.masks(p, tile, kKeys);
+    const auto load = [&](const Pipeline& ring, const KeyTile& to, const void* from,
+                          const Operand& operand, const TensorMap& map, int columns) {
+      if (maps.any && !masked) {
+        if (leads) ring.expect(stage, KeyTile::kBytes);
+        else ring.commit(stage);
+        if (leads) {
+#pragma unroll
+          for (int i = 0; i < Tiling::kColumns / 64; ++i) {
+            load_box(to.data + i * KeyTile::kPanel, map,
+                     {64 * i, static_cast<int>(small.sweep.keys.at(tile.first)),
+                      static_cast<int>(small.h / p.group), static_cast<int>(small.b)},
+                     ring.full + stage.at);
+          }
+        }
+        return;
+      }
+      load_rows<T>(to, static_cast<const T*>(from), operand, p, small.sweep.keys, tile.first, count,
+                   columns);
+      if (&ring == &k_ring || !masked) ring.full[stage.at].arrive_when_copied();
     };
     k_ring.acquire(stage);
-    load(KeyTile{k_tiles + stage.at * KeyTile::kBytes}, small.k, p.k, p.D);
-    k_ring.full[stage.at].arrive_when_copied();
+    if (leads) {
+      small.note[stage.at] = {static_cast<int>(tile.first - small.seen.first), count, masked,
+                               !maps.any || masked};
+      k_ring.commit(stage);
+    }
+    load(k_ring, KeyTile{k_tiles + stage.at * KeyTile::kBytes}, small.k, p.k, maps.k, p.D);
     v_ring.acquire(stage);
     const KeyTile v_tile{v_tiles + stage.at * KeyTile::kBytes};
-    load(v_tile, small.v, p.v, p.Dv);
-    if (small.masks(p, tile, kKeys)) {
+    load(v_ring, v_tile, small.v, p.v, maps.v, p.Dv);
+    if (masked) {
       copy_async_wait_all();
       const bool any = sync_threads_or(1, kGroup, clear_not_finite<T>(v_tile));
-      if (threadIdx.x % kGroup == 0) small.not_finite[stage.at] = any;
+      if (leads) small.not_finite[stage.at] = any;
+      v_ring.commit(stage);
     }
-    v_ring.full[stage.at].arrive_when_copied();
   }
+  k_ring.acquire(stage);
+  if (leads) {
+    small.note[stage.at] = {};
+    k_ring.commit(stage);
+  }
+  k_ring.commit(stage);
   copy_async_wait_all();
 }
 
@@ -168,14 +239,13 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
   // Named barriers: 2 + group for the ranges of a group's rows, 5 + group for its turn.
   constexpr int kRanges = 2, kTurn = 5;
   const Problem& p = a.p;
-  const Sweep& sweep = small.sweep;
   const int thread = static_cast<int>(threadIdx.x) % kGroup;
   const int lane = thread % 32, own_row = group * 64 + thread / 32 * 16 + lane / 4;
 
   if (thread < 64) {
     const int row = group * 64 + thread;
     Range r;
-    if (row < small.count) r = sweep.seen_from(small.query(row));
+    if (row < small.count) r = small.sweep.seen_from(small.query(row));
     const bool none = r.empty();
     small.first_key[row] = none ? 0 : static_cast<int>(r.first - small.seen.first);
     small.end_key[row] = none ? 0 : static_cast<int>(r.end - small.seen.first);
@@ -190,8 +260,6 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
   unsigned char* const k_tiles = shared + QueryTile::kBytes;
   unsigned char* const v_tiles = k_tiles + kStages * KeyTile::kBytes;
   PipelineStage stage;
-  KeyWalk walk;
-  walk.start(sweep, small.seen, kKeys);
   // Warpgroups take turns in asking for products, so that one's are made while another has weights to make.
   const auto await_turn = [&] {
     if constexpr (Tiling::kTurns) sync_threads(kTurn + group, 2 * kGroup);
@@ -208,89 +276,87 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
   auto& o = *reinterpret_cast<float(*)[Tiling::kColumns / 2]>(&acc);
   RowStates<2> state;
   Fragments<kKeys> weights;
-  const auto tile_first = [&] { return static_cast<int>(walk.at - small.seen.first); };
   // Of a row's keys, those in the tile.
-  const auto part_of_tile = [&](Range tile, int (&first)[2], int (&last)[2]) {
-    const auto from = static_cast<int>(tile.first - small.seen.first);
-    const auto count = static_cast<int>(tile.end - tile.first);
+  const auto part_of_tile = [&](const TileNote& tile, int (&first)[2], int (&last)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      first[half] = small.first_key[own_row + 8 * half] - from;
-      last[half] = min(small.end_key[own_row + 8 * half] - from, count);
+      first[half] = small.first_key[own_row + 8 * half] - tile.first;
+      last[half] = min(small.end_key[own_row + 8 * half] - tile.first, tile.count);
     }
   };
-  const auto make_weights = [&](Range tile, bool masked) {
-    if (masked) {
+  const auto make_weights = [&](const TileNote& tile) {
+    if (tile.masked != 0) {
       int first[2], last[2];
       part_of_tile(tile, first, last);
       keep_between(s, first, last);
     }
     weights_of(s, state, factor, p.exponent_scale);
   };
-  const auto ask_for_scores = [&] {
+  const auto next_tile = [&] {
     k_ring.wait(stage);
-    fence_shared_writes();
+    const TileNote note = small.note[stage.at];
+    if (note.by_threads != 0) fence_shared_writes();
+    return note;
+  };
+  const auto ask_for_scores = [&] {
     wgmma_fence();
     multiply_rows<T>(s, q_tile, group * 64, KeyTile{k_tiles + stage.at * KeyTile::kBytes});
     wgmma_commit();
   };
-  // The values of the tile before.
-  const auto add_values = [&](const PipelineStage& at, Range tile, bool masked) {
-    v_ring.wait(at);
-    fence_shared_writes();
-    const KeyTile v_tile{v_tiles + at.at * KeyTile::kBytes};
-    if (masked && small.not_finite[at.at] != 0) {
+  const auto add_values = [&](int at, const TileNote& tile) {
+    const KeyTile v_tile{v_tiles + at * KeyTile::kBytes};
+    if (tile.by_threads != 0) fence_shared_writes();
+    if (tile.masked != 0 && small.not_finite[at] != 0) {
       int first[2], last[2];
       part_of_tile(tile, first, last);
       wgmma_wait<0>();
-      add_not_finite<T>(o, p, small, tile, first, last);
+      add_not_finite<T>(o, p, small, tile.first, tile.count, first, last);
     }
     wgmma_fence();
     add_product<T>(o, weights, v_tile);
     wgmma_commit();
   };
 
-  if (!walk.done() && tile_first() < end) {
+  TileNote tile = next_tile();
+  if (tile.count > 0 && tile.first < end) {
     small.q_full.wait(0);
-    Range before = walk.tile(kKeys);
-    bool masked = small.masks(p, before, kKeys);
+    fence_shared_writes();
     await_turn();
     ask_for_scores();
     pass_turn();
     wgmma_wait<0>();
     k_ring.release_by_warp(stage.at);
-    make_weights(before, masked);
+    make_weights(tile);
     weights.template take<T>(s);
-    PipelineStage last = stage;
+    PipelineStage before = stage;
     while (true) {
-      walk.next(sweep, small.seen, kKeys);
       stage.next(kStages);
-      if (walk.done() || tile_first() >= end) break;
-      const Range tile = walk.tile(kKeys);
+      const TileNote next = next_tile();
+      if (next.count == 0 || next.first >= end) break;
       await_turn();
       ask_for_scores();
-      add_values(last, before, masked);
+      v_ring.wait(before);
+      add_values(before.at, tile);
       pass_turn();
+      tile = next;
       wgmma_wait<1>();
       k_ring.release_by_warp(stage.at);
-      masked = small.masks(p, tile, kKeys);
-      make_weights(tile, masked);
+      make_weights(tile);
       wgmma_wait<0>();
-      v_ring.release_by_warp(last.at);
-      multiply_by(o, factor);
+      v_ring.release_by_warp(before.at);
+      multiply_by(o, factor);  // asking first whether there is anything to do costs a tenth of the speed
       weights.template take<T>(s);
-      last = stage;
-      before = tile;
+      before = stage;
     }
-    add_values(last, before, masked);
+    v_ring.wait(before);
+    add_values(before.at, tile);
     wgmma_wait<0>();
-    v_ring.release_by_warp(last.at);
+    v_ring.release_by_warp(before.at);
   }
-  // Tiles that others still need.
-  for (; !walk.done(); walk.next(sweep, small.seen, kKeys), stage.next(kStages)) {
+  // Tiles that only others need.
+  for (; next_tile().count > 0; stage.next(kStages)) {
     await_turn();
     pass_turn();
-    k_ring.wait(stage);
     k_ring.release_by_warp(stage.at);
     v_ring.wait(stage);
     v_ring.release_by_warp(stage.at);
@@ -302,14 +368,14 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
 
 template <class Tiling>
 __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
-    forward_kernel(const __grid_constant__ ForwardArgs a) {
+    forward_kernel(const __grid_constant__ ForwardArgs a, const __grid_constant__ KeyMaps maps) {
 #if ANNULUS_DEVICE_HOPPER
   extern __shared__ __align__(1024) unsigned char shared[];
   auto& small = *reinterpret_cast<typename Tiling::Small*>(shared + Tiling::kTileBytes);
   if (threadIdx.x == 0) {
     small.template start<typename Tiling::T>(a.p, Tiling::kQueries);
     small.q_full.init(kGroup);
-    Pipeline(small.k_stages, Tiling::kStages).init(Tiling::kStages, kGroup, 4 * Tiling::kConsumers);
+    Pipeline(small.k_stages, Tiling::kStages).init(Tiling::kStages, kGroup + 1, 4 * Tiling::kConsumers);
     Pipeline(small.v_stages, Tiling::kStages).init(Tiling::kStages, kGroup, 4 * Tiling::kConsumers);
     fence_barriers();
   }
@@ -318,7 +384,7 @@ __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kGroup, 0);
   if (group == 0) {
     give_registers<Tiling::kProducerRegisters>();
-    bring_tiles<Tiling>(a.p, small, shared);
+    bring_tiles<Tiling>(a.p, maps, small, shared);
   } else {
     take_registers<Tiling::kConsumerRegisters>();
     attend<Tiling>(a, small, shared, group - 1);
@@ -327,12 +393,12 @@ __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
 }
 
 template <class Tiling>
-void launch_forward(const char* op, ForwardArgs a, cudaStream_t stream) {
+void launch_forward(const char* op, ForwardArgs a, const KeyMaps& maps, cudaStream_t stream) {
   const std::int64_t blocks = a.p.number_blocks(a.p.H, true, Tiling::kQueries);
   if (blocks == 0) return;
   allow_shared(op, "forward_kernel", forward_kernel<Tiling>, Tiling::kSharedBytes);
   forward_kernel<Tiling>
-      <<<checked_blocks(op, blocks), Tiling::kThreads, Tiling::kSharedBytes, stream>>>(a);
+      <<<checked_blocks(op, blocks), Tiling::kThreads, Tiling::kSharedBytes, stream>>>(a, maps);
   check_launch(op, "forward_kernel");
 }
 
