@@ -248,6 +248,12 @@ struct KeyGradientArgs {
   int first_head = 0, heads = 1;
 };
 
+// All gradients at once. dq is added to with atomics: to the rows of layers, or to sums of (B, Tq, H, D), whose rows are a
+// multiple of 16 bytes as well; all zero before.
+struct GradientArgs : KeyGradientArgs {
+  Gradient dq;
+};
+
 // The block of threads: (layer, b, h, slot), the last slots first: where causal, they have the most keys.
 struct BlockPlace {
   int layer = 0;

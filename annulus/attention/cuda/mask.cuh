@@ -140,16 +140,16 @@ __device__ __forceinline__ bool has_not_finite(Tile tile) {
   return __syncthreads_or(any);
 }
 
-// Numbers of B that are not finite are taken out of the tile and added to the rows of acc for which the mask says that their
-// row of B counts: as they are where weights are positive, as NaN where there is no telling what they are multiplied by.
-// (Weights themselves are not needed: 0 times an infinity is what exp() makes of a small one, not a wish.) All threads of
-// the block; `flags` has room for the tile's rows. Rare, and slow.
-template <class Format, int kThreads, bool kPositive, int kM, int kN, class Tile>
+// Numbers of B that are not finite are taken out of the tile and added to the rows of acc for which counts(own row, row of B)
+// says that their row of B does: as they are where weights are positive, as NaN where there is no telling what they are
+// multiplied by. (Weights themselves are not needed: 0 times an infinity is what exp() makes of a small one, not a wish.)
+// acc has the columns from chunk first_chunk on. All threads of the block; `flags` has room for the tile's rows. Rare, and
+// slow.
+template <class Format, int kThreads, bool kPositive, int kM, int kN, class Tile, class Counts>
 __device__ __forceinline__ void take_out_not_finite(float (&acc)[kM][kN][4], Tile tile,
-                                                    int first_row, const std::uint32_t* mask,
-                                                    int* flags) {
+                                                    int first_row, int first_chunk, int* flags,
+                                                    Counts&& counts) {
   using E = typename Format::Element;
-  constexpr int kWords = Tile::kRows / 32;
   constexpr std::uint32_t kExponent = std::is_same_v<E, bfloat16> ? 0x7f80u : 0x7c00u;
   for (int row = static_cast<int>(threadIdx.x); row < Tile::kRows; row += kThreads) {
     bool any = false;
@@ -168,7 +168,7 @@ __device__ __forceinline__ void take_out_not_finite(float (&acc)[kM][kN][4], Til
       std::uint32_t two;
       asm volatile("ld.shared.b32 %0, [%1];"
                    : "=r"(two)
-                   : "r"(tile.address + Tile::offset(row, n) + lane % 4 * 4));
+                   : "r"(tile.address + Tile::offset(row, first_chunk + n) + lane % 4 * 4));
       float v[2];
       unpack(Vec<E, 2>{{two}}, v);
 #pragma unroll
@@ -178,7 +178,7 @@ __device__ __forceinline__ void take_out_not_finite(float (&acc)[kM][kN][4], Til
 #pragma unroll
         for (int r = 0; r < kM * 2; ++r) {
           const int own = first_row + r * 8 + lane / 4;
-          if (mask[own * kWords + row / 32] >> (row % 32) & 1) acc[r / 2][n][r % 2 * 2 + e] += add;
+          if (counts(own, row)) acc[r / 2][n][r % 2 * 2 + e] += add;
         }
       }
     }
@@ -193,6 +193,17 @@ __device__ __forceinline__ void take_out_not_finite(float (&acc)[kM][kN][4], Til
     }
   }
   __syncthreads();
+}
+
+// The same of all columns, where a row of the mask says which rows of B count.
+template <class Format, int kThreads, bool kPositive, int kM, int kN, class Tile>
+__device__ __forceinline__ void take_out_not_finite(float (&acc)[kM][kN][4], Tile tile,
+                                                    int first_row, const std::uint32_t* mask,
+                                                    int* flags) {
+  constexpr int kWords = Tile::kRows / 32;
+  take_out_not_finite<Format, kThreads, kPositive>(
+      acc, tile, first_row, 0, flags,
+      [&](int own, int row) { return (mask[own * kWords + row / 32] >> (row % 32) & 1) != 0; });
 }
 
 }  // namespace annulus::attention::cuda

@@ -265,6 +265,52 @@ __device__ __forceinline__ void add_product(float (&acc)[kM][kN][4],
   }
 }
 
+// acc += A B of one term, where a(m, k) is the fragment of A, and of B the columns from chunk first_chunk on: a multiple of kN.
+template <class Format, int kM, int kN, class TileB, class A>
+__device__ __forceinline__ void add_product_of(float (&acc)[kM][kN][4], A&& a, TileB tile_b,
+                                               int first_chunk) {
+  static_assert(Format::kTerms == 1 && kN % 2 == 0);
+  using E = typename Format::Element;
+  const std::uint32_t from_b = at_chunk(b_rows_address(tile_b), first_chunk);
+#pragma unroll
+  for (int k = 0; k < TileB::kRows / 16; ++k) {
+    uint4 of_a[kM];
+#pragma unroll
+    for (int m = 0; m < kM; ++m) of_a[m] = a(m, k);
+#pragma unroll
+    for (int n = 0; n < kN; n += 2) {
+      const uint4 b = ldmatrix_transposed(at_chunk(from_b, n) + k * 16 * TileB::kPitch);
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        mma<E>(acc[m][n], of_a[m], b.x, b.y);
+        mma<E>(acc[m][n + 1], of_a[m], b.z, b.w);
+      }
+    }
+  }
+}
+
+// Weights into columns of a tile, from an even chunk on.
+template <class Format, int kM, int kK, class Tile>
+__device__ __forceinline__ void store_weights(const Weights<Format, kM, kK>& w, Tile tile,
+                                              int first_row, int first_chunk) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const std::uint32_t to = tile.address + Tile::offset(first_row + lane / 4, 0) + lane % 4 * 4;
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int k = 0; k < kK / 2; ++k) {
+      const std::uint32_t words[4] = {w.a[m][k][0].x, w.a[m][k][0].y, w.a[m][k][0].z,
+                                      w.a[m][k][0].w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const std::uint32_t at = at_chunk(at_chunk(to, first_chunk), 2 * k + i / 2) +
+                                 (m * 16 + i % 2 * 8) * Tile::kPitch;
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(words[i]) : "memory");
+      }
+    }
+  }
+}
+
 // Two neighbours of a row; `columns` of it exist.
 template <class T>
 __device__ __forceinline__ void store_two(T* row, std::int64_t stride, bool whole, int column,
