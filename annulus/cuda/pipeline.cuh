@@ -137,6 +137,8 @@ __device__ __forceinline__ void fence_barriers() {
   fence_shared_writes();
 }
 
+#endif
+
 // Some of a block's warps wait for each other; barrier 0 is __syncthreads.
 __device__ __forceinline__ void sync_threads(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
@@ -155,7 +157,5 @@ __device__ __forceinline__ bool sync_threads_or(int barrier, int threads, bool o
       : "memory");
   return any != 0;
 }
-
-#endif
 
 }  // namespace annulus::cuda

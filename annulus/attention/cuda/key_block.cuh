@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "annulus/attention/cuda/mask.cuh"
+#include "annulus/cuda/pipeline.cuh"
 
 namespace annulus::attention::cuda {
 
@@ -71,7 +72,8 @@ __device__ __forceinline__ bool contains(const BlockList& blocks, std::int64_t n
 
 // The tiles of queries that see a tile of keys: head by head, and of a block list the rows that have the column, which all
 // threads look for together, one row of blocks each.
-template <int kThreads, int kQueries>
+// (kBarrier: theirs, where they are not all threads of the block.)
+template <int kThreads, int kQueries, int kBarrier = 0>
 struct QueryWalk {
   const KeyGradientArgs& a;
   const KeyBlock& block;
@@ -115,10 +117,10 @@ struct QueryWalk {
     const std::int64_t own = first + threadIdx.x;
     const bool has = own * blocks.size < block.seen.end &&
                      contains(blocks.blocks(query_head(), own), block.column);
-    __syncthreads();  // all have read the words of the window before
+    sync_threads(kBarrier, kThreads);  // all have read the words of the window before
     const unsigned ballot = __ballot_sync(~0u, has);
     if (threadIdx.x % 32 == 0) found[threadIdx.x / 32] = ballot;
-    __syncthreads();
+    sync_threads(kBarrier, kThreads);
   }
   __device__ void find() {
     const std::int64_t size = a.p.pattern.blocks.size;

@@ -54,7 +54,7 @@ struct KeyMaps {
 
 template <int kN>
 __device__ __forceinline__ void keep_between(float (&s)[kN], const int (&first)[2],
-                                             const int (&end)[2]) {
+                                             const int (&end)[2], float other) {
   const int column = static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -63,7 +63,7 @@ __device__ __forceinline__ void keep_between(float (&s)[kN], const int (&first)[
     for (int i = 0; i < kN / 2; ++i) {
       const int at = i / 2 * 8 + i % 2;
       float& x = s[i / 2 * 4 + half * 2 + i % 2];
-      x = at >= low && at < high ? x : kNoScore;
+      x = at >= low && at < high ? x : other;
     }
   }
 }
@@ -288,7 +288,7 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
     if (tile.masked != 0) {
       int first[2], last[2];
       part_of_tile(tile, first, last);
-      keep_between(s, first, last);
+      keep_between(s, first, last, kNoScore);
     }
     weights_of(s, state, factor, p.exponent_scale);
   };

@@ -122,13 +122,14 @@ struct Fragments {
   }
 };
 
-// d += A B, where A's columns are B's rows.
+// d += A B, or d = A B, where A's columns are B's rows.
 template <class T, int kN, int kK, class PanelsB>
-__device__ __forceinline__ void add_product(float (&d)[kN], const Fragments<kK>& a, PanelsB b) {
+__device__ __forceinline__ void add_product(float (&d)[kN], const Fragments<kK>& a, PanelsB b,
+                                            bool add = true) {
   static_assert(kN * 2 == PanelsB::kColumns && kK == PanelsB::kRows);
   const auto low = mn_major_low(b.data, PanelsB::kPanel);
 #pragma unroll
-  for (int k = 0; k < kK / 16; ++k) wgmma<T, Major::kMN>(d, a.a[k], mn_major(low, k), true);
+  for (int k = 0; k < kK / 16; ++k) wgmma<T, Major::kMN>(d, a.a[k], mn_major(low, k), add || k > 0);
 }
 
 #endif  // ANNULUS_DEVICE_HOPPER

@@ -1,0 +1,357 @@
+// dq, dk, dv in one pass on Hopper, as gradient.cuh says, where atomics are allowed: one warpgroup brings tiles of queries, two
+// have 64 keys each. Rows of products are keys, but for dq's, of which either has one half: the gradients of scores of both
+// pass through shared memory for it.
+//
+// Numbers that are not finite would reach rows that do not see them, as 0 times NaN. Where there are any the other kernel
+// runs, and this one returns: see not_finite.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "annulus/attention/cuda/gradient.cuh"
+#include "annulus/attention/cuda/sm90/forward.cuh"
+
+namespace annulus::attention::cuda::sm90 {
+
+template <class T_, int kColumns_, int kQueries_, bool kEarly_ = false>
+struct GradientTiling {
+  using T = T_;
+  static constexpr bool kEarly = kEarly_;
+  static constexpr int kColumns = kColumns_, kQueries = kQueries_;
+  static constexpr int kConsumers = 2, kKeys = 64 * kConsumers, kStages = 2;
+  static constexpr int kThreads = kGroup * (kConsumers + 1);
+  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+
+  using KeyTile = Panels<kKeys, kColumns>;
+  using QueryTile = Panels<kQueries, kColumns>;
+  using ScoreTile = Panels<kKeys, kQueries>;
+  static constexpr int kTileBytes =
+      2 * KeyTile::kBytes + 2 * kStages * QueryTile::kBytes + 2 * ScoreTile::kBytes;
+  // A warpgroup's half of dq: 64 of the queries, or 64 of the columns.
+  static_assert(kQueries == 128 ? kColumns == 64 : kQueries == 64 && kColumns == 128);
+
+  struct Small : KeyBlock {
+    SharedBarrier kv_full, q_stages[2 * kStages], do_stages[2 * kStages];
+    TileNote note[kStages];
+    float lse[kStages][kQueries], delta[kStages][kQueries];
+    std::int64_t row[kStages][kQueries];         // where in dq, or negative
+    int first_query[kKeys], end_query[kKeys];    // of those that see a key
+    std::uint32_t found[kGroup / 32];
+  };
+  static constexpr std::size_t kSharedBytes = kTileBytes + sizeof(Small);
+
+  static __device__ KeyTile k_tile(unsigned char* shared) { return {shared}; }
+  static __device__ KeyTile v_tile(unsigned char* shared) { return {shared + KeyTile::kBytes}; }
+  static __device__ QueryTile q_tile(unsigned char* shared, int stage) {
+    return {shared + 2 * KeyTile::kBytes + stage * QueryTile::kBytes};
+  }
+  static __device__ QueryTile do_tile(unsigned char* shared, int stage) {
+    return q_tile(shared, kStages + stage);
+  }
+  static __device__ ScoreTile scores(unsigned char* shared, int i) {
+    return {q_tile(shared, 2 * kStages).data + i * ScoreTile::kBytes};
+  }
+};
+
+struct QueryMaps {
+  TensorMap q, do_;
+  bool any = false;
+};
+
+#if ANNULUS_DEVICE_HOPPER
+
+// One warpgroup: the keys and values, then queries and what belongs to them tile by tile.
+template <class Tiling>
+__device__ __forceinline__ void bring_queries(const GradientArgs& a, const QueryMaps& maps,
+                                              typename Tiling::Small& small,
+                                              unsigned char* shared) {
+  using T = typename Tiling::T;
+  using QueryTile = typename Tiling::QueryTile;
+  constexpr int kStages = Tiling::kStages, kQueries = Tiling::kQueries, kKeys = Tiling::kKeys;
+  static_assert(kQueries <= kGroup);
+  const Problem& p = a.p;
+  const Sweep& sweep = small.sweep;
+  const int thread = static_cast<int>(threadIdx.x);
+  const bool leads = thread == 0;
+  load_rows<T>(Tiling::k_tile(shared), p.k.at<const T>(small.b, small.h), p.k, p, sweep.keys,
+               small.first, small.count, p.D);
+  load_rows<T>(Tiling::v_tile(shared), p.v.at<const T>(small.b, small.h), p.v, p, sweep.keys,
+               small.first, small.count, p.Dv);
+  small.kv_full.arrive_when_copied();
+
+  const Pipeline q_ring(small.q_stages, kStages), do_ring(small.do_stages, kStages);
+  PipelineStage stage = Pipeline::producer();
+  QueryWalk<kGroup, kQueries, 1> walk{a, small, small.found};
+  walk.start();
+  for (; !walk.done(); walk.next(), stage.next(kStages)) {
+    const Range tile = walk.tile();
+    const std::int64_t h = walk.query_head();
+    const auto queries = static_cast<int>(tile.end - tile.first);
+    const Range all = sweep.seen_by_all(tile);
+    const bool masked = small.first < all.first || small.first + kKeys > all.end ||
+                        small.count < kKeys || queries < kQueries;
+    const bool by_engine = maps.any && !masked;
+    const auto load = [&](const Pipeline& ring, QueryTile to, const Operand& operand,
+                          const TensorMap& map, int columns) {
+      if (!by_engine) {
+        load_rows<T>(to, operand.at<const T>(small.b, h), operand, p, sweep.queries, tile.first,
+                     queries, columns);
+        ring.full[stage.at].arrive_when_copied();
+      } else if (leads) {
+        ring.expect(stage, QueryTile::kBytes);
+#pragma unroll
+        for (int i = 0; i < Tiling::kColumns / 64; ++i) {
+          load_box(to.data + i * QueryTile::kPanel, map,
+                   {64 * i, static_cast<int>(sweep.queries.at(tile.first)), static_cast<int>(h),
+                    static_cast<int>(small.b)},
+                   ring.full + stage.at);
+        }
+      } else {
+        ring.commit(stage);
+      }
+    };
+    q_ring.acquire(stage);
+    load(q_ring, Tiling::q_tile(shared, stage.at), p.q, maps.q, p.D);
+    if (leads) {
+      small.note[stage.at] = {static_cast<int>(tile.first), queries, masked, !by_engine};
+    }
+    if (thread < kQueries) {
+      const bool there = thread < queries;
+      const std::int64_t t = there ? p.token(sweep.queries.at(tile.first + thread)) : 0;
+      // Where there are layers a block has one head.
+      const std::int64_t in_layer = small.query_row + tile.first + thread;
+      const std::int64_t i = a.delta.of_layers ? in_layer : (small.b * p.H + h) * p.Tq + t;
+      const std::int64_t row = a.dq.layers != nullptr ? in_layer : (small.b * p.Tq + t) * p.H + h;
+      small.lse[stage.at][thread] =
+          there ? weight_origin(p.lse.at<const float>(small.b, h)[t * p.lse.row]) : 0.0f;
+      small.delta[stage.at][thread] = there ? a.delta.data[i] : 0.0f;
+      small.row[stage.at][thread] = there ? row * LayerRows::pitch(p.D) : -1;
+    }
+    q_ring.commit(stage);
+    do_ring.acquire(stage);
+    load(do_ring, Tiling::do_tile(shared, stage.at), a.do_, maps.do_, p.Dv);
+  }
+  q_ring.acquire(stage);
+  if (leads) small.note[stage.at] = {};
+  q_ring.commit(stage);
+  q_ring.commit(stage);
+  copy_async_wait_all();
+}
+
+// d = A^T B, of A's columns first_column..first_column+63, and the 64 of B from b_column on.
+template <class T, class PanelsA, class PanelsB>
+__device__ __forceinline__ void multiply_columns(float (&d)[32], PanelsA a, int a_panel, PanelsB b,
+                                                 int b_panel) {
+  static_assert(PanelsA::kRows == PanelsB::kRows);
+  const auto low_a = mn_major_low(a.data + a_panel * PanelsA::kPanel, PanelsA::kPanel);
+  const auto low_b = mn_major_low(b.data + b_panel * PanelsB::kPanel, PanelsB::kPanel);
+#pragma unroll
+  for (int k = 0; k < PanelsA::kRows / 16; ++k) {
+    wgmma<T, Major::kMN, Major::kMN>(d, mn_major(low_a, k), mn_major(low_b, k), k > 0);
+  }
+}
+
+// A warp's 16 rows of a left operand to shared memory.
+template <int kK, class Panels>
+__device__ __forceinline__ void store_fragments(const Fragments<kK>& from, Panels to,
+                                                int first_row) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const int row = first_row + lane / 4;
+#pragma unroll
+  for (int k = 0; k < kK / 16; ++k) {
+    const std::uint32_t word[4] = {from.a[k].x, from.a[k].y, from.a[k].z, from.a[k].w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      *reinterpret_cast<std::uint32_t*>(to.data + Panels::offset(row + i % 2 * 8, 2 * k + i / 2) +
+                                        lane % 4 * 4) = word[i];
+    }
+  }
+}
+
+// A warpgroup's 64 keys over all queries that see them.
+template <class Tiling>
+__device__ __forceinline__ void gather(const GradientArgs& a, typename Tiling::Small& small,
+                                       unsigned char* shared, int group) {
+  using T = typename Tiling::T;
+  constexpr int kStages = Tiling::kStages, kQueries = Tiling::kQueries;
+  constexpr int kRanges = 2, kBoth = 4;  // named barriers; 1 is that of those who bring tiles
+  const Problem& p = a.p;
+  const int thread = static_cast<int>(threadIdx.x) % kGroup;
+  const int lane = thread % 32, warp = thread / 32, first_row = group * 64 + warp * 16;
+  const int own_row = first_row + lane / 4;
+  if (thread < 64) {
+    const int row = group * 64 + thread;
+    Range r;
+    if (row < small.count) r = small.sweep.seeing_any({small.first + row, small.first + row + 1});
+    small.first_query[row] = r.empty() ? 0 : static_cast<int>(r.first);
+    small.end_query[row] = r.empty() ? 0 : static_cast<int>(r.end);
+  }
+  sync_threads(kRanges + group, kGroup);
+
+  const Pipeline q_ring(small.q_stages, kStages), do_ring(small.do_stages, kStages);
+  const auto k_tile = Tiling::k_tile(shared), v_tile = Tiling::v_tile(shared);
+  PipelineStage stage;
+  float s[kQueries / 2], dp[kQueries / 2], dq_sums[1][8][4];
+  auto& dq = *reinterpret_cast<float(*)[32]>(&dq_sums);
+  float dk_sums[1][Tiling::kColumns / 8][4], dv_sums[1][Tiling::kColumns / 8][4];
+  auto& dk = *reinterpret_cast<float(*)[Tiling::kColumns / 2]>(&dk_sums);
+  auto& dv = *reinterpret_cast<float(*)[Tiling::kColumns / 2]>(&dv_sums);
+  const auto next_tile = [&] {
+    q_ring.wait(stage);
+    const TileNote note = small.note[stage.at];
+    if (note.by_threads != 0) fence_shared_writes();
+    return note;
+  };
+  const auto ask_for_scores = [&] {
+    wgmma_fence();
+    multiply_rows<T>(s, k_tile, group * 64, Tiling::q_tile(shared, stage.at));
+    wgmma_commit();
+  };
+  const auto part_of_tile = [&](const TileNote& tile, int (&first)[2], int (&last)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      first[half] = small.first_query[own_row + 8 * half] - tile.first;
+      last[half] = min(small.end_query[own_row + 8 * half] - tile.first, tile.count);
+    }
+  };
+
+  small.kv_full.wait(0);
+  fence_shared_writes();
+  TileNote tile = next_tile();
+  bool any = false;
+  for (int parity = 0; tile.count > 0; parity ^= 1) {
+    const PipelineStage now = stage;
+    ask_for_scores();
+    const auto do_tile = Tiling::do_tile(shared, now.at);
+    do_ring.wait(now);
+    if (tile.by_threads != 0) fence_shared_writes();
+    wgmma_fence();
+    multiply_rows<T>(dp, v_tile, group * 64, do_tile);
+    wgmma_commit();
+    wgmma_wait<1>();  // scores
+
+    const float* const lse = small.lse[now.at] + lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < kQueries / 8; ++n) {
+      const float2 origin = *reinterpret_cast<const float2*>(lse + n * 8);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        s[4 * n + i] = exp2_fast(
+            fmaf(s[4 * n + i], p.exponent_scale, i % 2 == 0 ? -origin.x : -origin.y));
+      }
+    }
+    int first[2], last[2];
+    if (tile.masked != 0) {
+      part_of_tile(tile, first, last);
+      keep_between(s, first, last, 0.0f);
+    }
+    Fragments<kQueries> weights, ds;
+    if constexpr (Tiling::kEarly) {
+      weights.template take<T>(s);
+      wgmma_fence();
+      add_product<T>(dv, weights, do_tile, any);
+      wgmma_commit();
+      wgmma_wait<1>();  // dp
+    } else {
+      wgmma_wait<0>();  // dp
+    }
+    const float* const delta = small.delta[now.at] + lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < kQueries / 8; ++n) {
+      const float2 less = *reinterpret_cast<const float2*>(delta + n * 8);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float weight[2] = {s[4 * n + 2 * half], s[4 * n + 2 * half + 1]};
+        if constexpr (Tiling::kEarly) {
+          const uint4& a = weights.a[n / 2];
+          unpack(Vec<T, 2>{{n % 2 == 0 ? (half == 0 ? a.x : a.y) : (half == 0 ? a.z : a.w)}}, weight);
+        }
+        float* const d = dp + 4 * n + 2 * half;
+        d[0] = weight[0] * (d[0] - less.x);
+        d[1] = weight[1] * (d[1] - less.y);
+      }
+    }
+    if (tile.masked != 0) keep_between(dp, first, last, 0.0f);
+    if constexpr (!Tiling::kEarly) {
+      weights.template take<T>(s);
+      wgmma_fence();
+      add_product<T>(dv, weights, do_tile, any);
+      wgmma_commit();
+    }
+    ds.template take<T>(dp);
+    const auto scores = Tiling::scores(shared, parity);
+    store_fragments(ds, scores, first_row);
+    fence_shared_writes();
+    sync_threads(kBoth, 2 * kGroup);  // and dq of the tile before the last is done
+
+    wgmma_fence();
+    multiply_columns<T>(dq, scores, kQueries == 128 ? group : 0, k_tile,
+                        kQueries == 128 ? 0 : group);
+    wgmma_commit();
+    add_product<T>(dk, ds, Tiling::q_tile(shared, now.at), any);
+    wgmma_commit();
+    any = true;
+    wgmma_wait<1>();  // dv and dq
+    do_ring.release_by_warp(now.at);
+    float* const to = a.dq.layers != nullptr ? a.dq.layers : a.dq.sum;
+    const std::int64_t* const rows =
+        small.row[now.at] + (kQueries == 128 ? group * 64 : 0) + warp * 16;
+    add_rows(dq_sums, p.scale, kQueries == 128 ? 0 : group * 64, p.D,
+             [&](int i) { return rows[i] < 0 ? nullptr : to + rows[i]; });
+    stage.next(kStages);
+    tile = next_tile();
+    wgmma_wait<0>();   // dk
+    q_ring.release_by_warp(now.at);
+  }
+  wgmma_wait<0>();
+  if (!any) {
+#pragma unroll
+    for (int i = 0; i < Tiling::kColumns / 2; ++i) dk[i] = dv[i] = 0;
+  }
+  const auto token = [&](int row) { return p.token(small.sweep.keys.at(small.first + row)); };
+  store_gradient<T>(dk_sums, p.scale, first_row, 0, small.count, a.dk, small.layer_row, small.b,
+                    small.h, p.Tk, p.Hkv, p.D, token);
+  store_gradient<T>(dv_sums, 1.0f, first_row, 0, small.count, a.dv, small.layer_row, small.b,
+                    small.h, p.Tk, p.Hkv, p.Dv, token);
+}
+
+#endif  // ANNULUS_DEVICE_HOPPER
+
+template <class Tiling>
+__global__ void __launch_bounds__(Tiling::kThreads, 1)
+    gradient_kernel(const __grid_constant__ GradientArgs a, const __grid_constant__ QueryMaps maps) {
+#if ANNULUS_DEVICE_HOPPER
+  extern __shared__ __align__(1024) unsigned char shared[];
+  auto& small = *reinterpret_cast<typename Tiling::Small*>(shared + Tiling::kTileBytes);
+  if (threadIdx.x == 0) {
+    small.start(a, Tiling::kKeys);
+    small.kv_full.init(kGroup);
+    Pipeline(small.q_stages, Tiling::kStages).init(Tiling::kStages, 2 * kGroup, 8);
+    Pipeline(small.do_stages, Tiling::kStages).init(Tiling::kStages, kGroup, 8);
+    fence_barriers();
+  }
+  __syncthreads();
+  if (small.count == 0) return;
+  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kGroup, 0);
+  if (group == 0) {
+    give_registers<Tiling::kProducerRegisters>();
+    bring_queries<Tiling>(a, maps, small, shared);
+  } else {
+    take_registers<Tiling::kConsumerRegisters>();
+    gather<Tiling>(a, small, shared, group - 1);
+  }
+#endif
+}
+
+template <class Tiling>
+void launch_gradient(const char* op, GradientArgs a, const QueryMaps& maps, cudaStream_t stream) {
+  const std::int64_t blocks = a.p.number_blocks(a.p.Hkv, false, Tiling::kKeys);
+  if (blocks == 0) return;
+  allow_shared(op, "gradient_kernel", gradient_kernel<Tiling>, Tiling::kSharedBytes);
+  gradient_kernel<Tiling>
+      <<<checked_blocks(op, blocks), Tiling::kThreads, Tiling::kSharedBytes, stream>>>(a, maps);
+  check_launch(op, "gradient_kernel");
+}
+
+}  // namespace annulus::attention::cuda::sm90
