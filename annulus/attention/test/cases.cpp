@@ -140,7 +140,7 @@ void run_backward(const AttentionProblem& p, const Inputs& in, const TensorView&
 std::size_t workspace_of(const AttentionProblem& p, const Inputs& in, bool backward) {
   const TensorView q = in["q"], k = in["k"], v = in["v"];
   const auto either = [&](auto* of_forward, auto* of_backward, const auto&... more) {
-    return (backward ? of_backward : of_forward)(q, k, v, more...);
+    return backward ? of_backward(q, k, v, more..., false) : of_forward(q, k, v, more...);
   };
   switch (p.form) {
     case Form::kDense:
