@@ -60,6 +60,8 @@ struct TensorSpec {
   // No gradient belongs to it: an output without an incoming gradient, or the gradient of a
   // parameter that this problem passes as a number.
   bool unpaired = false;
+  // An output whose terms CUDA adds in an order that may change: calls agree closely there, not to the bit.
+  bool reordered = false;
   // An angle: errors count modulo 2 pi.
   bool circular = false;
   // An output that this problem makes zero whatever the values are (NaN where they are not finite), by

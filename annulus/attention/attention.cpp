@@ -151,6 +151,7 @@ Plan plan_of(const char* op, const Tensors& t, bool packed, const More& more, Ca
   plan.dv = own(t.dv);
   plan.scale = s;
   plan.dropout = Dropout(dropout, seed);
+  plan.deterministic = context != nullptr && context->deterministic;
   return plan;
 }
 
@@ -423,7 +424,8 @@ void run(const Plan& plan, bool backward, Context& context) {
   context.ran_on(plan.op, plan.device.type, how);
 }
 
-std::size_t scratch(const Plan& plan, bool backward) {
+std::size_t scratch(Plan plan, bool backward, bool deterministic = false) {
+  plan.deterministic = deterministic;
   return dispatch(
       plan.op, plan.device,
       [&] {
@@ -513,10 +515,11 @@ std::size_t attention_forward_workspace(const TensorView& q, const TensorView& k
                  false);
 }
 std::size_t attention_backward_workspace(const TensorView& q, const TensorView& k,
-                                         const TensorView& v, const AttentionOptions& options) {
+                                         const TensorView& v, const AttentionOptions& options,
+                                         bool deterministic) {
   return scratch(
       dense_plan("attention_backward", {q, k, v, {}, {}}, options, Call::kBackwardSizes, nullptr),
-      true);
+      true, deterministic);
 }
 std::size_t attention_varlen_forward_workspace(const TensorView& q, const TensorView& k,
                                                const TensorView& v, const TensorView& cu_seqlens_q,
@@ -530,12 +533,13 @@ std::size_t attention_varlen_forward_workspace(const TensorView& q, const Tensor
 std::size_t attention_varlen_backward_workspace(const TensorView& q, const TensorView& k,
                                                 const TensorView& v, const TensorView& cu_seqlens_q,
                                                 const TensorView& cu_seqlens_k,
-                                                const AttentionOptions& options) {
+                                                const AttentionOptions& options,
+                                                bool deterministic) {
   Tensors t{q, k, v, {}, {}};
   t.cu_seqlens_q = cu_seqlens_q;
   t.cu_seqlens_k = cu_seqlens_k;
   return scratch(dense_plan("attention_varlen_backward", t, options, Call::kBackwardSizes, nullptr),
-                 true);
+                 true, deterministic);
 }
 std::size_t dilated_attention_forward_workspace(const TensorView& q, const TensorView& k,
                                                 const TensorView& v,
@@ -546,10 +550,11 @@ std::size_t dilated_attention_forward_workspace(const TensorView& q, const Tenso
 }
 std::size_t dilated_attention_backward_workspace(const TensorView& q, const TensorView& k,
                                                  const TensorView& v,
-                                                 const DilatedAttentionOptions& options) {
+                                                 const DilatedAttentionOptions& options,
+                                                 bool deterministic) {
   return scratch(dilated_plan("dilated_attention_backward", {q, k, v, {}, {}}, options,
                               Call::kBackwardSizes, nullptr),
-                 true);
+                 true, deterministic);
 }
 std::size_t block_sparse_attention_forward_workspace(const TensorView& q, const TensorView& k,
                                                      const TensorView& v,
@@ -560,10 +565,11 @@ std::size_t block_sparse_attention_forward_workspace(const TensorView& q, const 
 }
 std::size_t block_sparse_attention_backward_workspace(const TensorView& q, const TensorView& k,
                                                       const TensorView& v,
-                                                      const BlockSparseAttentionOptions& options) {
+                                                      const BlockSparseAttentionOptions& options,
+                                                      bool deterministic) {
   return scratch(blocks_plan("block_sparse_attention_backward", {q, k, v, {}, {}}, options,
                              Call::kBackwardSizes, nullptr),
-                 true);
+                 true, deterministic);
 }
 
 namespace {
@@ -578,7 +584,7 @@ OperatorInfo info(const char* name, const char* summary) {
           .summary = summary,
           .dtypes = {kFloating.all().begin(), kFloating.all().end()},
           .gradients = {"q", "k", "v"},
-          .deterministic = true,
+          .deterministic = false,  // CUDA's backward, unless asked for
           .support = support};
 }
 const OperatorRegistration kDense(info(

@@ -19,9 +19,11 @@
 // (f32) and integers have it. f32 products are fp32 products on the CPU and bf16x3 (see the page) on CUDA; bf16 products
 // are bf16's, those of f16 are f16's on CUDA and fp32's on the CPU; sums, softmax and everything that is carried are fp32,
 // and a result is rounded once. A NaN or infinity in a row reaches the outputs of those that attend it and no others.
-// Deterministic on every device: no atomics; on the CPU bit-equal for every number of threads. The caller owns every tensor;
-// outputs overlap nothing. Integers that say where to read (cu_seqlens, key_lengths, block lists, an order) are checked where
-// they can be read, on the CPU; on CUDA they are clamped to what is there, so that a wrong one gives wrong numbers at worst.
+// Deterministic but for CUDA's backward of f16 and bf16 with D, Dv <= 128, which adds to dq with atomics, in an order that
+// may change, unless Context::deterministic asks for kernels without; on the CPU bit-equal for every number of threads. The
+// caller owns every tensor; outputs overlap nothing. Integers that say where to read (cu_seqlens, key_lengths, block lists, an
+// order) are checked where they can be read, on the CPU; on CUDA they are clamped to what is there, so that a wrong one gives
+// wrong numbers at worst.
 #pragma once
 
 #include <cstddef>
@@ -157,13 +159,14 @@ ANNULUS_API void block_sparse_attention_backward(const TensorView& do_, const Te
 // out: a bijection always, and where all sizes are one power of two cells that follow each other are neighbours.
 ANNULUS_API void hilbert_order(std::span<const std::int64_t> shape, const TensorView& order);
 
-// Scratch of a call, exactly, from the same tensors (their data is not read).
+// Scratch of a call, exactly, from the same tensors (their data is not read); of a backward also from Context::deterministic.
 ANNULUS_API std::size_t attention_forward_workspace(const TensorView& q, const TensorView& k,
                                                     const TensorView& v,
                                                     const AttentionOptions& options);
 ANNULUS_API std::size_t attention_backward_workspace(const TensorView& q, const TensorView& k,
                                                      const TensorView& v,
-                                                     const AttentionOptions& options);
+                                                     const AttentionOptions& options,
+                                                     bool deterministic = false);
 ANNULUS_API std::size_t attention_varlen_forward_workspace(const TensorView& q, const TensorView& k,
                                                            const TensorView& v,
                                                            const TensorView& cu_seqlens_q,
@@ -171,19 +174,21 @@ ANNULUS_API std::size_t attention_varlen_forward_workspace(const TensorView& q, 
                                                            const AttentionOptions& options);
 ANNULUS_API std::size_t attention_varlen_backward_workspace(
     const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& cu_seqlens_q,
-    const TensorView& cu_seqlens_k, const AttentionOptions& options);
+    const TensorView& cu_seqlens_k, const AttentionOptions& options, bool deterministic = false);
 ANNULUS_API std::size_t dilated_attention_forward_workspace(const TensorView& q,
                                                             const TensorView& k,
                                                             const TensorView& v,
                                                             const DilatedAttentionOptions& options);
-ANNULUS_API std::size_t dilated_attention_backward_workspace(
-    const TensorView& q, const TensorView& k, const TensorView& v,
-    const DilatedAttentionOptions& options);
+ANNULUS_API std::size_t dilated_attention_backward_workspace(const TensorView& q,
+                                                             const TensorView& k,
+                                                             const TensorView& v,
+                                                             const DilatedAttentionOptions& options,
+                                                             bool deterministic = false);
 ANNULUS_API std::size_t block_sparse_attention_forward_workspace(
     const TensorView& q, const TensorView& k, const TensorView& v,
     const BlockSparseAttentionOptions& options);
 ANNULUS_API std::size_t block_sparse_attention_backward_workspace(
     const TensorView& q, const TensorView& k, const TensorView& v,
-    const BlockSparseAttentionOptions& options);
+    const BlockSparseAttentionOptions& options, bool deterministic = false);
 
 }  // namespace annulus

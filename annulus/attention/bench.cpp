@@ -65,9 +65,9 @@ std::string name_of_row(const AttentionProblem& p, bool backward) {
   const std::string kind =
       std::string(kind_of(p)) +
       (p.form == Form::kBlocks ? fmt::format("{:.0f}", 100 * p.density) : std::string());
-  return fmt::format("{}-{}-b{}-h{}{}-d{}-n{}{}", backward ? "fwdbwd" : "fwd", kind, p.B, p.H,
+  return fmt::format("{}-{}-b{}-h{}{}-d{}-n{}{}{}", backward ? "fwdbwd" : "fwd", kind, p.B, p.H,
                      p.Hkv < p.H ? fmt::format("x{}", p.Hkv) : "", p.D, p.Tq,
-                     p.causal ? "-causal" : "");
+                     p.causal ? "-causal" : "", p.deterministic ? "-deterministic" : "");
 }
 
 std::vector<Row> engine_rows(const SuiteRequest& request) {
@@ -92,6 +92,14 @@ std::vector<Row> engine_rows(const SuiteRequest& request) {
       both(dilated(n, t, DilatedMode::kLongNet, w, r), true);
     }
     both(blocks(4096, t, 0.1), true);
+  }
+  // What it costs to add without atomics, beside the row of the same name without the word; on the CPU nothing.
+  if (request.device == DeviceType::kCUDA) {
+    for (const bool causal : {false, true}) {
+      AttentionProblem p = dense(4096, DType::kBF16, causal);
+      p.deterministic = true;
+      add(p, true);
+    }
   }
   if (!full) return fitting(std::move(rows), request);
   for (const std::int64_t n : {16384, 32768}) {

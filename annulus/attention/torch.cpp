@@ -16,17 +16,17 @@ namespace {
 // After q, k, v, which have gradients. A seed's 64 bits travel as an int.
 #define ANNULUS_ATTENTION_OPTIONS                                                        \
   "bool causal, float? softmax_scale, SymInt window_left, SymInt window_right, Tensor? " \
-  "order, Tensor? key_lengths, float dropout_p, SymInt dropout_seed"
+  "order, Tensor? key_lengths, float dropout_p, SymInt dropout_seed, bool deterministic"
 #define ANNULUS_ATTENTION_VARLEN_OPTIONS                                                \
   "bool causal, float? softmax_scale, SymInt window_left, SymInt window_right, Tensor " \
-  "cu_seqlens_q, Tensor cu_seqlens_k, float dropout_p, SymInt dropout_seed"
+  "cu_seqlens_q, Tensor cu_seqlens_k, float dropout_p, SymInt dropout_seed, bool deterministic"
 #define ANNULUS_DILATED_ATTENTION_OPTIONS                                          \
   "SymInt[] segment_lengths, SymInt[] dilation_rates, bool causal, str mode, str " \
   "offset_map, str multiplicity, str alpha_grad, str group_remainder, float? "     \
-  "softmax_scale, float dropout_p, SymInt dropout_seed"
+  "softmax_scale, float dropout_p, SymInt dropout_seed, bool deterministic"
 #define ANNULUS_BLOCK_SPARSE_ATTENTION_OPTIONS                                             \
   "Tensor row_ptr, Tensor col_idx, SymInt block_size, bool causal, float? softmax_scale, " \
-  "Tensor? order, float dropout_p, SymInt dropout_seed"
+  "Tensor? order, float dropout_p, SymInt dropout_seed, bool deterministic"
 #define ANNULUS_ATTENTION_FORWARD(name, options) \
   name "(Tensor q, Tensor k, Tensor v, " options \
        ", bool return_lse, bool keep) -> (Tensor o, Tensor lse)"
@@ -91,9 +91,10 @@ struct Packed {
                                               at.options);
   }
   static std::size_t backward_workspace(const TensorView& q, const TensorView& k,
-                                        const TensorView& v, const Options& at) {
+                                        const TensorView& v, const Options& at,
+                                        bool deterministic) {
     return attention_varlen_backward_workspace(q, k, v, at.cu_seqlens_q, at.cu_seqlens_k,
-                                               at.options);
+                                               at.options, deterministic);
   }
 };
 
@@ -200,7 +201,9 @@ std::vector<Tensor> gradients_of(const Arguments<Op>& a) {
   const auto options = Form::options_of(a);
   const TensorView q = a.template view<"q">(), k = a.template view<"k">(),
                    v = a.template view<"v">();
-  Call call(op, q.device, Form::backward_workspace(q, k, v, options));
+  const bool deterministic = a.template get<"deterministic">();
+  Call call(op, q.device, Form::backward_workspace(q, k, v, options, deterministic));
+  call.context.deterministic = deterministic;
   TensorView dq, dk, dv;
   Gradients wanted(op, a.template get<"needed">());
   wanted.add("dq", dq, dense_like(op, q));

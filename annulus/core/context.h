@@ -46,6 +46,8 @@ struct ANNULUS_API Context {
   // CPU threads; 0: all the process may use. Fewer run where no more can be started. Results never depend on it.
   int threads = 0;
   Allocator* allocator = nullptr;  // nullptr: default_allocator()
+  // On CUDA only kernels whose results are always the same to the bit: none that adds with atomics. On the CPU it is always so.
+  bool deterministic = false;
 
   // Scratch bytes held now and at most so far, over all calls with this Context.
   std::size_t workspace_bytes = 0;

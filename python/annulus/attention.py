@@ -87,7 +87,9 @@ def attention(
         function of dropout_seed, sample, head, query and key alone; the caller chooses another seed for every step.
     checkpoint: q, k and v are all that is kept for the backward, which computes o and lse again, to the same bits. (Within
         torch.utils.checkpoint it changes nothing.)
-    deterministic: True always, and free: no kernel adds in an order that may change. It is taken for flash-attn's sake.
+    deterministic: gradients are the same to the bit in every run. On CUDA that takes other kernels for the backward of float16
+        and bfloat16 with D and Dv up to 128, which need more time; everything else is always so. torch.use_deterministic_algorithms
+        asks for it, too.
     return_lse: also lse (B, H, Tq) in float32, differentiable like o.
 
     A query without keys has o = 0, lse = -inf and gives no gradient. Integers that say where to read are checked on the CPU;
@@ -101,7 +103,7 @@ def attention(
     """
     left, right = _window("attention", window_size)
     o, *lse = _attention(q, k, v, causal, softmax_scale, left, right, order, key_lengths, dropout_p, dropout_seed,
-                         return_lse, _keeps(q, k, v, checkpoint))
+                         _is_asked(deterministic), return_lse, _keeps(q, k, v, checkpoint))
     return (o, lse[0]) if return_lse else o
 
 
@@ -148,7 +150,7 @@ def attention_varlen(
     """
     left, right = _window("attention_varlen", window_size)
     o, *lse = _attention_varlen(q, k, v, causal, softmax_scale, left, right, cu_seqlens_q, cu_seqlens_k, dropout_p, dropout_seed,
-                                return_lse, _keeps(q, k, v, checkpoint))
+                                _is_asked(deterministic), return_lse, _keeps(q, k, v, checkpoint))
     return (o, lse[0]) if return_lse else o
 
 
@@ -203,7 +205,7 @@ def dilated_attention(
     torch.Size([1, 64, 4, 8])
     """
     o, *lse = _dilated_attention(q, k, v, segment_lengths, dilation_rates, causal, mode, offset_map, multiplicity, alpha_grad,
-                                 group_remainder, softmax_scale, dropout_p, dropout_seed, return_lse,
+                                 group_remainder, softmax_scale, dropout_p, dropout_seed, _is_asked(deterministic), return_lse,
                                  _keeps(q, k, v, checkpoint))
     return (o, lse[0]) if return_lse else o
 
@@ -307,7 +309,7 @@ def block_sparse_attention(
                             f"{name} are, but has shape {tuple(block_mask.shape)}"
                         )
     o, *lse = _block_sparse_attention(q, k, v, row_ptr, col_idx, block_size, causal, softmax_scale, order, dropout_p, dropout_seed,
-                                      return_lse, _keeps(q, k, v, checkpoint))
+                                      _is_asked(deterministic), return_lse, _keeps(q, k, v, checkpoint))
     return (o, lse[0]) if return_lse else o
 
 
@@ -337,6 +339,10 @@ def _window(op, window_size):
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
         raise InvalidArgument(f"[{op}] window_size must be (left, right) but is {window_size!r}")
     return window_size
+
+
+def _is_asked(deterministic):
+    return bool(deterministic) or torch.are_deterministic_algorithms_enabled()
 
 
 def _keeps(q, k, v, checkpoint):

@@ -254,22 +254,29 @@ struct GradientArgs : KeyGradientArgs {
   Gradient dq;
 };
 
-// The block of threads: (layer, b, h, slot), the last slots first: where causal, they have the most keys.
+// The block of threads: (layer, b, h, slot), the last slots first: where causal, they have the most keys. Of kTogether heads
+// all last ones come first, so that the device has only short ones left at its end, while what heads read stays near.
 struct BlockPlace {
+  static constexpr std::int64_t kTogether = 8;
   int layer = 0;
   std::int64_t b, h, slot, slots;
 
   ANNULUS_HD BlockPlace(const Problem& p, std::int64_t block, std::int64_t heads) {
+    const std::int64_t all = p.B * heads;
     for (int i = 0; i < p.layers; ++i) {
       layer = p.order_of_layers[i];
-      const std::int64_t blocks = p.B * heads * p.slots[layer];
+      const std::int64_t blocks = all * p.slots[layer];
       if (block < blocks) break;
       block -= blocks;
     }
     slots = p.slots[layer];
-    b = block / (slots * heads);
-    h = block / slots % heads;
-    slot = slots - 1 - block % slots;
+    const std::int64_t first = block / (slots * kTogether) * kTogether;
+    const std::int64_t width = all - first < kTogether ? all - first : kTogether;
+    block -= first * slots;
+    slot = slots - 1 - block / width;
+    const std::int64_t head = first + block % width;
+    b = head / heads;
+    h = head % heads;
   }
 };
 

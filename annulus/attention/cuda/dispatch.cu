@@ -137,10 +137,17 @@ struct ForwardScratch {
   }
 };
 
+// Whether gradients of q, k and v are made together, if all are wanted: with atomics.
+bool in_one_pass(const Plan& plan) {
+  return !plan.deterministic && plan.dtype != DType::kF32 && plan.D <= 128 && plan.Dv <= 128;
+}
+
 struct BackwardScratch {
   float* delta = nullptr;
   ForwardScratch forward;  // where every layer has a delta of its own
-  // Of layers: the rows of dq, and once those are summed of dk, and of dv.
+  // In one pass: sums in fp32, of the rows of layers where there are several.
+  float* dq = nullptr;
+  // Of layers: the rows of dq, and once those are summed (or in one pass) of dk, and of dv.
   float *of_layers = nullptr, *dv_of_layers = nullptr;
   // Sums in fp32 over heads that share keys, but not the same ones; and where keys may be of no tile.
   float *dk = nullptr, *dv = nullptr;
@@ -152,7 +159,9 @@ struct BackwardScratch {
     scratch(delta, own_deltas ? plan.B * plan.H * rows : query_rows(plan));
     if (own_deltas) forward.lay_out(plan, scratch);
     if (plan.layers > 1) scratch(of_layers, plan.B * plan.H * rows * LayerRows::pitch(plan.D));
-    if (!is_dilated(plan) || no_keys(plan)) return;
+    if (no_keys(plan)) return;
+    if (in_one_pass(plan)) scratch(dq, dq_count(plan));
+    if (!is_dilated(plan)) return;
     if (plan.layers > 1) {
       scratch(dv_of_layers, plan.B * plan.Hkv * rows * LayerRows::pitch(plan.Dv));
     }
@@ -160,6 +169,11 @@ struct BackwardScratch {
       scratch(dk, key_rows(plan) * plan.D);
       scratch(dv, key_rows(plan) * plan.Dv);
     }
+  }
+  static std::int64_t dq_count(const Plan& plan) {
+    const std::int64_t rows =
+        plan.layers > 1 ? plan.B * plan.H * layer_rows(plan).count : query_rows(plan);
+    return rows * LayerRows::pitch(plan.D);
   }
   Deltas deltas() const { return {delta, forward.states.acc != nullptr}; }
 };
@@ -172,7 +186,8 @@ void run_forward(const Plan& plan, const States& states, cudaStream_t stream) {
   visit_type(plan.dtype, [&]<class T>() { forward_of<T>(plan.op, a, stream); });
 }
 
-void run_delta(const Plan& plan, float* delta, cudaStream_t stream) {
+// `clear`: rows of dq that are cleared on the way, or null.
+void run_delta(const Plan& plan, float* delta, float* clear, cudaStream_t stream) {
   DeltaArgs a;
   a.B = plan.B;
   a.H = plan.H;
@@ -183,6 +198,8 @@ void run_delta(const Plan& plan, float* delta, cudaStream_t stream) {
   a.do_ = operand_of(plan.do_);
   a.dlse = operand_of(plan.dlse);
   a.delta = delta;
+  a.clear = clear;
+  a.clear_width = LayerRows::pitch(plan.D);
   launch_delta(plan.op, a, stream);
 }
 void run_layer_delta(const Plan& plan, const States& states, float* delta, cudaStream_t stream) {
@@ -215,7 +232,9 @@ MergeArgs merge_of(const Plan& plan, const States& from, const TensorView& to) {
   return a;
 }
 
-void round_to(const Plan& plan, const float* from, const TensorView& to, cudaStream_t stream) {
+// `pitch`: between rows of `from`; 0: they are dense.
+void round_to(const Plan& plan, const float* from, const TensorView& to, cudaStream_t stream,
+              std::int64_t pitch = 0) {
   RoundArgs a;
   a.B = to.shape[0];
   a.rows = to.shape[1];
@@ -223,6 +242,7 @@ void round_to(const Plan& plan, const float* from, const TensorView& to, cudaStr
   a.columns = static_cast<int>(to.shape[3]);
   a.dtype = plan.dtype;
   a.from = from;
+  a.pitch = pitch > 0 ? pitch : a.columns;
   a.to = operand_of(to);
   launch_round(plan.op, a, stream);
 }
@@ -255,7 +275,10 @@ void merge_keys(const Plan& plan, int head, float* from, float* sum, const Tenso
   launch_merge(plan.op, a, stream);
 }
 
-void run_key_gradient(const Plan& plan, const BackwardScratch& s, cudaStream_t stream) {
+// launch(args) makes dk and dv of the heads that args say.
+template <class Launch>
+void run_key_gradient(const Plan& plan, const BackwardScratch& s, cudaStream_t stream,
+                      Launch&& launch) {
   KeyGradientArgs a;
   a.p = problem_of(plan);
   a.do_ = operand_of(plan.do_);
@@ -266,11 +289,34 @@ void run_key_gradient(const Plan& plan, const BackwardScratch& s, cudaStream_t s
   const auto heads = static_cast<int>(plan.heads_per_key());
   a.heads = is_dilated(plan) ? 1 : heads;
   for (a.first_head = 0; a.first_head < heads; a.first_head += a.heads) {
-    visit_type(plan.dtype, [&]<class T>() { key_gradient_of<T>(plan.op, a, stream); });
+    launch(a);
     if (s.of_layers != nullptr) {
       merge_keys(plan, a.first_head, s.of_layers, s.dk, plan.dk, stream);
       merge_keys(plan, a.first_head, s.dv_of_layers, s.dv, plan.dv, stream);
     }
+  }
+}
+
+void run_key_gradient(const Plan& plan, const BackwardScratch& s, cudaStream_t stream) {
+  run_key_gradient(plan, s, stream, [&](const KeyGradientArgs& a) {
+    visit_type(plan.dtype, [&]<class T>() { key_gradient_of<T>(plan.op, a, stream); });
+  });
+}
+// dq along with them, which is all zero before.
+void run_gradient(const Plan& plan, const BackwardScratch& s, cudaStream_t stream) {
+  const bool of_layers = plan.layers > 1;
+  run_key_gradient(plan, s, stream, [&](const KeyGradientArgs& of_keys) {
+    const GradientArgs a{of_keys, {of_layers ? s.dq : nullptr, s.dq, {}}};
+    if (plan.dtype == DType::kBF16) {
+      gradient_of<bfloat16>(plan.op, a, stream);
+    } else {
+      gradient_of<float16>(plan.op, a, stream);
+    }
+  });
+  if (of_layers) {
+    launch_merge(plan.op, merge_of(plan, {s.dq}, plan.dq), stream);
+  } else {
+    round_to(plan, s.dq, plan.dq, stream, LayerRows::pitch(plan.D));
   }
 }
 
@@ -317,14 +363,21 @@ void backward(const Plan& plan, Context& context) {
     round_to(plan, nullptr, plan.dk, stream);
     round_to(plan, nullptr, plan.dv, stream);
   }
+  const bool in_one = in_one_pass(plan) && for_q && for_keys;
+  const bool of_rows = in_one && plan.layers == 1;
+  if (in_one && !of_rows) clear(s.dq, BackwardScratch::dq_count(plan));
   if (s.forward.states.acc != nullptr) {
     run_forward(plan, s.forward.states, stream);
     run_layer_delta(plan, s.forward.states, s.delta, stream);
   } else {
-    run_delta(plan, s.delta, stream);
+    run_delta(plan, s.delta, of_rows ? s.dq : nullptr, stream);
   }
-  if (for_q) run_query_gradient(plan, s, stream);
-  if (for_keys) run_key_gradient(plan, s, stream);
+  if (in_one) {
+    run_gradient(plan, s, stream);
+  } else {
+    if (for_q) run_query_gradient(plan, s, stream);
+    if (for_keys) run_key_gradient(plan, s, stream);
+  }
   if (sums_keys) {
     round_to(plan, s.dk, plan.dk, stream);
     round_to(plan, s.dv, plan.dv, stream);

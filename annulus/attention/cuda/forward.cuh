@@ -14,16 +14,24 @@
 
 namespace annulus::attention::cuda {
 
+// How tiles of keys and values follow each other.
+//   kTwice  k and v are brought in turn, each while the other is used: all warps wait twice a tile
+//   kOnce   both are brought a tile ahead
+//   kAhead  scores of the next tile are made among the weights of this one, too
+enum class Flow : std::uint8_t { kTwice, kOnce, kAhead };
+
 // kM: tiles of 16 queries a warp has. With two a fragment of keys serves two products, without which the bandwidth of
-// shared memory is what limits; kShort, for sweeps of 64 queries at most, has one, so that all warps have work.
-template <class T, int kColumns, bool kShort>
-struct ForwardTiling {
-  static constexpr bool kSplit = Format<T>::kTerms > 1;
-  static constexpr int kWarps = 4, kThreads = kWarps * 32;
-  static constexpr int kM = kSplit || kColumns > 128 || kShort ? 1 : 2;
-  static constexpr int kQueries = kWarps * kM * 16;
-  static constexpr int kKeys = kSplit && kColumns > 128 ? 32 : 64;
-  static constexpr int kBlocks = kColumns > 128 || (kSplit && kColumns > 64) ? 1 : 2;
+// shared memory is what limits; kShort, for sweeps of 64 queries at most, has one, so that all warps have work. kHolds:
+// fragments of queries stay in registers.
+template <class T, int kColumns_, int kM_, int kKeys_, int kBlocks_, Flow kFlow_, bool kHolds_>
+struct ForwardTilingOf {
+  using Type = T;
+  static constexpr int kColumns = kColumns_, kM = kM_, kKeys = kKeys_, kBlocks = kBlocks_;
+  static constexpr Flow kFlow = kFlow_;
+  static constexpr bool kHolds = kHolds_;
+  static constexpr int kWarps = 4, kThreads = kWarps * 32, kQueries = kWarps * kM * 16;
+  static constexpr int kStages = kFlow == Flow::kTwice ? 1 : 2;
+  static_assert(Format<T>::kAsync || (kFlow == Flow::kTwice && !kHolds));
 
   using QueryTile = Tile<Format<T>, kQueries, kColumns>;
   using KeyTile = Tile<Format<T>, kKeys, kColumns>;
@@ -35,8 +43,17 @@ struct ForwardTiling {
     std::uint32_t mask[2][kWords], kept[2][kWords];
     int flags[kKeys];
   };
-  static constexpr int kTileBytes = QueryTile::kBytes + 2 * KeyTile::kBytes;
+  static constexpr int kTileBytes = QueryTile::kBytes + 2 * kStages * KeyTile::kBytes;
   static constexpr std::size_t kSharedBytes = kTileBytes + sizeof(Small);
+};
+
+template <class T, int kColumns, bool kShort>
+struct ForwardChoice {
+  static constexpr bool kSplit = Format<T>::kTerms > 1;
+  static constexpr int kM = kSplit || kColumns > 128 || kShort ? 1 : 2;
+  static constexpr int kKeys = kSplit && kColumns > 128 ? 32 : 64;
+  static constexpr int kBlocks = kColumns > 128 || (kSplit && kColumns > 64) ? 1 : 2;
+  using Tiling = ForwardTilingOf<T, kColumns, kM, kKeys, kBlocks, Flow::kTwice, false>;
 };
 
 // The largest of a row and the sum of its weights; of the latter a lane has a part.
@@ -50,12 +67,11 @@ struct RowStates {
   }
 };
 
-// Scores become weights, and sums are brought to their new origin.
+// Sums are brought to the origin that the largest score so far is.
 template <int kM, int kN, int kD>
-__device__ __forceinline__ void online_softmax(float (&s)[kM][kN][4], RowStates<kM * 2>& state,
-                                               float (&acc)[kM][kD][4], float scale) {
-  // First what was summed, so that its factors are gone when registers are scarce. After the first tiles the largest score is
-  // mostly among those seen.
+__device__ __forceinline__ void move_origin(const float (&s)[kM][kN][4], RowStates<kM * 2>& state,
+                                            float (&acc)[kM][kD][4], float scale) {
+  // After the first tiles the largest score is mostly among those seen.
   float factor[kM * 2];
   bool moved = false;
 #pragma unroll
@@ -83,6 +99,11 @@ __device__ __forceinline__ void online_softmax(float (&s)[kM][kN][4], RowStates<
       }
     }
   }
+}
+// Scores become weights.
+template <int kM, int kN>
+__device__ __forceinline__ void weigh(float (&s)[kM][kN][4], RowStates<kM * 2>& state,
+                                      float scale) {
 #pragma unroll
   for (int r = 0; r < kM * 2; ++r) {
     const float origin = origin_of(state.m[r]) * scale;
@@ -146,18 +167,22 @@ __device__ __forceinline__ void store_rows(const ForwardArgs& a, const QueryBloc
   }
 }
 
-template <class T, int kColumns, bool kShort>
-__global__ void __launch_bounds__(ForwardTiling<T, kColumns, kShort>::kThreads,
-                                  ForwardTiling<T, kColumns, kShort>::kBlocks)
+template <class Tiling>
+__global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
     forward_kernel(const __grid_constant__ ForwardArgs a) {
-  using Tiling = ForwardTiling<T, kColumns, kShort>;
+  using T = typename Tiling::Type;
   using F = Format<T>;
+  using KeyTile = typename Tiling::KeyTile;
   constexpr int kThreads = Tiling::kThreads, kKeys = Tiling::kKeys, kM = Tiling::kM;
+  constexpr Flow kFlow = Tiling::kFlow;
   extern __shared__ __align__(1024) unsigned char shared[];
   const std::uint32_t base = shared_address(shared);
   const typename Tiling::QueryTile q_tile{base};
-  const typename Tiling::KeyTile k_tile{base + Tiling::QueryTile::kBytes};
-  const typename Tiling::KeyTile v_tile{k_tile.address + Tiling::KeyTile::kBytes};
+  const std::uint32_t keys_base = base + Tiling::QueryTile::kBytes;
+  const auto k_tile = [&](int stage) { return KeyTile{keys_base + 2 * stage * KeyTile::kBytes}; };
+  const auto v_tile = [&](int stage) {
+    return KeyTile{keys_base + (2 * stage + 1) * KeyTile::kBytes};
+  };
   auto& small = *reinterpret_cast<typename Tiling::Small*>(shared + Tiling::kTileBytes);
 
   const Problem& p = a.p;
@@ -167,18 +192,38 @@ __global__ void __launch_bounds__(ForwardTiling<T, kColumns, kShort>::kThreads,
   if (small.count <= 0) return;
   const bool drops = p.dropout.any();
 
-  const auto load_keys = [&](auto tile, const void* from, const Operand& operand, Range range,
+  const auto load_keys = [&](KeyTile tile, const void* from, const Operand& operand, Range range,
                              int columns) {
     load_tile<F, kThreads>(tile, static_cast<const T*>(from), operand, p, sweep.keys, range.first,
                            static_cast<int>(range.end - range.first), columns);
     copy_async_commit();
+  };
+  const auto bring_k = [&](Range tile, int stage) {
+    load_keys(k_tile(stage), small.k, p.k, tile, p.D);
+  };
+  const auto bring_v = [&](Range tile, int stage) {
+    load_keys(v_tile(stage), small.v, p.v, tile, p.Dv);
+  };
+  // Bits of a tile; says whether it is masked.
+  const auto make_bits = [&](Range tile, int parity) {
+    const bool masked = small.masks(p, tile, kKeys);
+    if (masked)
+      make_query_mask<Tiling::kQueries, kKeys, kThreads>(small.mask[parity], p, small, tile);
+    if (drops) {
+      make_query_kept<Tiling::kQueries, kKeys, kThreads>(small.kept[parity], p, small, tile,
+                                                         small.drawn);
+    }
+    return masked;
   };
 
   KeyWalk walk;
   walk.start(sweep, small.seen, kKeys);
   load_tile<F, kThreads>(q_tile, p.q.at<T>(small.b, small.h), p.q, p, sweep.queries, small.first,
                          small.count, p.D);
-  if (!walk.done()) load_keys(k_tile, small.k, p.k, walk.tile(kKeys), p.D);
+  if (!walk.done()) {
+    bring_k(walk.tile(kKeys), 0);
+    if constexpr (kFlow != Flow::kTwice) bring_v(walk.tile(kKeys), 0);
+  }
   if (drops) {
     for (int row = static_cast<int>(threadIdx.x); row < small.count; row += kThreads) {
       const std::int64_t token = p.token(small.query(row));
@@ -191,64 +236,138 @@ __global__ void __launch_bounds__(ForwardTiling<T, kColumns, kShort>::kThreads,
   // A warp without rows only waits with the others; asked where sweeps may be short.
   const bool active = kM > 1 || first_row < small.count;
   RowStates<kM * 2> state;
-  float acc[kM][kColumns / 8][4] = {};
-  for (int parity = 0; !walk.done(); parity ^= 1) {
-    const Range tile = walk.tile(kKeys);
-    const bool masked = small.masks(p, tile, kKeys);
-    if (masked)
-      make_query_mask<Tiling::kQueries, kKeys, kThreads>(small.mask[parity], p, small, tile);
-    if (drops) {
-      make_query_kept<Tiling::kQueries, kKeys, kThreads>(small.kept[parity], p, small, tile,
-                                                         small.drawn);
+  float acc[kM][Tiling::kColumns / 8][4] = {};
+  using Scores = float[kM][kKeys / 8][4];
+  HeldRows<F, kM, Tiling::kHolds ? Tiling::kColumns / 16 : 0> held;
+  // kPlain: all keys count for all queries, nothing is dropped, and scores are what is multiplied. Without those branches
+  // products and what is between them overlap better.
+  const bool is_plain = !drops && !p.scale_first;
+  const auto scores_of = [&]<bool kPlain>(Scores& s, KeyTile keys) {
+    if constexpr (Tiling::kHolds) {
+      multiply_rows(s, held, keys);
+    } else {
+      multiply_rows<F>(s, q_tile, first_row, keys);
     }
-    copy_async_wait<0>();
-    __syncthreads();  // q and k are here, and all have used v of the tile before
-    load_keys(v_tile, small.v, p.v, tile, p.Dv);
-
-    float s[kM][kKeys / 8][4];
+    if (!kPlain && p.scale_first) {
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) s[m][n][e] *= p.score_scale;
+        }
+      }
+    }
+  };
+  // Sums of a tile; between() may do what does not depend on them.
+  const auto add_tile = [&]<bool kPlain>(Scores& s, KeyTile values, int parity, bool masked,
+                                         auto&& between) {
+    Weights<F, kM, kKeys / 8> weights;
     if (active) {
-      multiply_rows<F>(s, q_tile, first_row, k_tile);
-      if (p.scale_first) {
+      if (!kPlain && masked) keep_bits(s, small.mask[parity], first_row, kNoScore);
+      move_origin(s, state, acc, p.exponent_scale);
+      between();
+      weigh(s, state, p.exponent_scale);
+      if (!kPlain && drops) keep_bits(s, small.kept[parity], first_row, 0.0f);
+      weights.take(s);
+    }
+    if (!kPlain && masked && has_not_finite<F, kThreads>(values)) {
+      take_out_not_finite<F, kThreads, true>(acc, values, first_row, small.mask[parity],
+                                             small.flags);
+    }
+    if (active) add_product(acc, weights, values);
+  };
+  const auto nothing = [] {};
+  const auto visit = [&](bool masked, auto&& f) {
+    if (is_plain && !masked) {
+      f.template operator()<true>();
+    } else {
+      f.template operator()<false>();
+    }
+  };
+
+  if constexpr (kFlow == Flow::kTwice) {
+    for (int parity = 0; !walk.done(); parity ^= 1) {
+      const Range tile = walk.tile(kKeys);
+      const bool masked = make_bits(tile, parity);
+      copy_async_wait<0>();
+      __syncthreads();  // q and k are here, and all have used v of the tile before
+      bring_v(tile, 0);
+      static_assert(!Tiling::kHolds);
+      Scores s;
+      if (active) scores_of.template operator()<false>(s, k_tile(0));
+      copy_async_wait<0>();
+      __syncthreads();  // v is here, and all have used k
+      walk.next(sweep, small.seen, kKeys);
+      if (!walk.done()) bring_k(walk.tile(kKeys), 0);
+      add_tile.template operator()<false>(s, v_tile(0), parity, masked, nothing);
+    }
+  } else if (!walk.done()) {
+    bool masked = make_bits(walk.tile(kKeys), 0);
+    copy_async_wait<0>();
+    __syncthreads();  // q and the first tile are here
+    if constexpr (Tiling::kHolds) held.take(q_tile, first_row);
+    if constexpr (kFlow == Flow::kOnce) {
+      for (int stage = 0; !walk.done(); stage ^= 1) {
+        const bool now_masked = masked;
+        walk.next(sweep, small.seen, kKeys);
+        if (!walk.done()) {
+          bring_k(walk.tile(kKeys), stage ^ 1);
+          bring_v(walk.tile(kKeys), stage ^ 1);
+          masked = make_bits(walk.tile(kKeys), stage ^ 1);
+        }
+        visit(now_masked, [&]<bool kPlain>() {
+          Scores s;
+          if (active) scores_of.template operator()<kPlain>(s, k_tile(stage));
+          add_tile.template operator()<kPlain>(s, v_tile(stage), stage, now_masked, nothing);
+        });
+        copy_async_wait<0>();
+        __syncthreads();  // the next tile is here, and all are done with this one
+      }
+    } else {
+      Scores s;
+      if (active) scores_of.template operator()<false>(s, k_tile(0));
+      walk.next(sweep, small.seen, kKeys);
+      if (!walk.done()) bring_k(walk.tile(kKeys), 1);
+      int stage = 0;
+      for (; !walk.done(); stage ^= 1) {  // at the tile behind that of s
+        copy_async_wait<0>();
+        __syncthreads();  // v of s and k of the next are here, and all have used k of s and v of the one before
+        const bool now_masked = masked;
+        bring_v(walk.tile(kKeys), stage ^ 1);
+        masked = make_bits(walk.tile(kKeys), stage ^ 1);
+        walk.next(sweep, small.seen, kKeys);
+        if (!walk.done()) bring_k(walk.tile(kKeys), stage);
+        Scores next;
+        visit(now_masked, [&]<bool kPlain>() {
+          add_tile.template operator()<kPlain>(s, v_tile(stage), stage, now_masked, [&] {
+            scores_of.template operator()<kPlain>(next, k_tile(stage ^ 1));
+          });
+        });
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
 #pragma unroll
           for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
-            for (int e = 0; e < 4; ++e) s[m][n][e] *= p.score_scale;
+            for (int e = 0; e < 4; ++e) s[m][n][e] = next[m][n][e];
           }
         }
       }
-      if (masked) keep_bits(s, small.mask[parity], first_row, kNoScore);
+      copy_async_wait<0>();
+      __syncthreads();
+      add_tile.template operator()<false>(s, v_tile(stage), stage, masked, nothing);
     }
-
-    copy_async_wait<0>();
-    __syncthreads();  // v is here, and all have used k
-    walk.next(sweep, small.seen, kKeys);
-    if (!walk.done()) load_keys(k_tile, small.k, p.k, walk.tile(kKeys), p.D);
-
-    Weights<F, kM, kKeys / 8> weights;
-    if (active) {
-      online_softmax(s, state, acc, p.exponent_scale);
-      if (drops) keep_bits(s, small.kept[parity], first_row, 0.0f);
-      weights.take(s);
-    }
-    if (masked && has_not_finite<F, kThreads>(v_tile)) {
-      take_out_not_finite<F, kThreads, true>(acc, v_tile, first_row, small.mask[parity],
-                                             small.flags);
-    }
-    if (active) add_product(acc, weights, v_tile);
   }
   copy_async_wait<0>();
   store_rows<T>(a, small, first_row, state, acc);
 }
 
-template <class T, int kColumns, bool kShort>
+template <class Tiling>
 void launch_forward(const char* op, ForwardArgs a, cudaStream_t stream) {
-  using Tiling = ForwardTiling<T, kColumns, kShort>;
   const std::int64_t blocks = a.p.number_blocks(a.p.H, true, Tiling::kQueries);
   if (blocks == 0) return;
-  allow_shared(op, "forward_kernel", forward_kernel<T, kColumns, kShort>, Tiling::kSharedBytes);
-  forward_kernel<T, kColumns, kShort>
+  allow_shared(op, "forward_kernel", forward_kernel<Tiling>, Tiling::kSharedBytes);
+  forward_kernel<Tiling>
       <<<checked_blocks(op, blocks), Tiling::kThreads, Tiling::kSharedBytes, stream>>>(a);
   check_launch(op, "forward_kernel");
 }
@@ -257,7 +376,7 @@ template <class T>
 void forward_of(const char* op, const ForwardArgs& a, cudaStream_t stream) {
   const bool is_short = a.p.longest_sweep(true) <= kShortSweep;
   visit_tiles<T>(a.p, is_short, [&]<int kColumns, bool kShort>() {
-    launch_forward<T, kColumns, kShort>(op, a, stream);
+    launch_forward<typename ForwardChoice<T, kColumns, kShort>::Tiling>(op, a, stream);
   });
 }
 

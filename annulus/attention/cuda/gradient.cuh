@@ -21,8 +21,8 @@ namespace annulus::attention::cuda {
 // kSteps times as many. The bandwidth of shared memory is what limits, so a fragment should serve many products. Where one
 // row of warps has all queries, weights go from product to product in registers. Otherwise they pass through shared memory,
 // and then a warp has a part of the columns of dk and dv, of all queries.
-template <class T, int kColumns_, int kKeyWarps_, int kQueryWarps_, int kM_, int kPart_, int kSteps_,
-          int kBlocks_, bool kLate_ = false, int kRowWarps_ = 2>
+template <class T, int kColumns_, int kKeyWarps_, int kQueryWarps_, int kM_, int kPart_,
+          int kSteps_, int kBlocks_, bool kLate_ = false, int kRowWarps_ = 2>
 struct GradientTiling {
   using Type = T;
   static constexpr int kColumns = kColumns_, kKeyWarps = kKeyWarps_, kQueryWarps = kQueryWarps_;
@@ -64,17 +64,44 @@ struct GradientTiling {
   static constexpr std::size_t kSharedBytes = kTileBytes + sizeof(Small);
 };
 
-// Sums of a warp times `scale`, added to rows of fp32: row(i) is where row i begins, or null. Two lanes exchange halves, so
-// that each has four neighbours.
+// Two neighbours more in fp32, if `there`. Predicated, so that nothing around it has to wait for a branch.
+__device__ __forceinline__ void add_two(float* to, float low, float high, bool there) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %3, 0; @p red.relaxed.gpu.global.add.v2.f32 [%0], {%1, "
+      "%2};}" ::"l"(to),
+      "f"(low), "f"(high), "r"(static_cast<int>(there))
+      : "memory");
+#else
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %3, 0; @p red.relaxed.gpu.global.add.f32 [%0], %1; @p "
+      "red.relaxed.gpu.global.add.f32 [%0+4], %2;}" ::"l"(to),
+      "f"(low), "f"(high), "r"(static_cast<int>(there))
+      : "memory");
+#endif
+}
+#if ANNULUS_RED == 4
+__device__ __forceinline__ void add_four(float* to, float a, float b, float c, float d,
+                                         bool there) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %5, 0; @p red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, "
+      "%3, %4};}" ::"l"(to),
+      "f"(a), "f"(b), "f"(c), "f"(d), "r"(static_cast<int>(there))
+      : "memory");
+}
+#endif
+
+// Sums of a warp times `scale`, added to rows of fp32: `row(i)` is where row i begins, in numbers from `to` on, or negative.
 template <int kM, int kN, class Row>
-__device__ __forceinline__ void add_rows(const float (&acc)[kM][kN][4], float scale,
+__device__ __forceinline__ void add_rows(const float (&acc)[kM][kN][4], float scale, float* to,
                                          int first_column, int columns, Row&& row) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
-  const bool odd = (lane & 1) != 0;
-  const int column = first_column + (lane & 1) * 8 + (lane & 2) * 2;
 #pragma unroll
   for (int r = 0; r < kM * 2; ++r) {
-    float* const to = row(r * 8 + lane / 4);
+    const std::int64_t first = row(r * 8 + lane / 4);
+#if ANNULUS_RED == 4
+    const bool odd = (lane & 1) != 0;
+    const int column = first_column + (lane & 1) * 8 + (lane & 2) * 2;
 #pragma unroll
     for (int n = 0; n < kN; n += 2) {
       float own[2], sent[2];
@@ -86,20 +113,23 @@ __device__ __forceinline__ void add_rows(const float (&acc)[kM][kN][4], float sc
         sent[e] = __shfl_xor_sync(~0u, odd ? low : high, 1);
       }
       const int at = column + n * 8;
-      if (to == nullptr || at >= columns) continue;
       const float a = odd ? sent[0] : own[0], b = odd ? sent[1] : own[1],
                   c = odd ? own[0] : sent[0], d = odd ? own[1] : sent[1];
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-      asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + at),
-                   "f"(a), "f"(b), "f"(c), "f"(d)
-                   : "memory");
-#else
-      atomicAdd(to + at, a);
-      atomicAdd(to + at + 1, b);
-      atomicAdd(to + at + 2, c);
-      atomicAdd(to + at + 3, d);
-#endif
+      add_four(to + first + at, a, b, c, d, first >= 0 && at < columns);
     }
+#else
+    const int column = first_column + lane % 4 * 2;
+    float* const line = to + first + column;
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+      add_two(line + n * 8, acc[r / 2][n][r % 2 * 2] * scale, acc[r / 2][n][r % 2 * 2 + 1] * scale,
+              first >= 0 && column + n * 8 < columns
+#if ANNULUS_RED == 1
+                                                 - 9999
+#endif
+      );
+    }
+#endif
   }
 }
 
@@ -218,19 +248,19 @@ __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
   const int first_chunk = query_warp * kD;
   const auto counts = [&](int slot, int key, int query) {
     constexpr int kWords = kPart / 32;
-    const std::uint32_t word = small.mask[slot][query / kPart * Tiling::kPartWords + key * kWords +
-                                                query % kPart / 32];
+    const std::uint32_t word =
+        small.mask[slot][query / kPart * Tiling::kPartWords + key * kWords + query % kPart / 32];
     return (word >> (query % 32) & 1) != 0;
   };
 
   // dq of a tile whose gradients of scores are in shared memory.
   bool k_not_finite = false;
-  const auto add_queries = [&](ScoreTile scores, int slot, bool masked) {
+  const auto add_queries = [&]<bool kPlain>(ScoreTile scores, int slot, bool masked) {
     constexpr int kRowM = Tiling::kRowM, kN = Tiling::kRowColumns / 8;
     const int first_query = warp % Tiling::kRowWarps * kRowM * 16;
     const int chunk = warp / Tiling::kRowWarps * kN;
     float dq[kRowM][kN][4] = {};
-    const bool takes_out = masked && k_not_finite;
+    const bool takes_out = !kPlain && masked && k_not_finite;
     if (takes_out) {
       __syncthreads();  // scores of the tile at hand may be in the making
       take_out_not_finite<F, kThreads, false>(
@@ -252,33 +282,20 @@ __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
       __syncthreads();
     }
     float* const to = a.dq.layers != nullptr ? a.dq.layers : a.dq.sum;
-    add_rows(dq, p.scale, chunk * 8, p.D, [&](int i) {
-      const std::int64_t row = small.row[slot][first_query + i];
-      return row < 0 ? nullptr : to + row;
-    });
+    add_rows(dq, p.scale, to, chunk * 8, p.D,
+             [&](int i) { return small.row[slot][first_query + i]; });
   };
 
   float dk[kM][kD][4] = {}, dv[kM][kD][4] = {};
-  walk.start();
-  bool masked = !walk.done() && issue(0, 0), was_masked = false, was = false;
-  if (!walk.done()) arrive(0);
-  copy_async_wait<0>();
-  __syncthreads();
-  k_not_finite = has_not_finite<F, kThreads>(k_tile);
-  int slot = 0, before = 0, stage = 0;
-  for (; !walk.done(); stage ^= 1) {
-    copy_async_wait<0>();
-    __syncthreads();  // this tile is here, and all are done with the one before
-    const bool now_masked = masked;
-    const int now = slot;
-    walk.next();
-    if (!walk.done()) {
-      slot = slot + 1 == kSlots ? 0 : slot + 1;
-      masked = issue(stage ^ 1, slot);
-    }
+  // All of a tile. kPlain: everything counts, and nothing is dropped: without a branch, so that products and what is between
+  // them can overlap.
+  bool was_masked = false, was = false;
+  int before = 0;
+  const auto add_tile = [&]<bool kPlain>(int stage, int now, bool now_masked) {
     const ScoreTile scores{scores_base + (kLate ? stage : 0) * ScoreTile::kBytes};
-    if (kLate && was) {
-      add_queries(ScoreTile{scores_base + (stage ^ 1) * ScoreTile::kBytes}, before, was_masked);
+    if (kLate && (kPlain || was)) {
+      add_queries.template operator()<kPlain>(
+          ScoreTile{scores_base + (stage ^ 1) * ScoreTile::kBytes}, before, was_masked);
     }
 #pragma unroll
     for (int step = 0; step < Tiling::kSteps; ++step) {
@@ -295,10 +312,10 @@ __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
       multiply_rows<F>(s, k_tile, first_row, q_part);
       multiply_rows<F>(dp, v_tile, first_row, do_part);
       weights_of(s, p, of_query(small.lse[stage]));
-      if (drops) keep_bits(dp, kept, first_row, 0.0f);
+      if (!kPlain && drops) keep_bits(dp, kept, first_row, 0.0f);
       score_gradients(dp, s, p.dropout.scale, of_query(small.delta[stage]));
-      if (drops) keep_bits(s, kept, first_row, 0.0f);
-      if (now_masked) {
+      if (!kPlain && drops) keep_bits(s, kept, first_row, 0.0f);
+      if (!kPlain && now_masked) {
         keep_bits(s, mask, first_row, 0.0f);
         keep_bits(dp, mask, first_row, 0.0f);
       }
@@ -307,11 +324,11 @@ __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
       ds.take(dp);
       store_weights(ds, scores, first_row, part * (kPart / 8));
       if constexpr (kInRegisters) {
-        if (now_masked && has_not_finite<F, kThreads>(do_part)) {
+        if (!kPlain && now_masked && has_not_finite<F, kThreads>(do_part)) {
           take_out_not_finite<F, kThreads, true>(dv, do_part, first_row, mask, small.flags);
         }
         add_product(dv, weights, do_part);
-        if (now_masked && has_not_finite<F, kThreads>(q_part)) {
+        if (!kPlain && now_masked && has_not_finite<F, kThreads>(q_part)) {
           take_out_not_finite<F, kThreads, false>(dk, q_part, first_row, mask, small.flags);
         }
         add_product(dk, ds, q_part);
@@ -320,7 +337,6 @@ __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
                       part * (kPart / 8));
       }
     }
-    if (!walk.done()) arrive(stage ^ 1);
     if constexpr (!kLate) __syncthreads();  // scores are there
     if constexpr (!kInRegisters) {
       const auto keys_counts = [&](int key, int query) { return counts(now, key, query); };
@@ -330,13 +346,13 @@ __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
           return ldmatrix(at_chunk(address, 2 * k) + m * 16 * ScoreTile::kPitch);
         };
       };
-      if (now_masked && has_not_finite<F, kThreads>(do_tile(stage))) {
+      if (!kPlain && now_masked && has_not_finite<F, kThreads>(do_tile(stage))) {
         take_out_not_finite<F, kThreads, true>(dv, do_tile(stage), first_row, first_chunk,
                                                small.flags, keys_counts);
       }
       add_product_of<F>(dv, from(ScoreTile{scores.address + ScoreTile::kBytes}), do_tile(stage),
                         first_chunk);
-      if (now_masked && has_not_finite<F, kThreads>(q_tile(stage))) {
+      if (!kPlain && now_masked && has_not_finite<F, kThreads>(q_tile(stage))) {
         take_out_not_finite<F, kThreads, false>(dk, q_tile(stage), first_row, first_chunk,
                                                 small.flags, keys_counts);
       }
@@ -347,17 +363,89 @@ __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
       before = now;
       was_masked = now_masked;
     } else {
-      add_queries(scores, now, now_masked);
+      add_queries.template operator()<kPlain>(scores, now, now_masked);
     }
+  };
+  walk.start();
+  bool masked = !walk.done() && issue(0, 0);
+  if (!walk.done()) arrive(0);
+  copy_async_wait<0>();
+  __syncthreads();
+  k_not_finite = has_not_finite<F, kThreads>(k_tile);
+  int slot = 0, stage = 0;
+  for (; !walk.done(); stage ^= 1) {
+    copy_async_wait<0>();
+    __syncthreads();  // this tile is here, and all are done with the one before
+    const bool now_masked = masked;
+    const int now = slot;
+    walk.next();
+    if (!walk.done()) {
+      slot = slot + 1 == kSlots ? 0 : slot + 1;
+      masked = issue(stage ^ 1, slot);
+    }
+    if (!now_masked && !drops && !(k_not_finite && was_masked) && (was || !kLate)) {
+      add_tile.template operator()<true>(stage, now, false);
+    } else {
+      add_tile.template operator()<false>(stage, now, now_masked);
+    }
+    if (!walk.done()) arrive(stage ^ 1);
   }
   if (kLate && was) {
     __syncthreads();
-    add_queries(ScoreTile{scores_base + (stage ^ 1) * ScoreTile::kBytes}, before, was_masked);
+    add_queries.template operator()<false>(ScoreTile{scores_base + (stage ^ 1) * ScoreTile::kBytes},
+                                           before, was_masked);
   }
   store_gradient<T>(dk, p.scale, first_row, first_chunk * 8, small.count, a.dk, small.layer_row,
                     small.b, small.h, p.Tk, p.Hkv, p.D, token);
   store_gradient<T>(dv, p.dropout.scale, first_row, first_chunk * 8, small.count, a.dv,
                     small.layer_row, small.b, small.h, p.Tk, p.Hkv, p.Dv, token);
+}
+
+template <class T, int kColumns, bool kShort>
+struct GradientChoice;
+template <class T>
+struct GradientChoice<T, 64, false> {
+  using Tiling = GradientTiling<T, 64, 4, 1, 2, 32, 2, 2>;
+};
+template <class T>
+struct GradientChoice<T, 64, true> {
+  using Tiling = GradientTiling<T, 64, 4, 1, 1, 64, 1, 2>;
+};
+template <class T>
+struct GradientChoice<T, 128, false> {
+  using Tiling = GradientTiling<T, 128, 4, 2, 2, 32, 1, 1>;
+};
+template <class T>
+struct GradientChoice<T, 128, true> {
+  using Tiling = GradientTiling<T, 128, 4, 1, 1, 64, 1, 2>;
+};
+
+template <class Tiling>
+void launch_gradient(const char* op, GradientArgs a, cudaStream_t stream) {
+  const std::int64_t blocks = a.p.number_blocks(a.p.Hkv, false, Tiling::kKeys);
+  if (blocks == 0) return;
+  allow_shared(op, "gradient_kernel", gradient_kernel<Tiling>, Tiling::kSharedBytes);
+  gradient_kernel<Tiling>
+      <<<checked_blocks(op, blocks), Tiling::kThreads, Tiling::kSharedBytes, stream>>>(a);
+  check_launch(op, "gradient_kernel");
+}
+
+// Small tiles of keys for short sweeps, and where large ones would leave multiprocessors idle.
+template <class T>
+void gradient_of(const char* op, const GradientArgs& a, cudaStream_t stream) {
+  const auto launch = [&]<int kColumns>() {
+    using Large = typename GradientChoice<T, kColumns, false>::Tiling;
+    using Small = typename GradientChoice<T, kColumns, true>::Tiling;
+    Problem p = a.p;
+    if (p.longest_sweep(false) <= Small::kKeys ||
+        p.number_blocks(p.Hkv, false, Large::kKeys) * Large::kWarps < multiprocessors(op) * 8) {
+      launch_gradient<Small>(op, a, stream);
+    } else {
+      launch_gradient<Large>(op, a, stream);
+    }
+  };
+  return a.p.D <= 64 && a.p.Dv <= 64 ? launch.template operator()<64>()
+                                     : launch.template operator()<128>();
 }
 
 }  // namespace annulus::attention::cuda

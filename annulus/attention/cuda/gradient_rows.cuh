@@ -49,9 +49,8 @@ __device__ __forceinline__ void score_gradients(float (&dp)[kM][kN][4],
 template <class T, int kM, int kD, class Token>
 __device__ __forceinline__ void store_gradient(const float (&acc)[kM][kD][4], float scale,
                                                int first_row, int first_column, int count,
-                                               const Gradient& to,
-                                               std::int64_t layer_row, std::int64_t b,
-                                               std::int64_t h, std::int64_t rows,
+                                               const Gradient& to, std::int64_t layer_row,
+                                               std::int64_t b, std::int64_t h, std::int64_t rows,
                                                std::int64_t heads, int columns, Token&& token) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
 #pragma unroll
@@ -64,15 +63,15 @@ __device__ __forceinline__ void store_gradient(const float (&acc)[kM][kD][4], fl
         float* const line = to.layers + (layer_row + row) * LayerRows::pitch(columns);
 #pragma unroll
         for (int n = 0; n < kD; ++n) {
-          store_two(line, 1, true, first_column + n * 8 + lane % 4 * 2, columns, acc[m][n][half * 2] * scale,
-                    acc[m][n][half * 2 + 1] * scale);
+          store_two(line, 1, true, first_column + n * 8 + lane % 4 * 2, columns,
+                    acc[m][n][half * 2] * scale, acc[m][n][half * 2 + 1] * scale);
         }
       } else if (to.sum == nullptr) {
         T* const line = to.tensor.at<T>(b, h) + token(row) * to.tensor.row;
 #pragma unroll
         for (int n = 0; n < kD; ++n) {
-          store_two(line, to.tensor.column, to.tensor.whole, first_column + n * 8 + lane % 4 * 2, columns,
-                    acc[m][n][half * 2] * scale, acc[m][n][half * 2 + 1] * scale);
+          store_two(line, to.tensor.column, to.tensor.whole, first_column + n * 8 + lane % 4 * 2,
+                    columns, acc[m][n][half * 2] * scale, acc[m][n][half * 2 + 1] * scale);
         }
       } else {
         float* const line = to.sum + ((b * rows + token(row)) * heads + h) * columns;

@@ -191,12 +191,12 @@ __global__ void __launch_bounds__(KeyGradientTiling<T, kColumns, kShort>::kThrea
   }
   copy_async_wait<0>();
   if constexpr (kOfKeys) {
-    store_gradient<T>(dk, p.scale, first_row, 0, small.count, a.dk, small.layer_row, small.b, small.h,
-                      p.Tk, p.Hkv, p.D, token);
+    store_gradient<T>(dk, p.scale, first_row, 0, small.count, a.dk, small.layer_row, small.b,
+                      small.h, p.Tk, p.Hkv, p.D, token);
   }
   if constexpr (kOfValues) {
-    store_gradient<T>(dv, p.dropout.scale, first_row, 0, small.count, a.dv, small.layer_row, small.b,
-                      small.h, p.Tk, p.Hkv, p.Dv, token);
+    store_gradient<T>(dv, p.dropout.scale, first_row, 0, small.count, a.dv, small.layer_row,
+                      small.b, small.h, p.Tk, p.Hkv, p.Dv, token);
   }
 }
 

@@ -10,12 +10,22 @@
 #include "annulus/attention/cuda/arguments.cuh"
 #include "annulus/core/errors.h"
 #include "annulus/core/info.h"
+#include "annulus/cuda/check.h"
 
 namespace annulus::attention::cuda {
 
 inline unsigned checked_blocks(const char* op, std::int64_t blocks) {
   if (blocks < (std::int64_t{1} << 31)) return static_cast<unsigned>(blocks);
   throw NotSupported("[" + std::string(op) + "] q and k must need fewer than 2^31 blocks on cuda");
+}
+
+inline std::int64_t multiprocessors(const char* op) {
+  int device = 0, count = 0;
+  annulus::cuda::throw_on_error(cudaGetDevice(&device), op, "cudaGetDevice");
+  annulus::cuda::throw_on_error(
+      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), op,
+      "cudaDeviceGetAttribute");
+  return count;
 }
 
 // Rows of a sweep that are short: see ForwardTiling.
@@ -38,16 +48,22 @@ template <class T>
 void forward_of(const char* op, const ForwardArgs& a, cudaStream_t stream);
 template <class T>
 void query_gradient_of(const char* op, const QueryGradientArgs& a, cudaStream_t stream);
+// Of 16-bit numbers and 128 columns at most.
+template <class T>
+void gradient_of(const char* op, const GradientArgs& a, cudaStream_t stream);
 template <class T>
 void key_gradient_of(const char* op, const KeyGradientArgs& a, cudaStream_t stream);
 
-// delta (B, H, Tq) = <do, o> - dlse.
+// delta (B, H, Tq) = <do, o> - dlse. And rows of fp32 for sums that are cleared on the way: of clear_width numbers, a
+// multiple of 4.
 struct DeltaArgs {
   std::int64_t B = 0, H = 0, Tq = 0;
   int Dv = 0;
   DType dtype = DType::kF32;
   Operand o, do_, dlse;
   float* delta = nullptr;
+  float* clear = nullptr;  // (B, Tq, H, clear_width)
+  std::int64_t clear_width = 0;
 };
 void launch_delta(const char* op, const DeltaArgs& a, cudaStream_t stream);
 
@@ -79,12 +95,13 @@ struct MergeArgs {
 };
 void launch_merge(const char* op, const MergeArgs& a, cudaStream_t stream);
 
-// `to` (B, rows, heads, columns), rounded from fp32 that lie densely, or zeros.
+// `to` (B, rows, heads, columns), rounded from fp32 whose rows are `pitch` apart, or zeros.
 struct RoundArgs {
   std::int64_t B = 0, rows = 0, heads = 0;
   int columns = 0;
   DType dtype = DType::kF32;
   const float* from = nullptr;
+  std::int64_t pitch = 0;
   Operand to;
 };
 void launch_round(const char* op, const RoundArgs& a, cudaStream_t stream);

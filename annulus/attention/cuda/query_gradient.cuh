@@ -145,8 +145,8 @@ __global__ void __launch_bounds__(QueryGradientTiling<T, kColumns, kShort>::kThr
     }
   }
   copy_async_wait<0>();
-  store_gradient<T>(acc, p.scale, first_row, 0, small.count, a.dq, small.layer_row, small.b, small.h,
-                    p.Tq, p.H, p.D, token);
+  store_gradient<T>(acc, p.scale, first_row, 0, small.count, a.dq, small.layer_row, small.b,
+                    small.h, p.Tq, p.H, p.D, token);
 }
 
 template <class T, int kColumns, bool kShort>

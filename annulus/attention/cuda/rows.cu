@@ -29,25 +29,50 @@ __device__ __forceinline__ std::int64_t row_step() {
   return static_cast<std::int64_t>(gridDim.x) * kRowsPerBlock;
 }
 
+// Where rows allow it a lane has a vector of 16 bytes at a time, and eight lanes a row; otherwise a warp has one.
+template <class T>
+__device__ __forceinline__ float dot(const T* a, const T* b) {
+  float x[kVectorWidth<T>], y[kVectorWidth<T>], sum = 0;
+  load(a, x);
+  load(b, y);
+#pragma unroll
+  for (int i = 0; i < kVectorWidth<T>; ++i) sum = fmaf(x[i], y[i], sum);
+  return sum;
+}
+
+template <bool kWhole>
 __global__ void __launch_bounds__(kThreads) delta_kernel(const __grid_constant__ DeltaArgs a) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (std::int64_t i = first_row(); i < a.B * a.Tq * a.H; i += row_step()) {
-    const Row r(i, a.Tq, a.H);
-    const std::int64_t at = (r.b * a.H + r.h) * a.Tq + r.t;
+  constexpr int kLanes = kWhole ? 8 : 32, kEach = 32 / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const std::int64_t all = a.B * a.Tq * a.H;
+  for (std::int64_t first = first_row() * kEach; first < all; first += row_step() * kEach) {
+    const std::int64_t i = first + threadIdx.x % 32 / kLanes;
+    const bool there = i < all;
+    const Row r(there ? i : 0, a.Tq, a.H);
     float sum = 0;
     visit_narrow(a.dtype, [&]<class T>() {
       const T* d = a.do_.at<const T>(r.b, r.h) + r.t * a.do_.row;
       const T* o = a.o.at<const T>(r.b, r.h) + r.t * a.o.row;
-      for (int c = lane; c < a.Dv; c += 32) {
-        sum = fmaf(static_cast<float>(d[c * a.do_.column]), static_cast<float>(o[c * a.o.column]),
-                   sum);
+      if constexpr (kWhole) {
+        constexpr int kWidth = kVectorWidth<T>;
+        for (int c = lane * kWidth; c < a.Dv; c += kLanes * kWidth) sum += dot(d + c, o + c);
+      } else {
+        for (int c = lane; c < a.Dv; c += kLanes) {
+          sum = fmaf(static_cast<float>(d[c * a.do_.column]), static_cast<float>(o[c * a.o.column]),
+                     sum);
+        }
       }
     });
-    sum = warp_sum(sum);
+    sum = warp_sum<kLanes>(sum);
+    if (!there) continue;
     if (lane == 0) {
       const float dlse =
           a.dlse.data == nullptr ? 0.0f : a.dlse.at<const float>(r.b, r.h)[r.t * a.dlse.row];
-      a.delta[at] = sum - dlse;
+      a.delta[(r.b * a.H + r.h) * a.Tq + r.t] = sum - dlse;
+    }
+    if (a.clear != nullptr) {
+      auto* const row = reinterpret_cast<float4*>(a.clear + i * a.clear_width);
+      for (int c = lane; c < a.clear_width / 4; c += kLanes) row[c] = float4{};
     }
   }
 }
@@ -170,14 +195,30 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
+// As above.
+template <bool kWhole>
 __global__ void __launch_bounds__(kThreads) round_kernel(const __grid_constant__ RoundArgs a) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (std::int64_t i = first_row(); i < a.B * a.rows * a.heads; i += row_step()) {
+  constexpr int kLanes = kWhole ? 8 : 32, kEach = 32 / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const std::int64_t all = a.B * a.rows * a.heads;
+  for (std::int64_t first = first_row() * kEach; first < all; first += row_step() * kEach) {
+    const std::int64_t i = first + threadIdx.x % 32 / kLanes;
+    if (i >= all) continue;
     const Row r(i, a.rows, a.heads);
+    const float* const from = a.from == nullptr ? nullptr : a.from + i * a.pitch;
     visit_narrow(a.dtype, [&]<class T>() {
       T* to = a.to.at<T>(r.b, r.h) + r.t * a.to.row;
-      for (int c = lane; c < a.columns; c += 32) {
-        to[c * a.to.column] = T(a.from == nullptr ? 0.0f : a.from[i * a.columns + c]);
+      if constexpr (kWhole) {
+        constexpr int kWidth = kVectorWidth<T>;
+        for (int c = lane * kWidth; c < a.columns; c += kLanes * kWidth) {
+          float v[kWidth] = {};
+          if (from != nullptr) load(from + c, v);
+          store(v, to + c);
+        }
+      } else {
+        for (int c = lane; c < a.columns; c += kLanes) {
+          to[c * a.to.column] = T(from == nullptr ? 0.0f : from[c]);
+        }
       }
     });
   }
@@ -197,7 +238,12 @@ void launch(const char* op, const char* name, void (*kernel)(Args), const Args& 
 }  // namespace
 
 void launch_delta(const char* op, const DeltaArgs& a, cudaStream_t stream) {
-  launch(op, "delta_kernel", delta_kernel, a, a.B * a.Tq * a.H, stream);
+  const std::int64_t rows = a.B * a.Tq * a.H;
+  if (a.o.whole && a.do_.whole) {
+    launch(op, "delta_kernel", delta_kernel<true>, a, tiles_of(rows, 4), stream);
+  } else {
+    launch(op, "delta_kernel", delta_kernel<false>, a, rows, stream);
+  }
 }
 void launch_layer_delta(const char* op, const LayerDeltaArgs& a, cudaStream_t stream) {
   launch(op, "layer_delta_kernel", layer_delta_kernel, a, tiles_of(a.B * a.Tq * a.H, 2), stream);
@@ -206,8 +252,13 @@ void launch_merge(const char* op, const MergeArgs& a, cudaStream_t stream) {
   launch(op, "merge_kernel", merge_kernel, a, tiles_of(a.B * a.tokens * a.heads, 2), stream);
 }
 void launch_round(const char* op, const RoundArgs& a, cudaStream_t stream) {
-  launch(op, "round_kernel", round_kernel, a, a.B * a.rows * a.heads, stream);
+  const std::int64_t rows = a.B * a.rows * a.heads;
+  if (a.to.whole) {
+    launch(op, "round_kernel", round_kernel<true>, a, tiles_of(rows, 4), stream);
+  } else {
+    launch(op, "round_kernel", round_kernel<false>, a, rows, stream);
+  }
 }
-Support kernels_support() { return kernel_support(delta_kernel, build_info().cuda); }
+Support kernels_support() { return kernel_support(delta_kernel<false>, build_info().cuda); }
 
 }  // namespace annulus::attention::cuda

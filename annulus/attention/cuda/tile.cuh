@@ -209,6 +209,48 @@ __device__ __forceinline__ void multiply_rows(float (&s)[kM][kN][4], TileA tile_
   }
 }
 
+// Rows of a tile in a warp's registers, as the A of products.
+template <class Format, int kM, int kK>
+struct HeldRows {
+  uint4 a[kM][kK > 0 ? kK : 1];
+
+  template <class Tile>
+  __device__ __forceinline__ void take(Tile tile, int first_row) {
+    static_assert(Format::kTerms == 1 && Tile::kColumns == kK * 16);
+    const std::uint32_t from = a_address(tile, first_row);
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int k = 0; k < kK; ++k) {
+        a[m][k] = ldmatrix(at_chunk(from, 2 * k) + m * 16 * Tile::kPitch);
+      }
+    }
+  }
+};
+template <class Format, int kM, int kN, int kK, class TileB>
+__device__ __forceinline__ void multiply_rows(float (&s)[kM][kN][4],
+                                              const HeldRows<Format, kM, kK>& rows, TileB tile_b) {
+  using E = typename Format::Element;
+  const std::uint32_t from_b = b_address(tile_b);
+#pragma unroll
+  for (int k = 0; k < kK; ++k) {
+#pragma unroll
+    for (int n = 0; n < kN; n += 2) {
+      const uint4 b = ldmatrix(at_chunk(from_b, 2 * k) + n * 8 * TileB::kPitch);
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        if (k == 0) {
+          mma_first<E>(s[m][n], rows.a[m][k], b.x, b.y);
+          mma_first<E>(s[m][n + 1], rows.a[m][k], b.z, b.w);
+        } else {
+          mma<E>(s[m][n], rows.a[m][k], b.x, b.y);
+          mma<E>(s[m][n + 1], rows.a[m][k], b.z, b.w);
+        }
+      }
+    }
+  }
+}
+
 // What multiply_rows leaves as the A of the next product, rounded or split to what is multiplied: half the registers.
 template <class Format, int kM, int kK>
 struct Weights {

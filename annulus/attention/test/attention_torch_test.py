@@ -185,6 +185,22 @@ def test_dropout_under_vmap_is_that_of_each_call(device):
     assert torch.equal(torch.vmap(call)(several), torch.stack([call(x) for x in several]))
 
 
+@pytest.mark.parametrize("asked", ["here", "of torch"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_deterministic_gradients_have_the_same_bits(asked, dtype, device):
+    """Of several tiles of keys, whose parts of dq are otherwise added in any order."""
+    tensors = qkv(Tq=700, Tk=700, Hkv=3, D=64, dtype=dtype, device=device)
+    call = lambda *x: annulus.attention(*x, causal=True, deterministic=asked == "here")  # noqa: E731
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(asked == "of torch")
+    try:
+        first = with_gradients(call, tensors)
+        assert all(same_bits(with_gradients(call, tensors), first) for _ in range(4))
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert close(with_gradients(lambda *x: annulus.attention(*x, causal=True), tensors), first, LIMIT[dtype])
+
+
 # LongNet
 
 

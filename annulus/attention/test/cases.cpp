@@ -58,6 +58,7 @@ std::string describe(const AttentionProblem& p) {
   flag("causal", p.causal);
   if (p.scale) real("scale", *p.scale);
   if (p.dropout > 0) real("dropout", p.dropout);
+  flag("deterministic", p.deterministic);
   if (p.window_left >= 0) number("left", p.window_left);
   if (p.window_right >= 0) number("right", p.window_right);
   if (!p.key_lengths.empty()) s += " key_lengths=" + joined(p.key_lengths);
@@ -140,7 +141,7 @@ void run_backward(const AttentionProblem& p, const Inputs& in, const TensorView&
 std::size_t workspace_of(const AttentionProblem& p, const Inputs& in, bool backward) {
   const TensorView q = in["q"], k = in["k"], v = in["v"];
   const auto either = [&](auto* of_forward, auto* of_backward, const auto&... more) {
-    return (backward ? of_backward : of_forward)(q, k, v, more...);
+    return backward ? of_backward(q, k, v, more..., p.deterministic) : of_forward(q, k, v, more...);
   };
   switch (p.form) {
     case Form::kDense:
@@ -279,6 +280,7 @@ Call backward_call(const AttentionProblem& p, const Call& forward) {
     s.name = "d" + s.name;
     // With a constant alpha dq and dk are no derivatives of the forward.
     s.unpaired = (p.stop_alpha_gradient && i < 2) || unlike;
+    s.reordered = i == 0 && !p.deterministic && p.dtype != DType::kF32;
     call.outputs.push_back(s);
   }
   const std::vector<TensorSpec> out_specs = call.outputs;
@@ -288,6 +290,7 @@ Call backward_call(const AttentionProblem& p, const Call& forward) {
     run_forward(p, all, all["o"], all["lse"], context);
   };
   call.run = [=, specs = call.inputs](Views in, Views out, Context& context) {
+    context.deterministic = p.deterministic;
     run_backward(p, {in, specs}, to(out, "dq"), to(out, "dk"), to(out, "dv"), context);
   };
   call.workspace = [=, specs = call.inputs](Views in, Views) {

@@ -93,6 +93,7 @@ P draw_common(Rng& rng, Form form, std::uint64_t seed) {
       p.special = Special::kNanV;
     }
   }
+  p.deterministic = rng.below(3) == 0;
   return p;
 }
 

@@ -216,9 +216,12 @@ void add_values(Builder& b) {
             with(p, [&](P& x) { x.dtype = t, x.special = special, x.causal = true; }));
     }
   }
-  b.add("a NaN in a key that a window leaves out of most", with(p, [](P& x) {
-          x.special = Special::kNanK, x.Tq = x.Tk = 140, x.window_left = 3, x.window_right = 2;
-        }));
+  for (const DType t : kAllDTypes) {
+    b.add("a NaN in a key that a window leaves out of most", with(p, [&](P& x) {
+            x.dtype = t, x.special = Special::kNanK, x.Tq = x.Tk = 140, x.window_left = 3,
+            x.window_right = 2;
+          }));
+  }
 }
 
 void add_gradients(Builder& b) {
@@ -228,6 +231,9 @@ void add_gradients(Builder& b) {
     b.add("dq alone", with(p, [](P& x) { x.need_dkv = false; }));
     b.add("dk and dv alone", with(p, [](P& x) { x.need_dq = false, x.dlse = true; }));
     b.add("no lse", with(p, [](P& x) { x.lse = false; }));
+    b.add("deterministic", with(p, [](P& x) { x.deterministic = true; }));
+    b.add("deterministic, causal",
+          with(p, [](P& x) { x.deterministic = x.causal = true, x.Tq = x.Tk = 300; }));
     b.add("dropout", with(p, [](P& x) { x.dropout = 0.25; }));
     b.add("dropout, dlse, causal",
           with(p, [](P& x) { x.dropout = 0.5, x.dlse = x.causal = true; }));
