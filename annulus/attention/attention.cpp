@@ -152,6 +152,7 @@ Plan plan_of(const char* op, const Tensors& t, bool packed, const More& more, Ca
   plan.scale = s;
   plan.dropout = Dropout(dropout, seed);
   plan.deterministic = context != nullptr && context->deterministic;
+  plan.portable = context != nullptr && context->portable;
   return plan;
 }
 

@@ -44,10 +44,11 @@ AttentionProblem dilated(std::int64_t n, DType dtype, DilatedMode mode,
   p.rates = std::move(rates);
   return p;
 }
-AttentionProblem blocks(std::int64_t n, DType dtype, double density) {
+AttentionProblem blocks(std::int64_t n, DType dtype, double density, std::int64_t size = 64) {
   AttentionProblem p = dense(n, dtype);
   p.form = Form::kBlocks;
   p.density = density;
+  p.block_size = size;
   return p;
 }
 
@@ -65,9 +66,10 @@ std::string name_of_row(const AttentionProblem& p, bool backward) {
   const std::string kind =
       std::string(kind_of(p)) +
       (p.form == Form::kBlocks ? fmt::format("{:.0f}", 100 * p.density) : std::string());
-  return fmt::format("{}-{}-b{}-h{}{}-d{}-n{}{}{}", backward ? "fwdbwd" : "fwd", kind, p.B, p.H,
+  return fmt::format("{}-{}-b{}-h{}{}-d{}-n{}{}{}{}", backward ? "fwdbwd" : "fwd", kind, p.B, p.H,
                      p.Hkv < p.H ? fmt::format("x{}", p.Hkv) : "", p.D, p.Tq,
-                     p.causal ? "-causal" : "", p.deterministic ? "-deterministic" : "");
+                     p.causal ? "-causal" : "", p.deterministic ? "-deterministic" : "",
+                     p.portable ? "-portable" : "");
 }
 
 std::vector<Row> engine_rows(const SuiteRequest& request) {
@@ -102,10 +104,24 @@ std::vector<Row> engine_rows(const SuiteRequest& request) {
     }
   }
   if (!full) return fitting(std::move(rows), request);
-  for (const std::int64_t n : {16384, 32768}) {
-    both(dense(n, DType::kBF16, n == 16384), true);
-    both(blocks(n, DType::kBF16, 0.1), true);
+  if (request.device == DeviceType::kCUDA) {
+    // The kernels that the device gets, and those of any.
+    for (const bool portable : {false, true}) {
+      for (const std::int64_t D : {64, 128}) {
+        for (const std::int64_t n : {1024, 2048, 4096, 8192, 16384, 32768}) {
+          for (const bool causal : {false, true}) {
+            AttentionProblem p = dense(n, DType::kBF16, causal);
+            p.D = D;
+            p.portable = portable;
+            if (portable || D > 64 || (n != 1024 && n != 4096)) both(p, true);
+          }
+        }
+      }
+    }
+  } else {
+    for (const std::int64_t n : {16384, 32768}) both(dense(n, DType::kBF16, n == 16384), true);
   }
+  for (const std::int64_t n : {16384, 32768}) both(blocks(n, DType::kBF16, 0.1, 128), true);
   both(dense(4096, DType::kF16, true), true);
   // As a transformer has them: wider heads, and four of queries to one of keys.
   for (const std::int64_t shared : {1, 4}) {

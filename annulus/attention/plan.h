@@ -37,6 +37,7 @@ struct Plan {
   // Of a pattern that is one of several to be merged (LongNet's branches): layer i is layer(i).
   int layers = 1;
   bool deterministic = false;  // Context's; what is not is only CUDA's backward
+  bool portable = false;       // Context's
   // Gradients take the weights of layers as constants.
   bool stop_alpha_gradient = false;
 

@@ -48,6 +48,9 @@ struct ANNULUS_API Context {
   Allocator* allocator = nullptr;  // nullptr: default_allocator()
   // On CUDA only kernels whose results are always the same to the bit: none that adds with atomics. On the CPU it is always so.
   bool deterministic = false;
+  // On CUDA only kernels that run on every GPU the library knows, where it has faster ones for this one: to test and to
+  // measure them.
+  bool portable = false;
 
   // Scratch bytes held now and at most so far, over all calls with this Context.
   std::size_t workspace_bytes = 0;

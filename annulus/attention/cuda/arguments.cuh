@@ -252,6 +252,9 @@ struct KeyGradientArgs {
 // multiple of 16 bytes as well; all zero before.
 struct GradientArgs : KeyGradientArgs {
   Gradient dq;
+  // Whether q, k or do have numbers that are not finite, as the device knows: then the kernels of any GPU run, which keep
+  // them from rows that do not see them, and those of Hopper do not; otherwise the other way round. Null: the former, always.
+  const int* not_finite = nullptr;
 };
 
 // The block of threads: (layer, b, h, slot), the last slots first: where causal, they have the most keys. Of kTogether heads

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "annulus/attention/cuda/launch.h"
+#include "annulus/attention/cuda/sm90/launch.h"
 #include "annulus/core/errors.h"
 #include "annulus/core/scratch.h"
 #include "annulus/cuda/check.h"
@@ -145,8 +146,9 @@ bool in_one_pass(const Plan& plan) {
 struct BackwardScratch {
   float* delta = nullptr;
   ForwardScratch forward;  // where every layer has a delta of its own
-  // In one pass: sums in fp32, of the rows of layers where there are several.
+  // In one pass: sums in fp32, of the rows of layers where there are several; and GradientArgs::not_finite.
   float* dq = nullptr;
+  int* not_finite = nullptr;
   // Of layers: the rows of dq, and once those are summed (or in one pass) of dk, and of dv.
   float *of_layers = nullptr, *dv_of_layers = nullptr;
   // Sums in fp32 over heads that share keys, but not the same ones; and where keys may be of no tile.
@@ -160,7 +162,10 @@ struct BackwardScratch {
     if (own_deltas) forward.lay_out(plan, scratch);
     if (plan.layers > 1) scratch(of_layers, plan.B * plan.H * rows * LayerRows::pitch(plan.D));
     if (no_keys(plan)) return;
-    if (in_one_pass(plan)) scratch(dq, dq_count(plan));
+    if (in_one_pass(plan)) {
+      scratch(dq, dq_count(plan));
+      scratch(not_finite, 1);
+    }
     if (!is_dilated(plan)) return;
     if (plan.layers > 1) {
       scratch(dv_of_layers, plan.B * plan.Hkv * rows * LayerRows::pitch(plan.Dv));
@@ -183,6 +188,10 @@ void run_forward(const Plan& plan, const States& states, cudaStream_t stream) {
   a.p = problem_of(plan);
   a.o = operand_of(plan.o);
   a.states = states;
+  if (!plan.portable && sm90::takes_forward(plan.op, plan.dtype, a.p)) {
+    return plan.dtype == DType::kBF16 ? sm90::forward_of<bfloat16>(plan.op, a, stream)
+                                      : sm90::forward_of<float16>(plan.op, a, stream);
+  }
   visit_type(plan.dtype, [&]<class T>() { forward_of<T>(plan.op, a, stream); });
 }
 
@@ -302,11 +311,33 @@ void run_key_gradient(const Plan& plan, const BackwardScratch& s, cudaStream_t s
     visit_type(plan.dtype, [&]<class T>() { key_gradient_of<T>(plan.op, a, stream); });
   });
 }
+// Says on the device whether q, k and do are finite.
+void find_not_finite(const Plan& plan, const KeyGradientArgs& of_keys, int* found,
+                     cudaStream_t stream) {
+  FiniteArgs a;
+  a.B = plan.B;
+  a.dtype = plan.dtype;
+  a.of[0] = {of_keys.p.q, plan.Tq, plan.H, of_keys.p.D};
+  a.of[1] = {of_keys.p.k, plan.Tk, plan.Hkv, of_keys.p.D};
+  a.of[2] = {of_keys.do_, plan.Tq, plan.H, of_keys.p.Dv};
+  a.found = found;
+  ANNULUS_CUDA_CHECK(plan.op, cudaMemsetAsync(found, 0, sizeof(int), stream));
+  launch_find_not_finite(plan.op, a, stream);
+}
 // dq along with them, which is all zero before.
 void run_gradient(const Plan& plan, const BackwardScratch& s, cudaStream_t stream) {
   const bool of_layers = plan.layers > 1;
   run_key_gradient(plan, s, stream, [&](const KeyGradientArgs& of_keys) {
-    const GradientArgs a{of_keys, {of_layers ? s.dq : nullptr, s.dq, {}}};
+    GradientArgs a{of_keys, {of_layers ? s.dq : nullptr, s.dq, {}}};
+    if (!plan.portable && sm90::takes_gradient(plan.op, plan.dtype, a)) {
+      a.not_finite = s.not_finite;
+      if (a.first_head == 0) find_not_finite(plan, a, s.not_finite, stream);
+      if (plan.dtype == DType::kBF16) {
+        sm90::gradient_of<bfloat16>(plan.op, a, stream);
+      } else {
+        sm90::gradient_of<float16>(plan.op, a, stream);
+      }
+    }
     if (plan.dtype == DType::kBF16) {
       gradient_of<bfloat16>(plan.op, a, stream);
     } else {
@@ -396,6 +427,17 @@ std::size_t backward_workspace(const Plan& plan) {
 }
 
 const char* how(const Plan& plan) {
+  const DeviceGuard guard(plan.device.index);
+  // Of a backward the same is said: where all gradients are wanted and atomics allowed it takes the same calls.
+  if (!plan.portable && sm90::takes_forward(plan.op, plan.dtype, problem_of(plan))) {
+    const bool narrow = plan.D <= 64 && plan.Dv <= 64;
+    if (plan.dtype == DType::kBF16) {
+      return narrow ? "Hopper's tensor cores, bf16, 64 columns"
+                    : "Hopper's tensor cores, bf16, 128 columns";
+    }
+    return narrow ? "Hopper's tensor cores, f16, 64 columns"
+                  : "Hopper's tensor cores, f16, 128 columns";
+  }
   static constexpr const char* kTexts[3][3] = {
       {"tensor cores, bf16, 64 columns", "tensor cores, bf16, 128 columns",
        "tensor cores, bf16, 256 columns"},

@@ -145,6 +145,7 @@ __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
   constexpr int kThreads = Tiling::kThreads, kKeys = Tiling::kKeys, kQueries = Tiling::kQueries,
                 kPart = Tiling::kPart, kM = Tiling::kM, kSlots = Tiling::kSlots;
   constexpr bool kInRegisters = Tiling::kInRegisters, kLate = Tiling::kLate;
+  if (a.not_finite != nullptr && *a.not_finite == 0) return;
   extern __shared__ __align__(1024) unsigned char shared[];
   const std::uint32_t base = shared_address(shared);
   const KeyTile k_tile{base}, v_tile{base + KeyTile::kBytes};

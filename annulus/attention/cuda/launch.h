@@ -95,6 +95,21 @@ struct MergeArgs {
 };
 void launch_merge(const char* op, const MergeArgs& a, cudaStream_t stream);
 
+// *found = 1 where one of the tensors, (B, rows, heads, columns) of 16-bit numbers in whole rows, has a number that is not
+// finite.
+struct FiniteArgs {
+  struct One {
+    Operand tensor;
+    std::int64_t rows = 0, heads = 0;
+    int columns = 0;
+  };
+  std::int64_t B = 0;
+  DType dtype = DType::kBF16;
+  One of[3];
+  int* found = nullptr;
+};
+void launch_find_not_finite(const char* op, const FiniteArgs& a, cudaStream_t stream);
+
 // `to` (B, rows, heads, columns), rounded from fp32 whose rows are `pitch` apart, or zeros.
 struct RoundArgs {
   std::int64_t B = 0, rows = 0, heads = 0;

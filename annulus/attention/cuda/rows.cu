@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "annulus/attention/cuda/launch.h"
+#include "annulus/attention/cuda/mask.cuh"
 #include "annulus/cuda/check.h"
 #include "annulus/cuda/math.cuh"
 #include "annulus/cuda/reduce.cuh"
@@ -19,8 +20,19 @@ constexpr int kThreads = 256, kRowsPerBlock = kThreads / 32;
 
 struct Row {
   std::int64_t b, t, h;
-  __device__ Row(std::int64_t i, std::int64_t rows, std::int64_t heads)
-      : b(i / (rows * heads)), t(i / heads % rows), h(i % heads) {}
+  __device__ Row(std::int64_t i, std::int64_t rows, std::int64_t heads) {
+    if (i < INT32_MAX && rows < INT32_MAX && heads < INT32_MAX) {  // four times fewer instructions
+      const auto of = static_cast<std::uint32_t>(i), n = static_cast<std::uint32_t>(rows),
+                 m = static_cast<std::uint32_t>(heads), token = of / m;
+      h = of - token * m;
+      b = token / n;
+      t = token - static_cast<std::uint32_t>(b) * n;
+      return;
+    }
+    b = i / (rows * heads);
+    t = i / heads % rows;
+    h = i % heads;
+  }
 };
 __device__ __forceinline__ std::int64_t first_row() {
   return static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x / 32;
@@ -75,6 +87,24 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(const __grid_constant__
       for (int c = lane; c < a.clear_width / 4; c += kLanes) row[c] = float4{};
     }
   }
+}
+
+// Eight lanes a row, as above; a row of blocks for each tensor.
+__global__ void __launch_bounds__(kThreads) find_kernel(const __grid_constant__ FiniteArgs a) {
+  constexpr int kLanes = 8, kEach = 32 / kLanes;
+  const FiniteArgs::One& one = a.of[blockIdx.y];
+  const std::int64_t all = a.B * one.rows * one.heads;
+  bool any = false;
+  for (std::int64_t i = first_row() * kEach + threadIdx.x % 32 / kLanes; i < all;
+       i += row_step() * kEach) {
+    const Row r(i, one.rows, one.heads);
+    const auto* row = one.tensor.at<const std::uint16_t>(r.b, r.h) + r.t * one.tensor.row;
+    for (int c = static_cast<int>(threadIdx.x) % kLanes * 8; c < one.columns; c += kLanes * 8) {
+      const uint4 v = *reinterpret_cast<const uint4*>(row + c);
+      any |= a.dtype == DType::kBF16 ? any_not_finite<bfloat16>(v) : any_not_finite<float16>(v);
+    }
+  }
+  if (any) *a.found = 1;
 }
 
 // ---- The rows of layers: half a warp a row (b, t, h). Lane i asks whether layer i has the token, and where, which takes a
@@ -244,6 +274,16 @@ void launch_delta(const char* op, const DeltaArgs& a, cudaStream_t stream) {
   } else {
     launch(op, "delta_kernel", delta_kernel<false>, a, rows, stream);
   }
+}
+void launch_find_not_finite(const char* op, const FiniteArgs& a, cudaStream_t stream) {
+  std::int64_t rows = 0;
+  for (const FiniteArgs::One& one : a.of) rows = std::max(rows, a.B * one.rows * one.heads);
+  if (rows == 0) return;
+  const std::int64_t blocks = tiles_of(tiles_of(rows, 4), kRowsPerBlock);
+  // Few enough that a thread has several rows: a block costs more than a row.
+  const dim3 grid(static_cast<unsigned>(std::min<std::int64_t>(blocks, 512)), 3);
+  find_kernel<<<grid, kThreads, 0, stream>>>(a);
+  check_launch(op, "find_kernel");
 }
 void launch_layer_delta(const char* op, const LayerDeltaArgs& a, cudaStream_t stream) {
   launch(op, "layer_delta_kernel", layer_delta_kernel, a, tiles_of(a.B * a.Tq * a.H, 2), stream);

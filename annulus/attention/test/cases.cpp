@@ -59,6 +59,7 @@ std::string describe(const AttentionProblem& p) {
   if (p.scale) real("scale", *p.scale);
   if (p.dropout > 0) real("dropout", p.dropout);
   flag("deterministic", p.deterministic);
+  flag("portable", p.portable);
   if (p.window_left >= 0) number("left", p.window_left);
   if (p.window_right >= 0) number("right", p.window_right);
   if (!p.key_lengths.empty()) s += " key_lengths=" + joined(p.key_lengths);
@@ -240,6 +241,7 @@ Call forward_call(const AttentionProblem& p) {
   }
   const auto lse_of = [](Views out) { return out.size() > 1 ? out[1] : TensorView{}; };
   call.run = [=, specs = call.inputs](Views in, Views out, Context& context) {
+    context.portable = p.portable;
     run_forward(p, {in, specs}, out[0], lse_of(out), context);
   };
   call.workspace = [=, specs = call.inputs](Views in, Views) {
@@ -291,6 +293,7 @@ Call backward_call(const AttentionProblem& p, const Call& forward) {
   };
   call.run = [=, specs = call.inputs](Views in, Views out, Context& context) {
     context.deterministic = p.deterministic;
+    context.portable = p.portable;
     run_backward(p, {in, specs}, to(out, "dq"), to(out, "dk"), to(out, "dv"), context);
   };
   call.workspace = [=, specs = call.inputs](Views in, Views) {

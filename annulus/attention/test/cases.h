@@ -18,7 +18,7 @@ struct AttentionProblem {
   bool causal = false;
   std::optional<double> scale = {};
   double dropout = 0;
-  bool deterministic = false;  // Context's
+  bool deterministic = false, portable = false;  // Context's
 
   // Dense.
   std::int64_t window_left = -1, window_right = -1;

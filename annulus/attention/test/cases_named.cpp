@@ -281,6 +281,43 @@ void add_varlen(Builder& b) {
 
 // --- dilated ---------------------------------------------------------------------------------------------------
 
+// Rows that fill the tiles of every kernel: 16-bit numbers, whole vectors, hundreds of tokens.
+P long_rows(std::int64_t D, DType t) {
+  return {.Tq = 400, .Tk = 400, .H = 2, .Hkv = 2, .D = D, .Dv = D, .dtype = t};
+}
+constexpr std::array kHalves = {DType::kBF16, DType::kF16};
+
+void add_long_rows(Builder& b) {
+  for (const DType t : kHalves) {
+    for (const std::int64_t D : {64, 128}) {
+      const P p = long_rows(D, t);
+      b.add("long rows", with(p, [](P& x) { x.B = 2; }));
+      b.add("long rows, causal", with(p, [](P& x) { x.causal = x.dlse = true, x.Tk = 531; }));
+      b.add("long rows, causal, queries without a key",
+            with(p, [](P& x) { x.causal = x.dlse = true, x.Tk = 200; }));
+      b.add("long rows, a window",
+            with(p, [](P& x) { x.window_left = 140, x.window_right = 33, x.Tq = 700, x.Tk = 690; }));
+      b.add("long rows, GQA, key lengths", with(p, [](P& x) {
+              x.B = 3, x.H = 4, x.key_lengths = {400, 129, 0}, x.dlse = true;
+            }));
+      b.add("long rows, an order", with(p, [](P& x) { x.order = x.causal = true; }));
+      b.add("long rows, deterministic", with(p, [](P& x) { x.deterministic = x.causal = true; }));
+      b.add("long rows, portable", with(p, [](P& x) { x.portable = x.causal = true; }));
+      for (const Special s :
+           {Special::kNanQ, Special::kNanK, Special::kNanV, Special::kInfinityV}) {
+        b.add("long rows, no number in one", with(p, [&](P& x) { x.special = s, x.causal = true; }));
+        b.add("long rows, no number in one, a window",
+              with(p, [&](P& x) { x.special = s, x.window_left = x.window_right = 20; }));
+      }
+    }
+    b.add("long rows, packed", with(long_rows(64, t), [](P& x) {
+            x.form = Form::kVarlen, x.query_lengths = {300, 0, 77, 190},
+            x.packed_key_lengths = {280, 5, 177, 190}, x.causal = true;
+          }));
+    b.add("long rows of a few columns", with(long_rows(40, t), [](P& x) { x.Dv = 72; }));
+  }
+}
+
 void add_longnet(Builder& b) {
   const P p{.form = Form::kDilated,
             .B = 2,
@@ -352,6 +389,23 @@ void add_longnet(Builder& b) {
         with(sized(258, {129, 258}, {1, 2}), [](P& x) { x.H = x.Hkv = 2, x.D = x.Dv = 4; }));
   for (const std::int64_t n : {0, 1, 2}) {
     b.add("LongNet, hardly a token", with(sized(n, {4, 8}, {1, 2}), [](P& x) { x.dlse = true; }));
+  }
+  for (const DType t : kHalves) {
+    for (const std::int64_t D : {64, 128}) {
+      const P own = with(long_rows(D, t), [](P& x) {
+        x.form = Form::kDilated, x.Tq = x.Tk = 700, x.segments = {200, 400, 700},
+        x.rates = {1, 2, 3};
+      });
+      b.add("LongNet, long rows", own);
+      b.add("LongNet, long rows, causal, GQA",
+            with(own, [](P& x) { x.causal = x.dlse = true, x.Hkv = 1; }));
+      b.add("LongNet, long rows, alpha without a gradient",
+            with(own, [](P& x) { x.stop_alpha_gradient = true; }));
+      b.add("grouped, long rows", with(own, [](P& x) { x.mode = DilatedMode::kGrouped, x.H = x.Hkv = 3; }));
+      b.add("grouped keys, long rows, causal", with(own, [](P& x) {
+              x.mode = DilatedMode::kGroupedKv, x.H = 6, x.Hkv = 3, x.causal = true;
+            }));
+    }
   }
   b.add("LongNet, no head", with(p, [](P& x) { x.H = x.Hkv = 0; }));
   b.add("LongNet, no sample", with(p, [](P& x) { x.B = 0; }));
@@ -430,6 +484,19 @@ void add_blocks(Builder& b) {
     b.add("blocks of every size, bf16",
           with(own, [&](P& x) { x.dtype = DType::kBF16, x.D = x.Dv = 64, x.H = x.Hkv = 1; }));
   }
+  for (const DType t : kHalves) {
+    for (const std::int64_t D : {64, 128}) {
+      const P own = with(long_rows(D, t), [](P& x) {
+        x.form = Form::kBlocks, x.block_size = 128, x.Tq = 500, x.Tk = 650, x.density = 0.4;
+      });
+      b.add("blocks, long rows", own);
+      b.add("blocks, long rows, causal, GQA",
+            with(own, [](P& x) { x.causal = x.dlse = true, x.H = 4, x.Tk = 500; }));
+      b.add("blocks, long rows, an order", with(own, [](P& x) { x.order = true, x.Tk = 500; }));
+      b.add("blocks, long rows, a NaN",
+            with(own, [](P& x) { x.special = Special::kNanK, x.causal = true, x.Tk = 500; }));
+    }
+  }
   b.add("all blocks", with(p, [](P& x) { x.density = 1; }));
   b.add("all blocks, causal", with(p, [](P& x) { x.density = 1, x.causal = true; }));
   b.add("few blocks: rows without one", with(p, [](P& x) { x.density = 0.1, x.dlse = true; }));
@@ -467,23 +534,24 @@ const CasesRegistration kDense(
      .named =
          [] {
            return built_by(add_sizes, add_empty, add_masks, add_heads, add_orders, add_key_lengths,
-                           add_values, add_gradients, add_varlen);
+                           add_values, add_gradients, add_varlen, add_long_rows);
          },
      .fuzz = fuzzed_attention,
      .bad_calls = attention_bad_calls,
      .sanitized = "every (dtype|width)|GQA|queries without a key|windows|an order, causal|"
-                  "key_lengths, causal|packed sequences, causal|dropout"});
+                  "key_lengths, causal|packed sequences, causal|dropout|"
+                  "long rows(|, causal|, a window|, an order|, packed|, deterministic)'"});
 const CasesRegistration kDilated(
     {.op = "dilated_attention",
      .named = [] { return built_by(add_longnet, add_grouped); },
      .fuzz = fuzzed_dilated_attention,
      .bad_calls = dilated_attention_bad_calls,
-     .sanitized = "'LongNet'|ragged|union, n|alpha without a gradient'|'grouped|sixteen"});
+     .sanitized = "'LongNet'|ragged|union, n|alpha without a gradient'|'grouped|sixteen|long rows"});
 const CasesRegistration kBlocks({.op = "block_sparse_attention",
                                  .named = [] { return built_by(add_blocks); },
                                  .fuzz = fuzzed_block_sparse_attention,
                                  .bad_calls = block_sparse_attention_bad_calls,
-                                 .sanitized = "every size|few blocks|an order|GQA"});
+                                 .sanitized = "every size|few blocks|an order|GQA|long rows"});
 
 }  // namespace
 

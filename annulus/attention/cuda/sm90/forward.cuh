@@ -182,9 +182,10 @@ __device__ __forceinline__ void bring_tiles(const Problem& p, const KeyMaps& map
     const Range tile = walk.tile(kKeys);
     const auto count = static_cast<int>(tile.end - tile.first);
     const bool masked = small.masks(p, tile, kKeys);
+    const bool by_engine = maps.any && !masked && small.sweep.keys.step == 1;
     const auto load = [&](const Pipeline& ring, const KeyTile& to, const void* from,
                           const Operand& operand, const TensorMap& map, int columns) {
-      if (maps.any && !masked) {
+      if (by_engine) {
         if (leads) ring.expect(stage, KeyTile::kBytes);
         else ring.commit(stage);
         if (leads) {
@@ -205,7 +206,7 @@ __device__ __forceinline__ void bring_tiles(const Problem& p, const KeyMaps& map
     k_ring.acquire(stage);
     if (leads) {
       small.note[stage.at] = {static_cast<int>(tile.first - small.seen.first), count, masked,
-                               !maps.any || masked};
+                               !by_engine};
       k_ring.commit(stage);
     }
     load(k_ring, KeyTile{k_tiles + stage.at * KeyTile::kBytes}, small.k, p.k, maps.k, p.D);

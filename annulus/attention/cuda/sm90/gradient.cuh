@@ -10,14 +10,14 @@
 #include <cstdint>
 
 #include "annulus/attention/cuda/gradient.cuh"
+#include "annulus/attention/cuda/sm90/choose.cuh"
 #include "annulus/attention/cuda/sm90/forward.cuh"
 
 namespace annulus::attention::cuda::sm90 {
 
-template <class T_, int kColumns_, int kQueries_, bool kEarly_ = false>
+template <class T_, int kColumns_, int kQueries_>
 struct GradientTiling {
   using T = T_;
-  static constexpr bool kEarly = kEarly_;
   static constexpr int kColumns = kColumns_, kQueries = kQueries_;
   static constexpr int kConsumers = 2, kKeys = 64 * kConsumers, kStages = 2;
   static constexpr int kThreads = kGroup * (kConsumers + 1);
@@ -91,7 +91,7 @@ __device__ __forceinline__ void bring_queries(const GradientArgs& a, const Query
     const Range all = sweep.seen_by_all(tile);
     const bool masked = small.first < all.first || small.first + kKeys > all.end ||
                         small.count < kKeys || queries < kQueries;
-    const bool by_engine = maps.any && !masked;
+    const bool by_engine = maps.any && !masked && sweep.queries.step == 1;
     const auto load = [&](const Pipeline& ring, QueryTile to, const Operand& operand,
                           const TensorMap& map, int columns) {
       if (!by_engine) {
@@ -247,38 +247,22 @@ __device__ __forceinline__ void gather(const GradientArgs& a, typename Tiling::S
       keep_between(s, first, last, 0.0f);
     }
     Fragments<kQueries> weights, ds;
-    if constexpr (Tiling::kEarly) {
-      weights.template take<T>(s);
-      wgmma_fence();
-      add_product<T>(dv, weights, do_tile, any);
-      wgmma_commit();
-      wgmma_wait<1>();  // dp
-    } else {
-      wgmma_wait<0>();  // dp
-    }
+    wgmma_wait<0>();  // dp
     const float* const delta = small.delta[now.at] + lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < kQueries / 8; ++n) {
       const float2 less = *reinterpret_cast<const float2*>(delta + n * 8);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float weight[2] = {s[4 * n + 2 * half], s[4 * n + 2 * half + 1]};
-        if constexpr (Tiling::kEarly) {
-          const uint4& a = weights.a[n / 2];
-          unpack(Vec<T, 2>{{n % 2 == 0 ? (half == 0 ? a.x : a.y) : (half == 0 ? a.z : a.w)}}, weight);
-        }
-        float* const d = dp + 4 * n + 2 * half;
-        d[0] = weight[0] * (d[0] - less.x);
-        d[1] = weight[1] * (d[1] - less.y);
+      for (int i = 0; i < 4; ++i) {
+        dp[4 * n + i] = s[4 * n + i] * (dp[4 * n + i] - (i % 2 == 0 ? less.x : less.y));
       }
     }
     if (tile.masked != 0) keep_between(dp, first, last, 0.0f);
-    if constexpr (!Tiling::kEarly) {
-      weights.template take<T>(s);
-      wgmma_fence();
-      add_product<T>(dv, weights, do_tile, any);
-      wgmma_commit();
-    }
+    // (Before dp is waited for it would be sooner, but 16 registers too many; with weights in 16 bits only, 3 % slower.)
+    weights.template take<T>(s);
+    wgmma_fence();
+    add_product<T>(dv, weights, do_tile, any);
+    wgmma_commit();
     ds.template take<T>(dp);
     const auto scores = Tiling::scores(shared, parity);
     store_fragments(ds, scores, first_row);
@@ -297,8 +281,8 @@ __device__ __forceinline__ void gather(const GradientArgs& a, typename Tiling::S
     float* const to = a.dq.layers != nullptr ? a.dq.layers : a.dq.sum;
     const std::int64_t* const rows =
         small.row[now.at] + (kQueries == 128 ? group * 64 : 0) + warp * 16;
-    add_rows(dq_sums, p.scale, kQueries == 128 ? 0 : group * 64, p.D,
-             [&](int i) { return rows[i] < 0 ? nullptr : to + rows[i]; });
+    add_rows(dq_sums, p.scale, to, kQueries == 128 ? 0 : group * 64, p.D,
+             [&](int i) { return rows[i]; });
     stage.next(kStages);
     tile = next_tile();
     wgmma_wait<0>();   // dk
@@ -324,6 +308,7 @@ __global__ void __launch_bounds__(Tiling::kThreads, 1)
 #if ANNULUS_DEVICE_HOPPER
   extern __shared__ __align__(1024) unsigned char shared[];
   auto& small = *reinterpret_cast<typename Tiling::Small*>(shared + Tiling::kTileBytes);
+  if (*a.not_finite != 0) return;
   if (threadIdx.x == 0) {
     small.start(a, Tiling::kKeys);
     small.kv_full.init(kGroup);
@@ -352,6 +337,23 @@ void launch_gradient(const char* op, GradientArgs a, const QueryMaps& maps, cuda
   gradient_kernel<Tiling>
       <<<checked_blocks(op, blocks), Tiling::kThreads, Tiling::kSharedBytes, stream>>>(a, maps);
   check_launch(op, "gradient_kernel");
+}
+
+template <class T>
+void gradient_of(const char* op, const GradientArgs& a, cudaStream_t stream) {
+  const Problem& p = a.p;
+  const auto launch = [&]<class Tiling>() {
+    QueryMaps maps;
+    maps.any = !p.order.defined() && has_map(p.q, p.B, p.Tq, p.H) && has_map(a.do_, p.B, p.Tq, p.H);
+    if (maps.any) {
+      constexpr DType kType = dtype_of<T>;
+      maps.q = map_of(op, kType, p.q, p.B, p.Tq, p.H, p.D, Tiling::kQueries);
+      maps.do_ = map_of(op, kType, a.do_, p.B, p.Tq, p.H, p.Dv, Tiling::kQueries);
+    }
+    launch_gradient<Tiling>(op, a, maps, stream);
+  };
+  if (p.D <= 64 && p.Dv <= 64) return launch.template operator()<GradientTiling<T, 64, 128>>();
+  launch.template operator()<GradientTiling<T, 128, 64>>();
 }
 
 }  // namespace annulus::attention::cuda::sm90

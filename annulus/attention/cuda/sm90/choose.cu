@@ -1,0 +1,47 @@
+#include "annulus/attention/cuda/sm90/choose.cuh"
+
+#include <atomic>
+
+namespace annulus::attention::cuda::sm90 {
+
+namespace {
+
+// Is the current device a Hopper, and are there kernels for it? Asked once a device.
+bool on_hopper(const char* op) {
+  using annulus::cuda::throw_on_error;
+  int device = 0;
+  throw_on_error(cudaGetDevice(&device), op, "cudaGetDevice");
+  enum : signed char { kUnknown, kNo, kYes };
+  static std::atomic<signed char> known[64] = {};
+  std::atomic<signed char>* const found = device < 64 ? known + device : nullptr;
+  if (found != nullptr && *found != kUnknown) return *found == kYes;
+  int major = 0, minor = 0;
+  throw_on_error(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), op,
+                 "cudaDeviceGetAttribute");
+  throw_on_error(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), op,
+                 "cudaDeviceGetAttribute");
+  const bool yes = major == 9 && minor == 0 && available(op);
+  if (found != nullptr) *found = yes ? kYes : kNo;
+  return yes;
+}
+
+bool takes(const char* op, DType dtype, const Problem& p) {
+  if (dtype != DType::kBF16 && dtype != DType::kF16) return false;
+  if (p.D > 128 || p.Dv > 128 || p.dropout.any() || p.scale_first || p.pattern.has_holes()) {
+    return false;
+  }
+  if (!p.q.whole || !p.k.whole || !p.v.whole) return false;
+  if (p.pattern.kind == Kind::kBlocks && p.pattern.blocks.size != 128) return false;
+  return on_hopper(op);
+}
+
+}  // namespace
+
+bool takes_forward(const char* op, DType dtype, const Problem& p) {
+  return p.longest_sweep(true) > kShortSweep && takes(op, dtype, p);
+}
+bool takes_gradient(const char* op, DType dtype, const KeyGradientArgs& a) {
+  return a.p.longest_sweep(false) > kShortSweep && a.do_.whole && takes(op, dtype, a.p);
+}
+
+}  // namespace annulus::attention::cuda::sm90
