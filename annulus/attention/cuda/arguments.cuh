@@ -52,6 +52,13 @@ struct AnyPattern {
     return dilated.counts_in(layer, h, query, key);
   }
 
+  // Do rows differ in how many keys they see, from few to all?
+  ANNULUS_HD bool is_causal() const {
+    return kind == Kind::kDense     ? dense.right < kFar && dense.left == kFar
+           : kind == Kind::kDilated ? dilated.causal
+                                    : blocks.causal;
+  }
+
   // ---- Tiles of the queries (or keys) of a head in a layer, numbered from 0 to slots() - 1. Some numbers may be of no
   // tile.
 

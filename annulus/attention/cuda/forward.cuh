@@ -23,12 +23,13 @@ enum class Flow : std::uint8_t { kTwice, kOnce, kAhead };
 // kM: tiles of 16 queries a warp has. With two a fragment of keys serves two products, without which the bandwidth of
 // shared memory is what limits; kShort, for sweeps of 64 queries at most, has one, so that all warps have work. kHolds:
 // fragments of queries stay in registers.
-template <class T, int kColumns_, int kM_, int kKeys_, int kBlocks_, Flow kFlow_, bool kHolds_>
+template <class T, int kColumns_, int kM_, int kKeys_, int kBlocks_, Flow kFlow_, bool kHolds_,
+          bool kPlain_ = true>
 struct ForwardTilingOf {
   using Type = T;
   static constexpr int kColumns = kColumns_, kM = kM_, kKeys = kKeys_, kBlocks = kBlocks_;
   static constexpr Flow kFlow = kFlow_;
-  static constexpr bool kHolds = kHolds_;
+  static constexpr bool kHolds = kHolds_, kPlain = kPlain_;
   static constexpr int kWarps = 4, kThreads = kWarps * 32, kQueries = kWarps * kM * 16;
   static constexpr int kStages = kFlow == Flow::kTwice ? 1 : 2;
   static_assert(Format<T>::kAsync || (kFlow == Flow::kTwice && !kHolds));
@@ -54,6 +55,14 @@ struct ForwardChoice {
   static constexpr int kKeys = kSplit && kColumns > 128 ? 32 : 64;
   static constexpr int kBlocks = kColumns > 128 || (kSplit && kColumns > 64) ? 1 : 2;
   using Tiling = ForwardTilingOf<T, kColumns, kM, kKeys, kBlocks, Flow::kTwice, false>;
+};
+template <class T>
+requires(sizeof(T) == 2) struct ForwardChoice<T, 64, false> {
+  using Tiling = ForwardTilingOf<T, 64, 2, 128, 2, Flow::kOnce, false>;
+};
+template <class T>
+requires(sizeof(T) == 2) struct ForwardChoice<T, 64, true> {
+  using Tiling = ForwardTilingOf<T, 64, 1, 64, 2, Flow::kAhead, true>;
 };
 
 // The largest of a row and the sum of its weights; of the latter a lane has a part.
@@ -279,7 +288,7 @@ __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
   };
   const auto nothing = [] {};
   const auto visit = [&](bool masked, auto&& f) {
-    if (is_plain && !masked) {
+    if (Tiling::kPlain && is_plain && !masked) {
       f.template operator()<true>();
     } else {
       f.template operator()<false>();
@@ -300,7 +309,9 @@ __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
       __syncthreads();  // v is here, and all have used k
       walk.next(sweep, small.seen, kKeys);
       if (!walk.done()) bring_k(walk.tile(kKeys), 0);
-      add_tile.template operator()<false>(s, v_tile(0), parity, masked, nothing);
+      visit(masked, [&]<bool kPlain>() {
+        add_tile.template operator()<kPlain>(s, v_tile(0), parity, masked, nothing);
+      });
     }
   } else if (!walk.done()) {
     bool masked = make_bits(walk.tile(kKeys), 0);
@@ -372,9 +383,15 @@ void launch_forward(const char* op, ForwardArgs a, cudaStream_t stream) {
   check_launch(op, "forward_kernel");
 }
 
+// Tiles of 64 queries where those of 128 are few.
+inline bool is_few(Fill fill, const Problem& p) {
+  return fill == Fill::kHalf || (fill == Fill::kOnce && p.pattern.is_causal());
+}
+
 template <class T>
 void forward_of(const char* op, const ForwardArgs& a, cudaStream_t stream) {
-  const bool is_short = a.p.longest_sweep(true) <= kShortSweep;
+  const bool is_short =
+      a.p.longest_sweep(true) <= kShortSweep || is_few(fill_of(op, a.p, a.p.H, true, 128), a.p);
   visit_tiles<T>(a.p, is_short, [&]<int kColumns, bool kShort>() {
     launch_forward<typename ForwardChoice<T, kColumns, kShort>::Tiling>(op, a, stream);
   });

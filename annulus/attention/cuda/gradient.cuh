@@ -64,44 +64,40 @@ struct GradientTiling {
   static constexpr std::size_t kSharedBytes = kTileBytes + sizeof(Small);
 };
 
-// Two neighbours more in fp32, if `there`. Predicated, so that nothing around it has to wait for a branch.
-__device__ __forceinline__ void add_two(float* to, float low, float high, bool there) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %3, 0; @p red.relaxed.gpu.global.add.v2.f32 [%0], {%1, "
-      "%2};}" ::"l"(to),
-      "f"(low), "f"(high), "r"(static_cast<int>(there))
-      : "memory");
-#else
+// Neighbours more in fp32, if `there`. Predicated, so that nothing around it has to wait for a branch.
+__device__ __forceinline__ void add_two(float* to, float a, float b, bool there) {
   asm volatile(
       "{.reg .pred p; setp.ne.b32 p, %3, 0; @p red.relaxed.gpu.global.add.f32 [%0], %1; @p "
       "red.relaxed.gpu.global.add.f32 [%0+4], %2;}" ::"l"(to),
-      "f"(low), "f"(high), "r"(static_cast<int>(there))
+      "f"(a), "f"(b), "r"(static_cast<int>(there))
       : "memory");
-#endif
 }
-#if ANNULUS_RED == 4
 __device__ __forceinline__ void add_four(float* to, float a, float b, float c, float d,
                                          bool there) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
       "{.reg .pred p; setp.ne.b32 p, %5, 0; @p red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, "
       "%3, %4};}" ::"l"(to),
       "f"(a), "f"(b), "f"(c), "f"(d), "r"(static_cast<int>(there))
       : "memory");
-}
+#else
+  add_two(to, a, b, there);
+  add_two(to + 2, c, d, there);
 #endif
+}
 
 // Sums of a warp times `scale`, added to rows of fp32: `row(i)` is where row i begins, in numbers from `to` on, or negative.
+// Two lanes exchange what they have of 16 columns, so that each has four neighbours.
 template <int kM, int kN, class Row>
 __device__ __forceinline__ void add_rows(const float (&acc)[kM][kN][4], float scale, float* to,
                                          int first_column, int columns, Row&& row) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
+  const bool odd = (lane & 1) != 0;
+  const int column = first_column + (lane & 1) * 8 + (lane & 2) * 2;
 #pragma unroll
   for (int r = 0; r < kM * 2; ++r) {
     const std::int64_t first = row(r * 8 + lane / 4);
-#if ANNULUS_RED == 4
-    const bool odd = (lane & 1) != 0;
-    const int column = first_column + (lane & 1) * 8 + (lane & 2) * 2;
+    float* const line = to + first + column;
 #pragma unroll
     for (int n = 0; n < kN; n += 2) {
       float own[2], sent[2];
@@ -112,24 +108,9 @@ __device__ __forceinline__ void add_rows(const float (&acc)[kM][kN][4], float sc
         own[e] = odd ? high : low;
         sent[e] = __shfl_xor_sync(~0u, odd ? low : high, 1);
       }
-      const int at = column + n * 8;
-      const float a = odd ? sent[0] : own[0], b = odd ? sent[1] : own[1],
-                  c = odd ? own[0] : sent[0], d = odd ? own[1] : sent[1];
-      add_four(to + first + at, a, b, c, d, first >= 0 && at < columns);
+      add_four(line + n * 8, odd ? sent[0] : own[0], odd ? sent[1] : own[1], odd ? own[0] : sent[0],
+               odd ? own[1] : sent[1], first >= 0 && column + n * 8 < columns);
     }
-#else
-    const int column = first_column + lane % 4 * 2;
-    float* const line = to + first + column;
-#pragma unroll
-    for (int n = 0; n < kN; ++n) {
-      add_two(line + n * 8, acc[r / 2][n][r % 2 * 2] * scale, acc[r / 2][n][r % 2 * 2 + 1] * scale,
-              first >= 0 && column + n * 8 < columns
-#if ANNULUS_RED == 1
-                                                 - 9999
-#endif
-      );
-    }
-#endif
   }
 }
 
@@ -402,25 +383,6 @@ __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
                     small.layer_row, small.b, small.h, p.Tk, p.Hkv, p.Dv, token);
 }
 
-template <class T, int kColumns, bool kShort>
-struct GradientChoice;
-template <class T>
-struct GradientChoice<T, 64, false> {
-  using Tiling = GradientTiling<T, 64, 4, 1, 2, 32, 2, 2>;
-};
-template <class T>
-struct GradientChoice<T, 64, true> {
-  using Tiling = GradientTiling<T, 64, 4, 1, 1, 64, 1, 2>;
-};
-template <class T>
-struct GradientChoice<T, 128, false> {
-  using Tiling = GradientTiling<T, 128, 4, 2, 2, 32, 1, 1>;
-};
-template <class T>
-struct GradientChoice<T, 128, true> {
-  using Tiling = GradientTiling<T, 128, 4, 1, 1, 64, 1, 2>;
-};
-
 template <class Tiling>
 void launch_gradient(const char* op, GradientArgs a, cudaStream_t stream) {
   const std::int64_t blocks = a.p.number_blocks(a.p.Hkv, false, Tiling::kKeys);
@@ -431,22 +393,25 @@ void launch_gradient(const char* op, GradientArgs a, cudaStream_t stream) {
   check_launch(op, "gradient_kernel");
 }
 
-// Small tiles of keys for short sweeps, and where large ones would leave multiprocessors idle.
+// Tiles of 128 keys have the least traffic of shared memory a product; those of 64 are for short sweeps, and where 128 would
+// leave half of the device idle.
 template <class T>
 void gradient_of(const char* op, const GradientArgs& a, cudaStream_t stream) {
-  const auto launch = [&]<int kColumns>() {
-    using Large = typename GradientChoice<T, kColumns, false>::Tiling;
-    using Small = typename GradientChoice<T, kColumns, true>::Tiling;
-    Problem p = a.p;
-    if (p.longest_sweep(false) <= Small::kKeys ||
-        p.number_blocks(p.Hkv, false, Large::kKeys) * Large::kWarps < multiprocessors(op) * 8) {
-      launch_gradient<Small>(op, a, stream);
-    } else {
-      launch_gradient<Large>(op, a, stream);
-    }
-  };
-  return a.p.D <= 64 && a.p.Dv <= 64 ? launch.template operator()<64>()
-                                     : launch.template operator()<128>();
+  using Half64 = GradientTiling<T, 64, 4, 1, 1, 64, 1, 2, true>;
+  using Wide64 = GradientTiling<T, 64, 4, 2, 2, 64, 1, 1, false, 4>;
+  using Most64 = GradientTiling<T, 64, 4, 1, 2, 32, 2, 2, true>;
+  using Half128 = GradientTiling<T, 128, 4, 1, 1, 64, 1, 2>;
+  using Most128 = GradientTiling<T, 128, 4, 2, 2, 32, 1, 1>;
+  const Fill fill = fill_of(op, a.p, a.p.Hkv, false, 128);
+  const bool half = a.p.longest_sweep(false) <= 64 || fill == Fill::kHalf;
+  if (a.p.D <= 64 && a.p.Dv <= 64) {
+    // Of few tiles each should have all warps of a multiprocessor.
+    if (half) return launch_gradient<Half64>(op, a, stream);
+    if (fill == Fill::kOnce) return launch_gradient<Wide64>(op, a, stream);
+    return launch_gradient<Most64>(op, a, stream);
+  }
+  if (half) return launch_gradient<Half128>(op, a, stream);
+  return launch_gradient<Most128>(op, a, stream);
 }
 
 }  // namespace annulus::attention::cuda

@@ -28,6 +28,15 @@ inline std::int64_t multiprocessors(const char* op) {
   return count;
 }
 
+// How far the tiles of a call fill the device, at one a multiprocessor: half of it at most, all of it about once, or more
+// often. Of tiles that differ in their work twice as many are as good: those with little are done early.
+enum class Fill : std::uint8_t { kHalf, kOnce, kOften };
+inline Fill fill_of(const char* op, Problem p, std::int64_t heads, bool of_queries, int size) {
+  const std::int64_t tiles = p.number_blocks(heads, of_queries, size), places = multiprocessors(op);
+  if (2 * tiles <= places) return Fill::kHalf;
+  return tiles <= places * (p.pattern.is_causal() ? 2 : 1) ? Fill::kOnce : Fill::kOften;
+}
+
 // Rows of a sweep that are short: see ForwardTiling.
 inline constexpr std::int64_t kShortSweep = 64;
 
