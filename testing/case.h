@@ -110,6 +110,8 @@ struct Call {
   // Inputs whose elements are factors of the terms that the outputs are sums of (see limits.h).
   // Empty: for a forward none, for other calls the incoming gradients.
   std::vector<std::string> terms;
+  // On CUDA other kernels may run for other layouts: results there are as good as any, but not the same to the bit.
+  bool kernels_by_layout = false;
   // The least work the mathematics asks for: the floors of the benchmark.
   double flops = 0;
   double bytes = 0;

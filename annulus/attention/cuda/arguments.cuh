@@ -265,7 +265,8 @@ struct GradientArgs : KeyGradientArgs {
 };
 
 // The block of threads: (layer, b, h, slot), the last slots first: where causal, they have the most keys. Of kTogether heads
-// all last ones come first, so that the device has only short ones left at its end, while what heads read stays near.
+// all last ones come first, so that the device has only short ones left at its end, while what heads read stays near; where
+// all are alike a head comes after the other.
 struct BlockPlace {
   static constexpr std::int64_t kTogether = 8;
   int layer = 0;
@@ -280,8 +281,9 @@ struct BlockPlace {
       block -= blocks;
     }
     slots = p.slots[layer];
-    const std::int64_t first = block / (slots * kTogether) * kTogether;
-    const std::int64_t width = all - first < kTogether ? all - first : kTogether;
+    const std::int64_t together = p.pattern.is_causal() ? kTogether : 1;
+    const std::int64_t first = block / (slots * together) * together;
+    const std::int64_t width = all - first < together ? all - first : together;
     block -= first * slots;
     slot = slots - 1 - block / width;
     const std::int64_t head = first + block % width;

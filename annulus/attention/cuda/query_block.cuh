@@ -20,7 +20,11 @@ struct QueryBlock {
   // By one thread. Without queries there is nothing to do.
   template <class T>
   __device__ void start(const Problem& p, int queries) {
-    const BlockPlace at(p, blockIdx.x, p.H);
+    start<T>(p, queries, blockIdx.x);
+  }
+  template <class T>
+  __device__ void start(const Problem& p, int queries, std::int64_t block) {
+    const BlockPlace at(p, block, p.H);
     const Place place = p.pattern.place(at.layer, at.h, at.slot, true, queries);
     const Sweep own = p.pattern.sweep(at.layer, at.b, at.h, place.sweep);
     sweep = own;

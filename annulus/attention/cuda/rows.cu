@@ -41,12 +41,22 @@ __device__ __forceinline__ std::int64_t row_step() {
   return static_cast<std::int64_t>(gridDim.x) * kRowsPerBlock;
 }
 
-// Where rows allow it a lane has a vector of 16 bytes at a time, and eight lanes a row; otherwise a warp has one.
-template <class T>
-__device__ __forceinline__ float dot(const T* a, const T* b) {
-  float x[kVectorWidth<T>], y[kVectorWidth<T>], sum = 0;
-  load(a, x);
-  load(b, y);
+// Eight lanes a row: a lane has 16 bytes at a time, as a vector where rows allow it. Sums are the same to the bit in any layout.
+template <bool kWhole, class T>
+__device__ __forceinline__ float dot(const T* a, std::int64_t a_step, const T* b,
+                                     std::int64_t b_step, int count) {
+  float x[kVectorWidth<T>] = {}, y[kVectorWidth<T>] = {}, sum = 0;
+  if constexpr (kWhole) {
+    load(a, x);
+    load(b, y);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kVectorWidth<T>; ++i) {
+      if (i >= count) continue;
+      x[i] = static_cast<float>(a[i * a_step]);
+      y[i] = static_cast<float>(b[i * b_step]);
+    }
+  }
 #pragma unroll
   for (int i = 0; i < kVectorWidth<T>; ++i) sum = fmaf(x[i], y[i], sum);
   return sum;
@@ -54,7 +64,7 @@ __device__ __forceinline__ float dot(const T* a, const T* b) {
 
 template <bool kWhole>
 __global__ void __launch_bounds__(kThreads) delta_kernel(const __grid_constant__ DeltaArgs a) {
-  constexpr int kLanes = kWhole ? 8 : 32, kEach = 32 / kLanes;
+  constexpr int kLanes = 8, kEach = 32 / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const std::int64_t all = a.B * a.Tq * a.H;
   for (std::int64_t first = first_row() * kEach; first < all; first += row_step() * kEach) {
@@ -65,14 +75,10 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(const __grid_constant__
     visit_narrow(a.dtype, [&]<class T>() {
       const T* d = a.do_.at<const T>(r.b, r.h) + r.t * a.do_.row;
       const T* o = a.o.at<const T>(r.b, r.h) + r.t * a.o.row;
-      if constexpr (kWhole) {
-        constexpr int kWidth = kVectorWidth<T>;
-        for (int c = lane * kWidth; c < a.Dv; c += kLanes * kWidth) sum += dot(d + c, o + c);
-      } else {
-        for (int c = lane; c < a.Dv; c += kLanes) {
-          sum = fmaf(static_cast<float>(d[c * a.do_.column]), static_cast<float>(o[c * a.o.column]),
-                     sum);
-        }
+      constexpr int kWidth = kVectorWidth<T>;
+      for (int c = lane * kWidth; c < a.Dv; c += kLanes * kWidth) {
+        sum += dot<kWhole>(d + c * a.do_.column, a.do_.column, o + c * a.o.column, a.o.column,
+                           a.Dv - c);
       }
     });
     sum = warp_sum<kLanes>(sum);
@@ -272,7 +278,7 @@ void launch_delta(const char* op, const DeltaArgs& a, cudaStream_t stream) {
   if (a.o.whole && a.do_.whole) {
     launch(op, "delta_kernel", delta_kernel<true>, a, tiles_of(rows, 4), stream);
   } else {
-    launch(op, "delta_kernel", delta_kernel<false>, a, rows, stream);
+    launch(op, "delta_kernel", delta_kernel<false>, a, tiles_of(rows, 4), stream);
   }
 }
 void launch_find_not_finite(const char* op, const FiniteArgs& a, cudaStream_t stream) {

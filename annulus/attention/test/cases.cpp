@@ -240,6 +240,8 @@ Call forward_call(const AttentionProblem& p) {
     call.outputs.back().unpaired = !p.dlse;
   }
   const auto lse_of = [](Views out) { return out.size() > 1 ? out[1] : TensorView{}; };
+  // Hopper's kernels take whole vectors.
+  call.kernels_by_layout = !p.portable && p.dtype != DType::kF32;
   call.run = [=, specs = call.inputs](Views in, Views out, Context& context) {
     context.portable = p.portable;
     run_forward(p, {in, specs}, out[0], lse_of(out), context);
@@ -291,6 +293,7 @@ Call backward_call(const AttentionProblem& p, const Call& forward) {
     const Inputs all{in, specs};
     run_forward(p, all, all["o"], all["lse"], context);
   };
+  call.kernels_by_layout = forward.kernels_by_layout;
   call.run = [=, specs = call.inputs](Views in, Views out, Context& context) {
     context.deterministic = p.deterministic;
     context.portable = p.portable;

@@ -2,6 +2,7 @@
 // make the next scores and add the last tile's values, a warpgroup makes weights of the scores it has.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -11,35 +12,39 @@
 
 namespace annulus::attention::cuda::sm90 {
 
-// What those who bring a tile say of it, so that nobody else has to walk: keys are counted from the block's first, and behind
-// the last tile there is one with no keys.
+// What those who bring a tile say of it, so that nobody else has to walk. Keys are counted from the block's first.
 struct TileNote {
-  int first, count, masked;
+  int first, count;
+  int masked, last;
   int by_threads;  // copies were made by threads, not by the copy engine
 };
 
-template <class T_, int kColumns_, int kConsumers_, int kKeys_, int kStages_, int kBlocks_ = 1,
-          bool kTurns_ = true>
+template <class T_, int kColumns_, int kConsumers_, int kKeys_, int kStages_>
 struct ForwardTiling {
   using T = T_;
   static constexpr int kColumns = kColumns_, kConsumers = kConsumers_, kKeys = kKeys_,
-                       kStages = kStages_, kBlocks = kBlocks_;
-  static constexpr bool kTurns = kTurns_;
+                       kStages = kStages_;
   static constexpr int kQueries = 64 * kConsumers;
   static constexpr int kThreads = kGroup * (kConsumers + 1);
   // Of 64 K, after what the launch gave every thread alike.
-  static constexpr int kProducerRegisters = kBlocks == 2 ? 24 : kConsumers == 2 ? 40 : 32;
-  static constexpr int kConsumerRegisters = kBlocks == 2 ? 104 : kConsumers == 2 ? 232 : 160;
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 64 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 224 : 160;
 
   using QueryTile = Panels<kQueries, kColumns>;
   using KeyTile = Panels<kKeys, kColumns>;
   static constexpr int kTileBytes = QueryTile::kBytes + 2 * kStages * KeyTile::kBytes;
 
-  struct Small : QueryBlock {
-    SharedBarrier q_full, k_stages[2 * kStages], v_stages[2 * kStages];
+  // A tile of queries, and of each row the first key and the end, counted from seen.first.
+  struct Block : QueryBlock {
+    bool tiled;  // are there keys?
+    int first_key[kQueries], end_key[kQueries];
+  };
+  struct Small {
+    // Of two tiles of queries, the one at hand and the next.
+    Block block[2];
+    SharedBarrier blocks[2 * 2], q_stages[2], k_stages[2 * kStages], v_stages[2 * kStages];
     TileNote note[kStages];
     int not_finite[kStages];  // were there any in the tile of values? Said of tiles that are masked
-    int first_key[kQueries], end_key[kQueries];  // keys of a row, counted from seen.first
   };
   static constexpr std::size_t kSharedBytes = kTileBytes + sizeof(Small);
 };
@@ -160,76 +165,108 @@ __device__ __forceinline__ void add_not_finite(float (&o)[kN], const Problem& p,
   }
 }
 
-// One warpgroup: the queries, then keys and values tile by tile.
+// Blocks of threads stay, and take tiles of queries by turns: there and back, as the first ones have the most keys.
+__device__ __forceinline__ std::int64_t block_of_turn(std::int64_t turn) {
+  const auto width = static_cast<std::int64_t>(gridDim.x), own = static_cast<std::int64_t>(blockIdx.x);
+  return turn * width + (turn % 2 == 0 ? own : width - 1 - own);
+}
+
+// One warpgroup: queries, then keys and values tile by tile.
 template <class Tiling>
-__device__ __forceinline__ void bring_tiles(const Problem& p, const KeyMaps& maps,
-                                            typename Tiling::Small& small, unsigned char* shared) {
+__device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t blocks,
+                                            const KeyMaps& maps, typename Tiling::Small& small,
+                                            unsigned char* shared) {
   using T = typename Tiling::T;
   using QueryTile = typename Tiling::QueryTile;
   using KeyTile = typename Tiling::KeyTile;
-  constexpr int kStages = Tiling::kStages, kKeys = Tiling::kKeys;
-  const bool leads = threadIdx.x % kGroup == 0;
-  load_rows<T>(QueryTile{shared}, p.q.at<const T>(small.b, small.h), p.q, p, small.sweep.queries,
-               small.first, small.count, p.D);
-  small.q_full.arrive_when_copied();
+  constexpr int kStages = Tiling::kStages, kKeys = Tiling::kKeys, kOwn = 1;  // kOwn: named barrier
+  const int thread = static_cast<int>(threadIdx.x) % kGroup;
+  const bool leads = thread == 0;
+  const Pipeline block_ring(small.blocks, 2), q_ring(small.q_stages, 1);
   const Pipeline k_ring(small.k_stages, kStages), v_ring(small.v_stages, kStages);
   unsigned char* const k_tiles = shared + QueryTile::kBytes;
   unsigned char* const v_tiles = k_tiles + kStages * KeyTile::kBytes;
+  PipelineStage at_block = Pipeline::producer(), at_queries = Pipeline::producer();
   PipelineStage stage = Pipeline::producer();
-  KeyWalk walk;
-  walk.start(small.sweep, small.seen, kKeys);
-  for (; !walk.done(); walk.next(small.sweep, small.seen, kKeys), stage.next(kStages)) {
-    const Range tile = walk.tile(kKeys);
-    const auto count = static_cast<int>(tile.end - tile.first);
-    const bool masked = small.masks(p, tile, kKeys);
-    const bool by_engine = maps.any && !masked && small.sweep.keys.step == 1;
-    const auto load = [&](const Pipeline& ring, const KeyTile& to, const void* from,
-                          const Operand& operand, const TensorMap& map, int columns) {
-      if (by_engine) {
-        if (leads) ring.expect(stage, KeyTile::kBytes);
-        else ring.commit(stage);
-        if (leads) {
+  for (std::int64_t turn = 0;; ++turn, at_block.next(2)) {
+    const std::int64_t number = block_of_turn(turn);
+    auto& block = small.block[at_block.at];
+    block_ring.acquire(at_block);
+    if (leads) {
+      if (number < blocks) {
+        block.template start<T>(p, Tiling::kQueries, number);
+      } else {
+        block.count = -1;
+      }
+    }
+    sync_threads(kOwn, kGroup);
+    const int rows = block.count;
+    for (int row = thread; row < Tiling::kQueries; row += kGroup) {
+      Range r;
+      if (row < rows) r = block.sweep.seen_from(block.query(row));
+      block.first_key[row] = r.empty() ? 0 : static_cast<int>(r.first - block.seen.first);
+      block.end_key[row] = r.empty() ? 0 : static_cast<int>(r.end - block.seen.first);
+    }
+    KeyWalk walk;
+    if (rows > 0) walk.start(block.sweep, block.seen, kKeys);
+    if (leads) block.tiled = !walk.done();
+    block_ring.commit(at_block);
+    if (rows < 0) break;
+    if (walk.done()) continue;
+    q_ring.acquire(at_queries);
+    load_rows<T>(QueryTile{shared}, p.q.at<const T>(block.b, block.h), p.q, p, block.sweep.queries,
+                 block.first, rows, p.D);
+    q_ring.full[0].arrive_when_copied();
+    at_queries.next(1);
+    for (; !walk.done(); stage.next(kStages)) {
+      const Range tile = walk.tile(kKeys);
+      walk.next(block.sweep, block.seen, kKeys);
+      const auto count = static_cast<int>(tile.end - tile.first);
+      const bool masked = block.masks(p, tile, kKeys);
+      const bool by_engine = maps.any && !masked && block.sweep.keys.step == 1;
+      const auto load = [&](const Pipeline& ring, const KeyTile& to, const void* from,
+                            const Operand& operand, const TensorMap& map, int columns) {
+        if (!by_engine) {
+          load_rows<T>(to, static_cast<const T*>(from), operand, p, block.sweep.keys, tile.first,
+                       count, columns);
+        } else if (leads) {
+          ring.expect(stage, KeyTile::kBytes);
 #pragma unroll
           for (int i = 0; i < Tiling::kColumns / 64; ++i) {
             load_box(to.data + i * KeyTile::kPanel, map,
-                     {64 * i, static_cast<int>(small.sweep.keys.at(tile.first)),
-                      static_cast<int>(small.h / p.group), static_cast<int>(small.b)},
+                     {64 * i, static_cast<int>(block.sweep.keys.at(tile.first)),
+                      static_cast<int>(block.h / p.group), static_cast<int>(block.b)},
                      ring.full + stage.at);
           }
+        } else {
+          ring.commit(stage);
         }
-        return;
+      };
+      k_ring.acquire(stage);
+      if (leads) {
+        small.note[stage.at] = {static_cast<int>(tile.first - block.seen.first), count, masked,
+                                walk.done(), !by_engine};
+        k_ring.commit(stage);
       }
-      load_rows<T>(to, static_cast<const T*>(from), operand, p, small.sweep.keys, tile.first, count,
-                   columns);
-      if (&ring == &k_ring || !masked) ring.full[stage.at].arrive_when_copied();
-    };
-    k_ring.acquire(stage);
-    if (leads) {
-      small.note[stage.at] = {static_cast<int>(tile.first - small.seen.first), count, masked,
-                               !by_engine};
-      k_ring.commit(stage);
-    }
-    load(k_ring, KeyTile{k_tiles + stage.at * KeyTile::kBytes}, small.k, p.k, maps.k, p.D);
-    v_ring.acquire(stage);
-    const KeyTile v_tile{v_tiles + stage.at * KeyTile::kBytes};
-    load(v_ring, v_tile, small.v, p.v, maps.v, p.Dv);
-    if (masked) {
-      copy_async_wait_all();
-      const bool any = sync_threads_or(1, kGroup, clear_not_finite<T>(v_tile));
-      if (leads) small.not_finite[stage.at] = any;
-      v_ring.commit(stage);
+      load(k_ring, KeyTile{k_tiles + stage.at * KeyTile::kBytes}, block.k, p.k, maps.k, p.D);
+      if (!by_engine) k_ring.full[stage.at].arrive_when_copied();
+      v_ring.acquire(stage);
+      const KeyTile v_tile{v_tiles + stage.at * KeyTile::kBytes};
+      load(v_ring, v_tile, block.v, p.v, maps.v, p.Dv);
+      if (masked) {
+        copy_async_wait_all();
+        const bool any = sync_threads_or(kOwn, kGroup, clear_not_finite<T>(v_tile));
+        if (leads) small.not_finite[stage.at] = any;
+        v_ring.commit(stage);
+      } else if (!by_engine) {
+        v_ring.full[stage.at].arrive_when_copied();
+      }
     }
   }
-  k_ring.acquire(stage);
-  if (leads) {
-    small.note[stage.at] = {};
-    k_ring.commit(stage);
-  }
-  k_ring.commit(stage);
   copy_async_wait_all();
 }
 
-// A warpgroup's 64 queries over all tiles.
+// A warpgroup's 64 queries of every tile of queries, over all tiles of keys.
 template <class Tiling>
 __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Small& small,
                                        unsigned char* shared, int group) {
@@ -237,155 +274,155 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
   using QueryTile = typename Tiling::QueryTile;
   using KeyTile = typename Tiling::KeyTile;
   constexpr int kStages = Tiling::kStages, kKeys = Tiling::kKeys, kConsumers = Tiling::kConsumers;
-  // Named barriers: 2 + group for the ranges of a group's rows, 5 + group for its turn.
-  constexpr int kRanges = 2, kTurn = 5;
+  constexpr int kTurn = 2;  // named barriers, one a group
   const Problem& p = a.p;
   const int thread = static_cast<int>(threadIdx.x) % kGroup;
   const int lane = thread % 32, own_row = group * 64 + thread / 32 * 16 + lane / 4;
-
-  if (thread < 64) {
-    const int row = group * 64 + thread;
-    Range r;
-    if (row < small.count) r = small.sweep.seen_from(small.query(row));
-    const bool none = r.empty();
-    small.first_key[row] = none ? 0 : static_cast<int>(r.first - small.seen.first);
-    small.end_key[row] = none ? 0 : static_cast<int>(r.end - small.seen.first);
-  }
-  sync_threads(kRanges + group, kGroup);
-  // Rows see no key that is further on than those of the last.
-  const int rows = small.count - group * 64 < 64 ? small.count - group * 64 : 64;
-  const int end = rows > 0 ? small.end_key[group * 64 + rows - 1] : 0;
-
+  const Pipeline block_ring(small.blocks, 2), q_ring(small.q_stages, 1);
   const Pipeline k_ring(small.k_stages, kStages), v_ring(small.v_stages, kStages);
   const QueryTile q_tile{shared};
   unsigned char* const k_tiles = shared + QueryTile::kBytes;
   unsigned char* const v_tiles = k_tiles + kStages * KeyTile::kBytes;
-  PipelineStage stage;
   // Warpgroups take turns in asking for products, so that one's are made while another has weights to make.
-  const auto await_turn = [&] {
-    if constexpr (Tiling::kTurns) sync_threads(kTurn + group, 2 * kGroup);
-  };
+  const auto await_turn = [&] { sync_threads(kTurn + group, 2 * kGroup); };
   const auto pass_turn = [&] {
-    if constexpr (Tiling::kTurns) {
-      arrive_threads(kTurn + (group + 1 == kConsumers ? 0 : group + 1), 2 * kGroup);
-    }
+    arrive_threads(kTurn + (group + 1 == kConsumers ? 0 : group + 1), 2 * kGroup);
   };
-  if (Tiling::kTurns && group == kConsumers - 1) pass_turn();
+  if (group == kConsumers - 1) pass_turn();
 
-  float s[kKeys / 2], factor[2];
-  float acc[1][Tiling::kColumns / 8][4] = {};
-  auto& o = *reinterpret_cast<float(*)[Tiling::kColumns / 2]>(&acc);
-  RowStates<2> state;
-  Fragments<kKeys> weights;
-  // Of a row's keys, those in the tile.
-  const auto part_of_tile = [&](const TileNote& tile, int (&first)[2], int (&last)[2]) {
+  PipelineStage at_block, at_queries, stage;
+  for (;; at_block.next(2)) {
+    block_ring.wait(at_block);
+    auto& block = small.block[at_block.at];
+    if (block.count < 0) break;
+    // Rows see no key that is further on than those of the last.
+    const int rows = block.count - group * 64 < 64 ? block.count - group * 64 : 64;
+    const int end = rows > 0 ? block.end_key[group * 64 + rows - 1] : 0;
+
+    float s[kKeys / 2], factor[2];
+    float acc[1][Tiling::kColumns / 8][4] = {};
+    auto& o = *reinterpret_cast<float(*)[Tiling::kColumns / 2]>(&acc);
+    RowStates<2> state;
+    Fragments<kKeys> weights;
+    // Of a row's keys, those in the tile.
+    const auto part_of_tile = [&](const TileNote& tile, int (&first)[2], int (&last)[2]) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      first[half] = small.first_key[own_row + 8 * half] - tile.first;
-      last[half] = min(small.end_key[own_row + 8 * half] - tile.first, tile.count);
-    }
-  };
-  const auto make_weights = [&](const TileNote& tile) {
-    if (tile.masked != 0) {
-      int first[2], last[2];
-      part_of_tile(tile, first, last);
-      keep_between(s, first, last, kNoScore);
-    }
-    weights_of(s, state, factor, p.exponent_scale);
-  };
-  const auto next_tile = [&] {
-    k_ring.wait(stage);
-    const TileNote note = small.note[stage.at];
-    if (note.by_threads != 0) fence_shared_writes();
-    return note;
-  };
-  const auto ask_for_scores = [&] {
-    wgmma_fence();
-    multiply_rows<T>(s, q_tile, group * 64, KeyTile{k_tiles + stage.at * KeyTile::kBytes});
-    wgmma_commit();
-  };
-  const auto add_values = [&](int at, const TileNote& tile) {
-    const KeyTile v_tile{v_tiles + at * KeyTile::kBytes};
-    if (tile.by_threads != 0) fence_shared_writes();
-    if (tile.masked != 0 && small.not_finite[at] != 0) {
-      int first[2], last[2];
-      part_of_tile(tile, first, last);
-      wgmma_wait<0>();
-      add_not_finite<T>(o, p, small, tile.first, tile.count, first, last);
-    }
-    wgmma_fence();
-    add_product<T>(o, weights, v_tile);
-    wgmma_commit();
-  };
+      for (int half = 0; half < 2; ++half) {
+        first[half] = block.first_key[own_row + 8 * half] - tile.first;
+        last[half] = min(block.end_key[own_row + 8 * half] - tile.first, tile.count);
+      }
+    };
+    const auto make_weights = [&](const TileNote& tile) {
+      if (tile.masked != 0) {
+        int first[2], last[2];
+        part_of_tile(tile, first, last);
+        keep_between(s, first, last, kNoScore);
+      }
+      weights_of(s, state, factor, p.exponent_scale);
+    };
+    const auto next_tile = [&] {
+      k_ring.wait(stage);
+      const TileNote note = small.note[stage.at];
+      if (note.by_threads != 0) fence_shared_writes();
+      return note;
+    };
+    const auto ask_for_scores = [&] {
+      wgmma_fence();
+      multiply_rows<T>(s, q_tile, group * 64, KeyTile{k_tiles + stage.at * KeyTile::kBytes});
+      wgmma_commit();
+    };
+    const auto add_values = [&](const PipelineStage& at, const TileNote& tile) {
+      v_ring.wait(at);
+      if (tile.by_threads != 0) fence_shared_writes();
+      if (tile.masked != 0 && small.not_finite[at.at] != 0) {
+        int first[2], last[2];
+        part_of_tile(tile, first, last);
+        wgmma_wait<0>();
+        add_not_finite<T>(o, p, block, tile.first, tile.count, first, last);
+      }
+      wgmma_fence();
+      add_product<T>(o, weights, KeyTile{v_tiles + at.at * KeyTile::kBytes});
+      wgmma_commit();
+    };
 
-  TileNote tile = next_tile();
-  if (tile.count > 0 && tile.first < end) {
-    small.q_full.wait(0);
-    fence_shared_writes();
-    await_turn();
-    ask_for_scores();
-    pass_turn();
-    wgmma_wait<0>();
-    k_ring.release_by_warp(stage.at);
-    make_weights(tile);
-    weights.template take<T>(s);
-    PipelineStage before = stage;
-    while (true) {
-      stage.next(kStages);
-      const TileNote next = next_tile();
-      if (next.count == 0 || next.first >= end) break;
-      await_turn();
-      ask_for_scores();
-      v_ring.wait(before);
-      add_values(before.at, tile);
-      pass_turn();
-      tile = next;
-      wgmma_wait<1>();
-      k_ring.release_by_warp(stage.at);
-      make_weights(tile);
-      wgmma_wait<0>();
-      v_ring.release_by_warp(before.at);
-      multiply_by(o, factor);  // asking first whether there is anything to do costs a tenth of the speed
-      weights.template take<T>(s);
-      before = stage;
+    if (block.tiled) {
+      q_ring.wait(at_queries);
+      at_queries.next(1);
+      fence_shared_writes();
+      TileNote tile = next_tile();
+      bool more = true;  // tiles, of the block
+      if (tile.first < end) {
+        await_turn();
+        ask_for_scores();
+        pass_turn();
+        wgmma_wait<0>();
+        k_ring.release_by_warp(stage.at);
+        make_weights(tile);
+        weights.template take<T>(s);
+        PipelineStage before = stage;
+        while (true) {
+          stage.next(kStages);
+          more = tile.last == 0;
+          if (!more) break;
+          const TileNote next = next_tile();
+          if (next.first >= end) break;
+          await_turn();
+          ask_for_scores();
+          add_values(before, tile);
+          pass_turn();
+          tile = next;
+          wgmma_wait<1>();
+          k_ring.release_by_warp(stage.at);
+          make_weights(tile);
+          wgmma_wait<0>();
+          v_ring.release_by_warp(before.at);
+          multiply_by(o, factor);  // asking first whether there is anything to do costs a tenth of the speed
+          weights.template take<T>(s);
+          before = stage;
+        }
+        add_values(before, tile);
+        wgmma_wait<0>();
+        v_ring.release_by_warp(before.at);
+      }
+      // Tiles that only others need.
+      while (more) {
+        more = next_tile().last == 0;
+        await_turn();
+        pass_turn();
+        k_ring.release_by_warp(stage.at);
+        v_ring.wait(stage);
+        v_ring.release_by_warp(stage.at);
+        stage.next(kStages);
+      }
+      q_ring.release_by_warp(0);
     }
-    v_ring.wait(before);
-    add_values(before.at, tile);
-    wgmma_wait<0>();
-    v_ring.release_by_warp(before.at);
+    store_rows<T>(a, block, group * 64 + thread / 32 * 16, state, acc);
+    block_ring.release_by_warp(at_block.at);
   }
-  // Tiles that only others need.
-  for (; next_tile().count > 0; stage.next(kStages)) {
-    await_turn();
-    pass_turn();
-    k_ring.release_by_warp(stage.at);
-    v_ring.wait(stage);
-    v_ring.release_by_warp(stage.at);
-  }
-  store_rows<T>(a, small, group * 64 + thread / 32 * 16, state, acc);
 }
 
 #endif  // ANNULUS_DEVICE_HOPPER
 
 template <class Tiling>
-__global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
-    forward_kernel(const __grid_constant__ ForwardArgs a, const __grid_constant__ KeyMaps maps) {
+__global__ void __launch_bounds__(Tiling::kThreads, 1)
+    forward_kernel(const __grid_constant__ ForwardArgs a, std::int64_t blocks,
+                   const __grid_constant__ KeyMaps maps) {
 #if ANNULUS_DEVICE_HOPPER
   extern __shared__ __align__(1024) unsigned char shared[];
   auto& small = *reinterpret_cast<typename Tiling::Small*>(shared + Tiling::kTileBytes);
   if (threadIdx.x == 0) {
-    small.template start<typename Tiling::T>(a.p, Tiling::kQueries);
-    small.q_full.init(kGroup);
-    Pipeline(small.k_stages, Tiling::kStages).init(Tiling::kStages, kGroup + 1, 4 * Tiling::kConsumers);
-    Pipeline(small.v_stages, Tiling::kStages).init(Tiling::kStages, kGroup, 4 * Tiling::kConsumers);
+    constexpr int kStages = Tiling::kStages, kWarps = 4 * Tiling::kConsumers;
+    Pipeline(small.blocks, 2).init(2, kGroup, kWarps);
+    Pipeline(small.q_stages, 1).init(1, kGroup, kWarps);
+    Pipeline(small.k_stages, kStages).init(kStages, kGroup + 1, kWarps);
+    Pipeline(small.v_stages, kStages).init(kStages, kGroup, kWarps);
     fence_barriers();
   }
   __syncthreads();
-  if (small.count <= 0) return;
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kGroup, 0);
   if (group == 0) {
     give_registers<Tiling::kProducerRegisters>();
-    bring_tiles<Tiling>(a.p, maps, small, shared);
+    bring_tiles<Tiling>(a.p, blocks, maps, small, shared);
   } else {
     take_registers<Tiling::kConsumerRegisters>();
     attend<Tiling>(a, small, shared, group - 1);
@@ -398,8 +435,9 @@ void launch_forward(const char* op, ForwardArgs a, const KeyMaps& maps, cudaStre
   const std::int64_t blocks = a.p.number_blocks(a.p.H, true, Tiling::kQueries);
   if (blocks == 0) return;
   allow_shared(op, "forward_kernel", forward_kernel<Tiling>, Tiling::kSharedBytes);
-  forward_kernel<Tiling>
-      <<<checked_blocks(op, blocks), Tiling::kThreads, Tiling::kSharedBytes, stream>>>(a, maps);
+  const std::int64_t places = std::min(blocks, multiprocessors(op));
+  forward_kernel<Tiling><<<checked_blocks(op, places), Tiling::kThreads, Tiling::kSharedBytes,
+                           stream>>>(a, blocks, maps);
   check_launch(op, "forward_kernel");
 }
 

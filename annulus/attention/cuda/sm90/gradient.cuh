@@ -114,7 +114,7 @@ __device__ __forceinline__ void bring_queries(const GradientArgs& a, const Query
     q_ring.acquire(stage);
     load(q_ring, Tiling::q_tile(shared, stage.at), p.q, maps.q, p.D);
     if (leads) {
-      small.note[stage.at] = {static_cast<int>(tile.first), queries, masked, !by_engine};
+      small.note[stage.at] = {static_cast<int>(tile.first), queries, masked, 0, !by_engine};
     }
     if (thread < kQueries) {
       const bool there = thread < queries;
