@@ -19,8 +19,8 @@
 // (f32) and integers have it. f32 products are fp32 products on the CPU and bf16x3 (see the page) on CUDA; bf16 products
 // are bf16's, those of f16 are f16's on CUDA and fp32's on the CPU; sums, softmax and everything that is carried are fp32,
 // and a result is rounded once. A NaN or infinity in a row reaches the outputs of those that attend it and no others.
-// Deterministic but for CUDA's backward of f16 and bf16 with D, Dv <= 128, which adds to dq with atomics, in an order that
-// may change, unless Context::deterministic asks for kernels without; on the CPU bit-equal for every number of threads. The
+// Deterministic but for CUDA's backward of f16 and bf16 with D, Dv <= 128, which may add to dq with atomics, in an order that
+// changes, unless Context::deterministic asks for kernels without; on the CPU bit-equal for every number of threads. The
 // caller owns every tensor; outputs overlap nothing. Integers that say where to read (cu_seqlens, key_lengths, block lists, an
 // order) are checked where they can be read, on the CPU; on CUDA they are clamped to what is there, so that a wrong one gives
 // wrong numbers at worst.

@@ -27,7 +27,7 @@ struct OperatorInfo {
   std::string summary;  // one line
   std::vector<DType> dtypes;
   std::vector<std::string> gradients;  // inputs that have one
-  bool deterministic = true;  // always; or only where Context::deterministic asks for it
+  bool deterministic = true;           // always; or only where Context::deterministic asks for it
   Support (*support)(DeviceType) = nullptr;
   std::vector<PrecisionInfo> precisions = {};  // where it offers more than its dtypes' own
   std::string precisions_measured_with = {};

@@ -209,6 +209,11 @@ struct Problem {
                                     std::int64_t sweep) const {
     return (b * heads + h) * rows.count + rows.segment(pattern.dilated, layer, sweep);
   }
+  // Of a query's state, where keys are divided into parts.
+  ANNULUS_HD std::int64_t part_row(std::int64_t part, std::int64_t b, std::int64_t h,
+                                   std::int64_t t) const {
+    return ((part * B + b) * H + h) * Tq + t;
+  }
   // Of a query's row, or a key's: with an order there are as many of both.
   ANNULUS_HD std::int64_t token(std::int64_t row) const {
     return order.defined() ? order.at(row, Tq - 1) : row;
@@ -224,6 +229,9 @@ struct ForwardArgs {
   Problem p;
   Operand o;
   States states;  // defined: written, and o and lse are not
+  // So many blocks of threads divide the keys of a tile of queries, where tiles are few: each has states of its own, which
+  // another pass merges in their order.
+  int parts = 1;
 };
 
 // (B, H, Tq), or of the rows of layers.

@@ -126,21 +126,50 @@ void visit_type(DType dtype, F&& f) {
 std::int64_t query_rows(const Plan& plan) { return plan.B * plan.Tq * plan.H; }
 std::int64_t key_rows(const Plan& plan) { return plan.B * plan.Tk * plan.Hkv; }
 
+// Into how many parts the keys of a tile of queries are divided: as many as the device has room for beside what there is, if
+// each has several tiles of keys. A row is the same for a device, and for any strides.
+int parts_of(const Plan& plan) {
+  constexpr std::int64_t kMost = 16, kTile = 64, kFewestTiles = 4;
+  if (plan.layers > 1 || no_queries(plan) || no_sequences(plan)) return 1;
+  const AnyPattern pattern = pattern_of(plan);
+  if (pattern.kind == Kind::kBlocks) return 1;
+  // Hopper's kernels are faster with half of the device than others with all of it. (Whoever asks for the others has the same
+  // scratch.)
+  if (plan.dtype != DType::kF32 && plan.D <= 128 && plan.Dv <= 128 &&
+      pattern.longest_sweep(0, true) > kShortSweep && is_hopper(plan.device.index)) {
+    return 1;
+  }
+  std::int64_t keys = pattern.longest_sweep(0, false);
+  if (pattern.kind == Kind::kDense && pattern.dense.left < kFar && pattern.dense.right < kFar) {
+    keys = std::min(keys, pattern.dense.left + pattern.dense.right + kTile);
+  }
+  const std::int64_t tiles = plan.B * plan.H * pattern.slots(0, true, kTile),
+                     places = 2 * multiprocessors_of(plan.device.index);
+  const std::int64_t parts =
+      std::min({kMost, places / std::max<std::int64_t>(tiles, 1), keys / (kTile * kFewestTiles)});
+  return static_cast<int>(std::max<std::int64_t>(parts, 1));
+}
+
 struct ForwardScratch {
   States states;
+  int parts = 1;
 
   void lay_out(const Plan& plan, ScratchLayout& scratch) {
-    if (plan.layers == 1 || no_queries(plan)) return;
-    const std::int64_t rows = plan.B * plan.H * layer_rows(plan).count;
+    if (no_queries(plan)) return;
+    parts = parts_of(plan);
+    if (plan.layers == 1 && parts == 1) return;
+    const std::int64_t rows =
+        plan.layers > 1 ? plan.B * plan.H * layer_rows(plan).count : parts * query_rows(plan);
     scratch(states.acc, rows * LayerRows::pitch(plan.Dv));
     scratch(states.m, rows);
     scratch(states.l, rows);
   }
 };
 
-// Whether gradients of q, k and v are made together, if all are wanted: with atomics.
+// Whether gradients of q, k and v are made together, if all are wanted: with atomics, and tiles that need much shared memory.
 bool in_one_pass(const Plan& plan) {
-  return !plan.deterministic && plan.dtype != DType::kF32 && plan.D <= 128 && plan.Dv <= 128;
+  return !plan.deterministic && plan.dtype != DType::kF32 && plan.D <= 128 && plan.Dv <= 128 &&
+         has_much_shared(plan.device.index);
 }
 
 struct BackwardScratch {
@@ -183,12 +212,13 @@ struct BackwardScratch {
   Deltas deltas() const { return {delta, forward.states.acc != nullptr}; }
 };
 
-void run_forward(const Plan& plan, const States& states, cudaStream_t stream) {
+void run_forward(const Plan& plan, const ForwardScratch& scratch, cudaStream_t stream) {
   ForwardArgs a;
   a.p = problem_of(plan);
   a.o = operand_of(plan.o);
-  a.states = states;
-  if (!plan.portable && sm90::takes_forward(plan.op, plan.dtype, a.p)) {
+  a.states = scratch.states;
+  a.parts = scratch.parts;
+  if (a.parts == 1 && !plan.portable && sm90::takes_forward(plan.op, plan.dtype, a.p)) {
     return plan.dtype == DType::kBF16 ? sm90::forward_of<bfloat16>(plan.op, a, stream)
                                       : sm90::forward_of<float16>(plan.op, a, stream);
   }
@@ -229,8 +259,10 @@ void run_layer_delta(const Plan& plan, const States& states, float* delta, cudaS
 
 MergeArgs merge_of(const Plan& plan, const States& from, const TensorView& to) {
   MergeArgs a;
-  a.pattern = std::get<Dilated>(plan.pattern);
-  a.rows = layer_rows(plan);
+  if (plan.layers > 1) {
+    a.pattern = std::get<Dilated>(plan.pattern);
+    a.rows = layer_rows(plan);
+  }
   a.B = to.shape[0];
   a.tokens = to.shape[1];
   a.heads = to.shape[2];
@@ -360,9 +392,10 @@ void forward(const Plan& plan, Context& context) {
   ForwardScratch scratch;
   const Workspace workspace(context, plan.op, plan.device,
                             [&](ScratchLayout& layout) { scratch.lay_out(plan, layout); });
-  run_forward(plan, scratch.states, stream);
-  if (plan.layers == 1) return;
+  run_forward(plan, scratch, stream);
+  if (scratch.states.acc == nullptr) return;
   MergeArgs a = merge_of(plan, scratch.states, plan.o);
+  if (plan.layers == 1) a.parts = scratch.parts;
   a.lse = operand_of(plan.lse);
   launch_merge(plan.op, a, stream);
 }
@@ -398,7 +431,7 @@ void backward(const Plan& plan, Context& context) {
   const bool of_rows = in_one && plan.layers == 1;
   if (in_one && !of_rows) clear(s.dq, BackwardScratch::dq_count(plan));
   if (s.forward.states.acc != nullptr) {
-    run_forward(plan, s.forward.states, stream);
+    run_forward(plan, s.forward, stream);
     run_layer_delta(plan, s.forward.states, s.delta, stream);
   } else {
     run_delta(plan, s.delta, of_rows ? s.dq : nullptr, stream);

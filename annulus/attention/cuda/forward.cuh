@@ -5,11 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "annulus/attention/cuda/forward_rows.cuh"
 #include "annulus/attention/cuda/launch.h"
 #include "annulus/attention/cuda/mask.cuh"
 #include "annulus/attention/cuda/query_block.cuh"
 #include "annulus/cuda/check.h"
-#include "annulus/cuda/math.cuh"
 #include "annulus/cuda/reduce.cuh"
 
 namespace annulus::attention::cuda {
@@ -17,15 +17,15 @@ namespace annulus::attention::cuda {
 // How tiles of keys and values follow each other.
 //   kTwice  k and v are brought in turn, each while the other is used: all warps wait twice a tile
 //   kOnce   both are brought a tile ahead
-//   kAhead  scores of the next tile are made among the weights of this one, too
-enum class Flow : std::uint8_t { kTwice, kOnce, kAhead };
+enum class Flow : std::uint8_t { kTwice, kOnce };
 
 // kM: tiles of 16 queries a warp has. With two a fragment of keys serves two products, without which the bandwidth of
-// shared memory is what limits; kShort, for sweeps of 64 queries at most, has one, so that all warps have work. kHolds:
-// fragments of queries stay in registers.
+// shared memory is what limits; with one there are twice as many tiles, for short sweeps and few of them.
+// kHolds: fragments of queries stay in registers. kPlain: tiles of which everything counts have code of their own, without a
+// branch between products, where the registers for it are there.
 template <class T, int kColumns_, int kM_, int kKeys_, int kBlocks_, Flow kFlow_, bool kHolds_,
-          bool kPlain_ = true>
-struct ForwardTilingOf {
+          bool kPlain_>
+struct ForwardTiling {
   using Type = T;
   static constexpr int kColumns = kColumns_, kM = kM_, kKeys = kKeys_, kBlocks = kBlocks_;
   static constexpr Flow kFlow = kFlow_;
@@ -48,133 +48,27 @@ struct ForwardTilingOf {
   static constexpr std::size_t kSharedBytes = kTileBytes + sizeof(Small);
 };
 
+// kShort: sweeps are short, or tiles few.
 template <class T, int kColumns, bool kShort>
 struct ForwardChoice {
   static constexpr bool kSplit = Format<T>::kTerms > 1;
   static constexpr int kM = kSplit || kColumns > 128 || kShort ? 1 : 2;
   static constexpr int kKeys = kSplit && kColumns > 128 ? 32 : 64;
   static constexpr int kBlocks = kColumns > 128 || (kSplit && kColumns > 64) ? 1 : 2;
-  using Tiling = ForwardTilingOf<T, kColumns, kM, kKeys, kBlocks, Flow::kTwice, false>;
+  // With little shared memory or few keys, and with much: two blocks of threads should find room.
+  using Small = ForwardTiling<T, kColumns, kM, kKeys, kBlocks, Flow::kTwice, false, false>;
+  using Large = Small;
+};
+template <class T, bool kShort>
+requires(Format<T>::kAsync) struct ForwardChoice<T, 64, kShort> {
+  using Small = ForwardTiling<T, 64, kShort ? 1 : 2, 64, 2, Flow::kTwice, false, false>;
+  using Large = ForwardTiling<T, 64, kShort ? 1 : 2, 128, 2, Flow::kOnce, kShort, true>;
 };
 template <class T>
-requires(sizeof(T) == 2) struct ForwardChoice<T, 64, false> {
-  using Tiling = ForwardTilingOf<T, 64, 2, 128, 2, Flow::kOnce, false>;
+requires(Format<T>::kAsync) struct ForwardChoice<T, 128, true> {
+  using Small = ForwardTiling<T, 128, 1, 64, 2, Flow::kTwice, false, false>;
+  using Large = ForwardTiling<T, 128, 1, 64, 2, Flow::kOnce, true, true>;
 };
-template <class T>
-requires(sizeof(T) == 2) struct ForwardChoice<T, 64, true> {
-  using Tiling = ForwardTilingOf<T, 64, 1, 64, 2, Flow::kAhead, true>;
-};
-
-// The largest of a row and the sum of its weights; of the latter a lane has a part.
-template <int kRows>
-struct RowStates {
-  float m[kRows], l[kRows];
-
-  __device__ RowStates() {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) m[r] = kNoScore, l[r] = 0;
-  }
-};
-
-// Sums are brought to the origin that the largest score so far is.
-template <int kM, int kN, int kD>
-__device__ __forceinline__ void move_origin(const float (&s)[kM][kN][4], RowStates<kM * 2>& state,
-                                            float (&acc)[kM][kD][4], float scale) {
-  // After the first tiles the largest score is mostly among those seen.
-  float factor[kM * 2];
-  bool moved = false;
-#pragma unroll
-  for (int r = 0; r < kM * 2; ++r) {
-    float high = state.m[r];
-    // fmaxf passes over a NaN, whose weight is one all the same.
-#pragma unroll
-    for (int n = 0; n < kN; ++n) {
-      high = fmaxf(high, fmaxf(s[r / 2][n][r % 2 * 2], s[r / 2][n][r % 2 * 2 + 1]));
-    }
-    high = warp_reduce<4>(high, [](float a, float b) { return fmaxf(a, b); });
-    const bool moves = high != state.m[r];
-    factor[r] = moves ? exp2_fast((state.m[r] - origin_of(high)) * scale) : 1.0f;
-    moved |= moves;
-    state.m[r] = high;
-  }
-  if (__any_sync(~0u, moved)) {
-#pragma unroll
-    for (int r = 0; r < kM * 2; ++r) {
-      state.l[r] *= factor[r];
-#pragma unroll
-      for (int n = 0; n < kD; ++n) {
-        acc[r / 2][n][r % 2 * 2] *= factor[r];
-        acc[r / 2][n][r % 2 * 2 + 1] *= factor[r];
-      }
-    }
-  }
-}
-// Scores become weights.
-template <int kM, int kN>
-__device__ __forceinline__ void weigh(float (&s)[kM][kN][4], RowStates<kM * 2>& state,
-                                      float scale) {
-#pragma unroll
-  for (int r = 0; r < kM * 2; ++r) {
-    const float origin = origin_of(state.m[r]) * scale;
-    float sum = 0;
-#pragma unroll
-    for (int n = 0; n < kN; ++n) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& x = s[r / 2][n][r % 2 * 2 + e];
-        x = exp2_fast(fmaf(x, scale, -origin));
-        sum += x;
-      }
-    }
-    state.l[r] += sum;
-  }
-}
-
-// Rows of the tile out of registers: o and lse, or states of the layer.
-template <class T, int kRows, int kM, int kD>
-__device__ __forceinline__ void store_rows(const ForwardArgs& a, const QueryBlock& at,
-                                           int first_row, RowStates<kRows>& state,
-                                           float (&acc)[kM][kD][4]) {
-  static_assert(kRows == kM * 2);
-  const Problem& p = a.p;
-  const int lane = static_cast<int>(threadIdx.x) & 31;
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) state.l[r] = warp_sum<4>(state.l[r]);
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    const int row = first_row + r * 8 + lane / 4;
-    if (row >= at.count) continue;
-    const float l = state.l[r], high = state.m[r] * p.exponent_scale;
-    if (a.states.acc != nullptr) {
-      const std::int64_t i = at.layer_row + row;
-      if (lane % 4 == 0) {
-        a.states.m[i] = high;
-        a.states.l[i] = l;
-      }
-      float* const to = a.states.acc + i * LayerRows::pitch(p.Dv);
-#pragma unroll
-      for (int n = 0; n < kD; ++n) {
-        store_two(to, 1, true, n * 8 + lane % 4 * 2, p.Dv,
-                  acc[r / 2][n][r % 2 * 2] * p.dropout.scale,
-                  acc[r / 2][n][r % 2 * 2 + 1] * p.dropout.scale);
-      }
-      continue;
-    }
-    const std::int64_t token = p.token(at.query(row));
-    if (lane % 4 == 0 && p.lse.data != nullptr) {
-      constexpr float kLog2 = 0.693147181f;
-      p.lse.at<float>(at.b, at.h)[token * p.lse.row] =
-          l == 0 ? kNoScore : fmaf(high, kLog2, logf(l));
-    }
-    const float factor = l == 0 ? 0.0f : p.dropout.scale / l;
-    T* const to = a.o.at<T>(at.b, at.h) + token * a.o.row;
-#pragma unroll
-    for (int n = 0; n < kD; ++n) {
-      store_two(to, a.o.column, a.o.whole, n * 8 + lane % 4 * 2, p.Dv,
-                acc[r / 2][n][r % 2 * 2] * factor, acc[r / 2][n][r % 2 * 2 + 1] * factor);
-    }
-  }
-}
 
 template <class Tiling>
 __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
@@ -196,7 +90,7 @@ __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
 
   const Problem& p = a.p;
   const Sweep& sweep = small.sweep;
-  if (threadIdx.x == 0) small.template start<T>(p, Tiling::kQueries);
+  if (threadIdx.x == 0) small.template start<T>(p, Tiling::kQueries, a.parts, kKeys);
   __syncthreads();
   if (small.count <= 0) return;
   const bool drops = p.dropout.any();
@@ -268,14 +162,12 @@ __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
       }
     }
   };
-  // Sums of a tile; between() may do what does not depend on them.
-  const auto add_tile = [&]<bool kPlain>(Scores& s, KeyTile values, int parity, bool masked,
-                                         auto&& between) {
+  // Sums of a tile.
+  const auto add_tile = [&]<bool kPlain>(Scores& s, KeyTile values, int parity, bool masked) {
     Weights<F, kM, kKeys / 8> weights;
     if (active) {
       if (!kPlain && masked) keep_bits(s, small.mask[parity], first_row, kNoScore);
       move_origin(s, state, acc, p.exponent_scale);
-      between();
       weigh(s, state, p.exponent_scale);
       if (!kPlain && drops) keep_bits(s, small.kept[parity], first_row, 0.0f);
       weights.take(s);
@@ -286,7 +178,6 @@ __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
     }
     if (active) add_product(acc, weights, values);
   };
-  const auto nothing = [] {};
   const auto visit = [&](bool masked, auto&& f) {
     if (Tiling::kPlain && is_plain && !masked) {
       f.template operator()<true>();
@@ -310,7 +201,7 @@ __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
       walk.next(sweep, small.seen, kKeys);
       if (!walk.done()) bring_k(walk.tile(kKeys), 0);
       visit(masked, [&]<bool kPlain>() {
-        add_tile.template operator()<kPlain>(s, v_tile(0), parity, masked, nothing);
+        add_tile.template operator()<kPlain>(s, v_tile(0), parity, masked);
       });
     }
   } else if (!walk.done()) {
@@ -318,55 +209,21 @@ __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
     copy_async_wait<0>();
     __syncthreads();  // q and the first tile are here
     if constexpr (Tiling::kHolds) held.take(q_tile, first_row);
-    if constexpr (kFlow == Flow::kOnce) {
-      for (int stage = 0; !walk.done(); stage ^= 1) {
-        const bool now_masked = masked;
-        walk.next(sweep, small.seen, kKeys);
-        if (!walk.done()) {
-          bring_k(walk.tile(kKeys), stage ^ 1);
-          bring_v(walk.tile(kKeys), stage ^ 1);
-          masked = make_bits(walk.tile(kKeys), stage ^ 1);
-        }
-        visit(now_masked, [&]<bool kPlain>() {
-          Scores s;
-          if (active) scores_of.template operator()<kPlain>(s, k_tile(stage));
-          add_tile.template operator()<kPlain>(s, v_tile(stage), stage, now_masked, nothing);
-        });
-        copy_async_wait<0>();
-        __syncthreads();  // the next tile is here, and all are done with this one
-      }
-    } else {
-      Scores s;
-      if (active) scores_of.template operator()<false>(s, k_tile(0));
+    for (int stage = 0; !walk.done(); stage ^= 1) {
+      const bool now_masked = masked;
       walk.next(sweep, small.seen, kKeys);
-      if (!walk.done()) bring_k(walk.tile(kKeys), 1);
-      int stage = 0;
-      for (; !walk.done(); stage ^= 1) {  // at the tile behind that of s
-        copy_async_wait<0>();
-        __syncthreads();  // v of s and k of the next are here, and all have used k of s and v of the one before
-        const bool now_masked = masked;
+      if (!walk.done()) {
+        bring_k(walk.tile(kKeys), stage ^ 1);
         bring_v(walk.tile(kKeys), stage ^ 1);
         masked = make_bits(walk.tile(kKeys), stage ^ 1);
-        walk.next(sweep, small.seen, kKeys);
-        if (!walk.done()) bring_k(walk.tile(kKeys), stage);
-        Scores next;
-        visit(now_masked, [&]<bool kPlain>() {
-          add_tile.template operator()<kPlain>(s, v_tile(stage), stage, now_masked, [&] {
-            scores_of.template operator()<kPlain>(next, k_tile(stage ^ 1));
-          });
-        });
-#pragma unroll
-        for (int m = 0; m < kM; ++m) {
-#pragma unroll
-          for (int n = 0; n < kKeys / 8; ++n) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) s[m][n][e] = next[m][n][e];
-          }
-        }
       }
+      visit(now_masked, [&]<bool kPlain>() {
+        Scores s;
+        if (active) scores_of.template operator()<kPlain>(s, k_tile(stage));
+        add_tile.template operator()<kPlain>(s, v_tile(stage), stage, now_masked);
+      });
       copy_async_wait<0>();
-      __syncthreads();
-      add_tile.template operator()<false>(s, v_tile(stage), stage, masked, nothing);
+      __syncthreads();  // the next tile is here, and all are done with this one
     }
   }
   copy_async_wait<0>();
@@ -375,7 +232,7 @@ __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
 
 template <class Tiling>
 void launch_forward(const char* op, ForwardArgs a, cudaStream_t stream) {
-  const std::int64_t blocks = a.p.number_blocks(a.p.H, true, Tiling::kQueries);
+  const std::int64_t blocks = a.p.number_blocks(a.p.H, true, Tiling::kQueries) * a.parts;
   if (blocks == 0) return;
   allow_shared(op, "forward_kernel", forward_kernel<Tiling>, Tiling::kSharedBytes);
   forward_kernel<Tiling>
@@ -383,17 +240,19 @@ void launch_forward(const char* op, ForwardArgs a, cudaStream_t stream) {
   check_launch(op, "forward_kernel");
 }
 
-// Tiles of 64 queries where those of 128 are few.
-inline bool is_few(Fill fill, const Problem& p) {
-  return fill == Fill::kHalf || (fill == Fill::kOnce && p.pattern.is_causal());
-}
-
 template <class T>
 void forward_of(const char* op, const ForwardArgs& a, cudaStream_t stream) {
   const bool is_short =
-      a.p.longest_sweep(true) <= kShortSweep || is_few(fill_of(op, a.p, a.p.H, true, 128), a.p);
+      a.p.longest_sweep(true) <= kShortSweep || fill_of(op, a.p, a.p.H, true, 128) != Fill::kOften;
+  // Of keys in blocks of a list, or of short sweeps, large tiles would be empty for the most part.
+  const bool is_large = a.p.longest_sweep(false) > 64 && has_much_shared(current_device(op));
   visit_tiles<T>(a.p, is_short, [&]<int kColumns, bool kShort>() {
-    launch_forward<typename ForwardChoice<T, kColumns, kShort>::Tiling>(op, a, stream);
+    using Choice = ForwardChoice<T, kColumns, kShort>;
+    if (is_large) {
+      launch_forward<typename Choice::Large>(op, a, stream);
+    } else {
+      launch_forward<typename Choice::Small>(op, a, stream);
+    }
   });
 }
 

@@ -64,56 +64,6 @@ struct GradientTiling {
   static constexpr std::size_t kSharedBytes = kTileBytes + sizeof(Small);
 };
 
-// Neighbours more in fp32, if `there`. Predicated, so that nothing around it has to wait for a branch.
-__device__ __forceinline__ void add_two(float* to, float a, float b, bool there) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %3, 0; @p red.relaxed.gpu.global.add.f32 [%0], %1; @p "
-      "red.relaxed.gpu.global.add.f32 [%0+4], %2;}" ::"l"(to),
-      "f"(a), "f"(b), "r"(static_cast<int>(there))
-      : "memory");
-}
-__device__ __forceinline__ void add_four(float* to, float a, float b, float c, float d,
-                                         bool there) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %5, 0; @p red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, "
-      "%3, %4};}" ::"l"(to),
-      "f"(a), "f"(b), "f"(c), "f"(d), "r"(static_cast<int>(there))
-      : "memory");
-#else
-  add_two(to, a, b, there);
-  add_two(to + 2, c, d, there);
-#endif
-}
-
-// Sums of a warp times `scale`, added to rows of fp32: `row(i)` is where row i begins, in numbers from `to` on, or negative.
-// Two lanes exchange what they have of 16 columns, so that each has four neighbours.
-template <int kM, int kN, class Row>
-__device__ __forceinline__ void add_rows(const float (&acc)[kM][kN][4], float scale, float* to,
-                                         int first_column, int columns, Row&& row) {
-  const int lane = static_cast<int>(threadIdx.x) & 31;
-  const bool odd = (lane & 1) != 0;
-  const int column = first_column + (lane & 1) * 8 + (lane & 2) * 2;
-#pragma unroll
-  for (int r = 0; r < kM * 2; ++r) {
-    const std::int64_t first = row(r * 8 + lane / 4);
-    float* const line = to + first + column;
-#pragma unroll
-    for (int n = 0; n < kN; n += 2) {
-      float own[2], sent[2];
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const float low = acc[r / 2][n][r % 2 * 2 + e] * scale,
-                    high = acc[r / 2][n + 1][r % 2 * 2 + e] * scale;
-        own[e] = odd ? high : low;
-        sent[e] = __shfl_xor_sync(~0u, odd ? low : high, 1);
-      }
-      add_four(line + n * 8, odd ? sent[0] : own[0], odd ? sent[1] : own[1], odd ? own[0] : sent[0],
-               odd ? own[1] : sent[1], first >= 0 && column + n * 8 < columns);
-    }
-  }
-}
-
 template <class Tiling>
 __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
     gradient_kernel(const __grid_constant__ GradientArgs a) {

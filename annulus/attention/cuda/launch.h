@@ -19,20 +19,36 @@ inline unsigned checked_blocks(const char* op, std::int64_t blocks) {
   throw NotSupported("[" + std::string(op) + "] q and k must need fewer than 2^31 blocks on cuda");
 }
 
-inline std::int64_t multiprocessors(const char* op) {
-  int device = 0, count = 0;
+inline int current_device(const char* op) {
+  int device = 0;
   annulus::cuda::throw_on_error(cudaGetDevice(&device), op, "cudaGetDevice");
-  annulus::cuda::throw_on_error(
-      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), op,
-      "cudaDeviceGetAttribute");
-  return count;
+  return device;
+}
+// Of a device; 0 where there is none, and scratch is only counted.
+inline std::int64_t attribute_of(cudaDeviceAttr attribute, int device) {
+  int value = 0;
+  if (cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess) return value;
+  (void)cudaGetLastError();
+  return 0;
+}
+inline std::int64_t multiprocessors_of(int device) {
+  return attribute_of(cudaDevAttrMultiProcessorCount, device);
+}
+inline bool is_hopper(int device) {
+  return attribute_of(cudaDevAttrComputeCapabilityMajor, device) == 9 &&
+         attribute_of(cudaDevAttrComputeCapabilityMinor, device) == 0;
+}
+// What compute capabilities 9.0 and 10.0 have, 227 KB a block of threads, and 8.x and 12.0 have not.
+inline bool has_much_shared(int device) {
+  return attribute_of(cudaDevAttrMaxSharedMemoryPerBlockOptin, device) >= 200 * 1024;
 }
 
 // How far the tiles of a call fill the device, at one a multiprocessor: half of it at most, all of it about once, or more
 // often. Of tiles that differ in their work twice as many are as good: those with little are done early.
 enum class Fill : std::uint8_t { kHalf, kOnce, kOften };
 inline Fill fill_of(const char* op, Problem p, std::int64_t heads, bool of_queries, int size) {
-  const std::int64_t tiles = p.number_blocks(heads, of_queries, size), places = multiprocessors(op);
+  const std::int64_t tiles = p.number_blocks(heads, of_queries, size),
+                     places = multiprocessors_of(current_device(op));
   if (2 * tiles <= places) return Fill::kHalf;
   return tiles <= places * (p.pattern.is_causal() ? 2 : 1) ? Fill::kOnce : Fill::kOften;
 }
@@ -91,8 +107,9 @@ void launch_layer_delta(const char* op, const LayerDeltaArgs& a, cudaStream_t st
 
 // `to` (B, tokens, heads, columns) of the rows of layers: merged as softmax states, together with their lse, or where
 // there are no m and l summed, on top of `before` where that is defined. Head h of `to` is that of queries
-// h group + first_head.
+// h group + first_head. Or, where there are `parts`, of as many states of every (b, h, token).
 struct MergeArgs {
+  int parts = 0;
   Dilated pattern;
   LayerRows rows;
   std::int64_t B = 0, tokens = 0, heads = 0, group = 1, first_head = 0;

@@ -14,6 +14,7 @@ struct QueryBlock {
   std::int64_t b, h, first;
   std::int64_t layer_row;  // of the first query, where there are several layers
   int count;               // of queries, from `first` on
+  int part;                // of the keys: see ForwardArgs
   Range seen, all;         // the keys that any of them sees, and those that all do
   const void *k, *v;
 
@@ -21,6 +22,16 @@ struct QueryBlock {
   template <class T>
   __device__ void start(const Problem& p, int queries) {
     start<T>(p, queries, blockIdx.x);
+  }
+  // Of `parts` blocks in a row the keys are divided by whole tiles of `keys`.
+  template <class T>
+  __device__ void start(const Problem& p, int queries, int parts, int keys) {
+    start<T>(p, queries, blockIdx.x / parts);
+    part = static_cast<int>(blockIdx.x % parts);
+    if (parts == 1 || count == 0) return;
+    const std::int64_t each = tiles_of(tiles_of(seen.end - seen.first, keys), parts) * keys;
+    seen.first += part * each;
+    if (seen.first + each < seen.end) seen.end = seen.first + each;
   }
   template <class T>
   __device__ void start(const Problem& p, int queries, std::int64_t block) {

@@ -148,8 +148,13 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   const std::int64_t pitch = LayerRows::pitch(a.columns);
   for_each_half_row(a.B, a.tokens, a.heads, [&](const HalfRow& at) {
     const Row& r = at.row;
-    std::int64_t own =
-        layer_row(a.pattern, a.rows, lane, at, a.heads, r.h * a.group + a.first_head);
+    const int parts = a.parts > 0 ? a.parts : a.pattern.branches;
+    std::int64_t own = -1;
+    if (a.parts == 0) {
+      own = layer_row(a.pattern, a.rows, lane, at, a.heads, r.h * a.group + a.first_head);
+    } else if (at.there && lane < parts) {
+      own = ((lane * a.B + r.b) * a.heads + r.h) * a.tokens + r.t;
+    }
     float factor = 1;
     if (a.from.m != nullptr) {
       float l = 0, m = kNoScore;
@@ -176,7 +181,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
         }
       }
 #pragma unroll 4
-      for (int i = 0; i < a.pattern.branches; ++i) {
+      for (int i = 0; i < parts; ++i) {
         const std::int64_t row = __shfl_sync(~0u, own, i, kHalf);
         const float weight = __shfl_sync(~0u, factor, i, kHalf);
         if (row < 0 || !mine) continue;

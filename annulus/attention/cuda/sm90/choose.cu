@@ -8,19 +8,12 @@ namespace {
 
 // Is the current device a Hopper, and are there kernels for it? Asked once a device.
 bool on_hopper(const char* op) {
-  using annulus::cuda::throw_on_error;
-  int device = 0;
-  throw_on_error(cudaGetDevice(&device), op, "cudaGetDevice");
+  const int device = current_device(op);
   enum : signed char { kUnknown, kNo, kYes };
   static std::atomic<signed char> known[64] = {};
   std::atomic<signed char>* const found = device < 64 ? known + device : nullptr;
   if (found != nullptr && *found != kUnknown) return *found == kYes;
-  int major = 0, minor = 0;
-  throw_on_error(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), op,
-                 "cudaDeviceGetAttribute");
-  throw_on_error(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), op,
-                 "cudaDeviceGetAttribute");
-  const bool yes = major == 9 && minor == 0 && available(op);
+  const bool yes = is_hopper(device) && available(op);
   if (found != nullptr) *found = yes ? kYes : kNo;
   return yes;
 }

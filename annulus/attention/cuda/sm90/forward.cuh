@@ -435,7 +435,7 @@ void launch_forward(const char* op, ForwardArgs a, const KeyMaps& maps, cudaStre
   const std::int64_t blocks = a.p.number_blocks(a.p.H, true, Tiling::kQueries);
   if (blocks == 0) return;
   allow_shared(op, "forward_kernel", forward_kernel<Tiling>, Tiling::kSharedBytes);
-  const std::int64_t places = std::min(blocks, multiprocessors(op));
+  const std::int64_t places = std::min(blocks, multiprocessors_of(current_device(op)));
   forward_kernel<Tiling><<<checked_blocks(op, places), Tiling::kThreads, Tiling::kSharedBytes,
                            stream>>>(a, blocks, maps);
   check_launch(op, "forward_kernel");

@@ -24,7 +24,7 @@ void forward_of(const char* op, const ForwardArgs& a, cudaStream_t stream) {
     if (narrow) return launch.template operator()<ForwardTiling<T, 64, 2, 128, 3>>();
     return launch.template operator()<ForwardTiling<T, 128, 2, 128, 2>>();
   }
-  const std::int64_t count = multiprocessors(op);
+  const std::int64_t count = multiprocessors_of(current_device(op));
   if (!narrow) {
     if (estimated_time(p, 128, 176, 617, count) <= estimated_time(p, 128, 128, 548, count)) {
       return launch.template operator()<ForwardTiling<T, 128, 2, 176, 2>>();
