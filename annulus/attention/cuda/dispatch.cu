@@ -245,6 +245,7 @@ void run_layer_delta(const Plan& plan, const States& states, float* delta, cudaS
   LayerDeltaArgs a;
   a.pattern = std::get<Dilated>(plan.pattern);
   a.rows = layer_rows(plan);
+  a.divisors = LayerDivisors(a.pattern);
   a.B = plan.B;
   a.H = plan.H;
   a.Tq = plan.Tq;
@@ -262,6 +263,7 @@ MergeArgs merge_of(const Plan& plan, const States& from, const TensorView& to) {
   if (plan.layers > 1) {
     a.pattern = std::get<Dilated>(plan.pattern);
     a.rows = layer_rows(plan);
+    a.divisors = LayerDivisors(a.pattern);
   }
   a.B = to.shape[0];
   a.tokens = to.shape[1];
@@ -349,9 +351,15 @@ void find_not_finite(const Plan& plan, const KeyGradientArgs& of_keys, int* foun
   FiniteArgs a;
   a.B = plan.B;
   a.dtype = plan.dtype;
-  a.of[0] = {of_keys.p.q, plan.Tq, plan.H, of_keys.p.D};
-  a.of[1] = {of_keys.p.k, plan.Tk, plan.Hkv, of_keys.p.D};
-  a.of[2] = {of_keys.do_, plan.Tq, plan.H, of_keys.p.Dv};
+  const auto one = [](const Operand& t, const TensorView& v) -> FiniteArgs::One {
+    const std::int64_t row = v.shape[2] * v.shape[3];
+    const bool flat = t.head == v.shape[3] && t.row == row &&
+                      (v.shape[0] <= 1 || t.batch == v.shape[1] * row);
+    return {t, v.shape[1], v.shape[2], static_cast<int>(v.shape[3]), flat};
+  };
+  a.of[0] = one(of_keys.p.q, plan.q);
+  a.of[1] = one(of_keys.p.k, plan.k);
+  a.of[2] = one(of_keys.do_, plan.do_);
   a.found = found;
   ANNULUS_CUDA_CHECK(plan.op, cudaMemsetAsync(found, 0, sizeof(int), stream));
   launch_find_not_finite(plan.op, a, stream);

@@ -11,6 +11,7 @@
 #include "annulus/core/errors.h"
 #include "annulus/core/info.h"
 #include "annulus/cuda/check.h"
+#include "annulus/cuda/fast_div.h"
 
 namespace annulus::attention::cuda {
 
@@ -92,10 +93,31 @@ struct DeltaArgs {
 };
 void launch_delta(const char* op, const DeltaArgs& a, cudaStream_t stream);
 
+// What finding a token among the rows of layers divides by.
+struct LayerDivisors {
+  annulus::cuda::FastDiv length[Dilated::kMost], rate[Dilated::kMost], heads[Dilated::kMost];
+  std::uint32_t rows[Dilated::kMost] = {};  // of a segment
+
+  LayerDivisors() = default;
+  // None of more tokens than a FastDiv divides: they are found otherwise.
+  explicit LayerDivisors(const Dilated& p) {
+    if (p.tokens >= INT32_MAX) return;
+    using annulus::cuda::FastDiv;
+    const auto by = [](std::int64_t n) { return FastDiv(static_cast<std::uint32_t>(n)); };
+    for (int i = 0; i < p.branches; ++i) {
+      length[i] = by(p.length[i]);
+      rate[i] = by(p.rate[i]);
+      heads[i] = by(tiles_of(p.heads, p.rate[i]));
+      rows[i] = static_cast<std::uint32_t>(tiles_of(p.length[i], p.rate[i]));
+    }
+  }
+};
+
 // The same of the rows of layers, each with its own o: that of its states.
 struct LayerDeltaArgs {
   Dilated pattern;
   LayerRows rows;
+  LayerDivisors divisors;
   std::int64_t B = 0, H = 0, Tq = 0;
   int Dv = 0;
   DType dtype = DType::kF32;
@@ -112,6 +134,7 @@ struct MergeArgs {
   int parts = 0;
   Dilated pattern;
   LayerRows rows;
+  LayerDivisors divisors;
   std::int64_t B = 0, tokens = 0, heads = 0, group = 1, first_head = 0;
   int columns = 0;
   DType dtype = DType::kF32;  // of `to`
@@ -128,6 +151,7 @@ struct FiniteArgs {
     Operand tensor;
     std::int64_t rows = 0, heads = 0;
     int columns = 0;
+    bool flat = false;  // one number behind the other
   };
   std::int64_t B = 0;
   DType dtype = DType::kBF16;

@@ -6,6 +6,7 @@
 #include "annulus/attention/cuda/launch.h"
 #include "annulus/attention/cuda/mask.cuh"
 #include "annulus/cuda/check.h"
+#include "annulus/cuda/fast_div.h"
 #include "annulus/cuda/math.cuh"
 #include "annulus/cuda/reduce.cuh"
 #include "annulus/cuda/rows.cuh"
@@ -101,6 +102,25 @@ __global__ void __launch_bounds__(kThreads) find_kernel(const __grid_constant__ 
   const FiniteArgs::One& one = a.of[blockIdx.y];
   const std::int64_t all = a.B * one.rows * one.heads;
   bool any = false;
+  if (one.flat) {  // nearly always: without a thought where rows begin, and four loads at a time
+    const auto* const from = static_cast<const uint4*>(one.tensor.data);
+    const std::int64_t vectors = all * one.columns / 8, step = std::int64_t{gridDim.x} * kThreads;
+    for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < vectors;
+         i += 4 * step) {
+      uint4 v[4] = {};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (i + j * step < vectors) v[j] = from[i + j * step];
+      }
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        any |= a.dtype == DType::kBF16 ? any_not_finite<bfloat16>(v[j])
+                                       : any_not_finite<float16>(v[j]);
+      }
+    }
+    if (any) *a.found = 1;
+    return;
+  }
   for (std::int64_t i = first_row() * kEach + threadIdx.x % 32 / kLanes; i < all;
        i += row_step() * kEach) {
     const Row r(i, one.rows, one.heads);
@@ -113,8 +133,8 @@ __global__ void __launch_bounds__(kThreads) find_kernel(const __grid_constant__ 
   if (any) *a.found = 1;
 }
 
-// ---- The rows of layers: half a warp a row (b, t, h). Lane i asks whether layer i has the token, and where, which takes a
-// few divisions; then a lane has four columns of every 64.
+// ---- The rows of layers: half a warp a row (b, t, h). Lane i asks whether layer i has the token, and where; then a lane has
+// four columns of every 64.
 
 constexpr int kHalf = 16;
 static_assert(Dilated::kMost <= kHalf);
@@ -134,16 +154,47 @@ __device__ __forceinline__ void for_each_half_row(std::int64_t B, std::int64_t r
     f(HalfRow(first + threadIdx.x / kHalf % 2, all, rows, heads));
   }
 }
-// Among the rows of all heads; negative: layer `i` does not have the token.
-__device__ __forceinline__ std::int64_t layer_row(const Dilated& p, const LayerRows& rows, int i,
-                                                  const HalfRow& at, std::int64_t heads,
-                                                  std::int64_t query_head) {
-  if (!at.there || i >= p.branches) return -1;
-  const std::int64_t own = rows.token(p, i, query_head, at.row.t);
-  return own < 0 ? -1 : (at.row.b * heads + at.row.h) * rows.count + own;
-}
+// Among the rows of all heads; negative: the lane's layer does not have the token. Lanes differ in their layer, so what they
+// read is in shared memory: as arguments it would come one lane after the other.
+struct LayerTable {
+  struct Layer {
+    FastDiv length, rate, heads;
+    std::int64_t first;
+    std::uint32_t rows;  // of a segment
+  };
+  Layer layer[Dilated::kMost];
+
+  __device__ void start(const LayerDivisors& d, const LayerRows& rows) {
+    const auto i = static_cast<int>(threadIdx.x);
+    if (i < Dilated::kMost) {
+      layer[i] = {d.length[i], d.rate[i], d.heads[i], rows.first[i], d.rows[i]};
+    }
+    __syncthreads();
+  }
+  __device__ __forceinline__ std::int64_t row(const Dilated& p, const LayerRows& rows, int i,
+                                              const HalfRow& at, std::int64_t heads,
+                                              std::int64_t query_head) const {
+    if (!at.there || i >= p.branches) return -1;
+    const std::int64_t head_rows = (at.row.b * heads + at.row.h) * rows.count;
+    if (p.tokens >= INT32_MAX) {
+      const std::int64_t own = rows.token(p, i, query_head, at.row.t);
+      return own < 0 ? -1 : head_rows + own;
+    }
+    const Layer& own = layer[i];
+    const auto t = static_cast<std::uint32_t>(at.row.t), h = static_cast<std::uint32_t>(query_head);
+    const std::uint32_t segment = own.length.divide(t), within = t - segment * own.length.divisor;
+    const std::uint32_t step = own.rate.divide(within);
+    const std::uint32_t offset = p.offsets == DilatedOffsets::kMod
+                                     ? h - own.rate.divide(h) * own.rate.divisor
+                                     : own.heads.divide(h);
+    if (within - step * own.rate.divisor != offset) return -1;
+    return head_rows + own.first + static_cast<std::int64_t>(segment) * own.rows + step;
+  }
+};
 
 __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ MergeArgs a) {
+  __shared__ LayerTable table;
+  if (a.parts == 0) table.start(a.divisors, a.rows);
   const int lane = static_cast<int>(threadIdx.x) % kHalf;
   const std::int64_t pitch = LayerRows::pitch(a.columns);
   for_each_half_row(a.B, a.tokens, a.heads, [&](const HalfRow& at) {
@@ -151,7 +202,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
     const int parts = a.parts > 0 ? a.parts : a.pattern.branches;
     std::int64_t own = -1;
     if (a.parts == 0) {
-      own = layer_row(a.pattern, a.rows, lane, at, a.heads, r.h * a.group + a.first_head);
+      own = table.row(a.pattern, a.rows, lane, at, a.heads, r.h * a.group + a.first_head);
     } else if (at.there && lane < parts) {
       own = ((lane * a.B + r.b) * a.heads + r.h) * a.tokens + r.t;
     }
@@ -208,11 +259,13 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
 
 __global__ void __launch_bounds__(kThreads)
     layer_delta_kernel(const __grid_constant__ LayerDeltaArgs a) {
+  __shared__ LayerTable table;
+  table.start(a.divisors, a.rows);
   const int lane = static_cast<int>(threadIdx.x) % kHalf;
   const std::int64_t pitch = LayerRows::pitch(a.Dv);
   for_each_half_row(a.B, a.Tq, a.H, [&](const HalfRow& at) {
     const Row& r = at.row;
-    const std::int64_t own = layer_row(a.pattern, a.rows, lane, at, a.H, r.h);
+    const std::int64_t own = table.row(a.pattern, a.rows, lane, at, a.H, r.h);
     const float dlse = at.there && a.dlse.data != nullptr
                            ? a.dlse.at<const float>(r.b, r.h)[r.t * a.dlse.row]
                            : 0.0f;
@@ -291,8 +344,7 @@ void launch_find_not_finite(const char* op, const FiniteArgs& a, cudaStream_t st
   for (const FiniteArgs::One& one : a.of) rows = std::max(rows, a.B * one.rows * one.heads);
   if (rows == 0) return;
   const std::int64_t blocks = tiles_of(tiles_of(rows, 4), kRowsPerBlock);
-  // Few enough that a thread has several rows: a block costs more than a row.
-  const dim3 grid(static_cast<unsigned>(std::min<std::int64_t>(blocks, 512)), 3);
+  const dim3 grid(static_cast<unsigned>(std::min<std::int64_t>(blocks, 1024)), 3);
   find_kernel<<<grid, kThreads, 0, stream>>>(a);
   check_launch(op, "find_kernel");
 }

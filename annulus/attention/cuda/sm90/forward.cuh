@@ -26,8 +26,8 @@ struct ForwardTiling {
                        kStages = kStages_;
   static constexpr int kQueries = 64 * kConsumers;
   static constexpr int kThreads = kGroup * (kConsumers + 1);
-  // Of 64 K, after what the launch gave every thread alike.
-  static constexpr int kProducerRegisters = kConsumers == 2 ? 64 : 32;
+  // Together no more than what the launch gave: 168 (or 128) each, or nobody gets anything.
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 56 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 224 : 160;
 
   using QueryTile = Panels<kQueries, kColumns>;

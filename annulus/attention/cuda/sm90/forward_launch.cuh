@@ -31,8 +31,8 @@ void forward_of(const char* op, const ForwardArgs& a, cudaStream_t stream) {
     }
     return launch.template operator()<ForwardTiling<T, 128, 2, 128, 2>>();
   }
-  const double three = estimated_time(p, 192, 128, 488, count);
-  const double wide = estimated_time(p, 128, 192, 446, count);
+  const double three = estimated_time(p, 192, 128, 490, count);
+  const double wide = estimated_time(p, 128, 192, 440, count);
   const double plain = estimated_time(p, 128, 128, 417, count);
   if (three <= wide && three <= plain) {
     return launch.template operator()<ForwardTiling<T, 64, 3, 128, 2>>();
