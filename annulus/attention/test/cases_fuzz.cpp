@@ -93,7 +93,7 @@ P draw_common(Rng& rng, Form form, std::uint64_t seed) {
       p.special = Special::kNanV;
     }
   }
-  p.deterministic = rng.below(3) == 0;
+  p.deterministic = Rng(p.seed ^ 0xde7e).below(3) == 0;
   return p;
 }
 
