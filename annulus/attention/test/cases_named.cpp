@@ -250,7 +250,7 @@ void add_many_keys(Builder& b) {
     b.add("few queries, key_lengths", with(few, [](P& x) { x.key_lengths = {1500, 700}; }));
     b.add("few queries, dropout", with(few, [](P& x) { x.dropout = 0.25; }));
     b.add("a long order", with(few, [](P& x) {
-            x.B = x.H = x.Hkv = 1, x.Tq = x.Tk = 640, x.order = x.causal = true;
+            x.B = x.H = x.Hkv = 1, x.Tq = x.Tk = 1100, x.D = x.Dv = 8, x.order = x.causal = true;
           }));
     for (const std::int64_t columns : {64, 128}) {
       const P p{.Tq = 200, .Tk = 430, .H = 2, .Hkv = 1, .D = columns, .Dv = columns, .dtype = t};
