@@ -127,9 +127,9 @@ std::int64_t query_rows(const Plan& plan) { return plan.B * plan.Tq * plan.H; }
 std::int64_t key_rows(const Plan& plan) { return plan.B * plan.Tk * plan.Hkv; }
 
 // Into how many parts the keys of a tile of queries are divided: as many as the device has room for beside what there is, if
-// each has several tiles of keys. A row is the same for a device, and for any strides.
+// each has several tiles of keys. Below four merging costs more than it gains. It depends on the problem and the device alone.
 int parts_of(const Plan& plan) {
-  constexpr std::int64_t kMost = 16, kTile = 64, kFewestTiles = 4;
+  constexpr std::int64_t kMost = 16, kFewest = 4, kTile = 64, kFewestTiles = 4;
   if (plan.layers > 1 || no_queries(plan) || no_sequences(plan)) return 1;
   const AnyPattern pattern = pattern_of(plan);
   if (pattern.kind == Kind::kBlocks) return 1;
@@ -147,7 +147,7 @@ int parts_of(const Plan& plan) {
                      places = 2 * multiprocessors_of(plan.device.index);
   const std::int64_t parts =
       std::min({kMost, places / std::max<std::int64_t>(tiles, 1), keys / (kTile * kFewestTiles)});
-  return static_cast<int>(std::max<std::int64_t>(parts, 1));
+  return parts < kFewest ? 1 : static_cast<int>(parts);
 }
 
 struct ForwardScratch {

@@ -291,6 +291,7 @@ Call backward_call(const AttentionProblem& p, const Call& forward) {
   const auto to = [=](Views out, std::string_view name) { return pick(out, out_specs, name); };
   call.prepare = [=, specs = call.inputs](Views in, Context& context) {
     const Inputs all{in, specs};
+    context.portable = p.portable;
     run_forward(p, all, all["o"], all["lse"], context);
   };
   call.kernels_by_layout = forward.kernels_by_layout;

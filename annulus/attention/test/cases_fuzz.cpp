@@ -66,20 +66,8 @@ P draw_common(Rng& rng, Form form, std::uint64_t seed) {
     p.H = p.Hkv * (1 + rng.below(2));
     p.B = 1 + rng.below(2);
   }
-  // Some fill the tiles of every kernel.
-  const bool fills = rng.below(16) == 0;
-  if (fills) {
-    p.dtype = rng.below(2) ? DType::kBF16 : DType::kF16;
-    p.D = 8 * (1 + rng.below(16));
-    p.Dv = rng.below(2) ? p.D : 8 * (1 + rng.below(16));
-    p.Tq = 65 + rng.below(300);
-    p.Tk = rng.below(2) ? 1 + rng.below(400) : p.Tq;
-    p.Hkv = 1;
-    p.H = p.Hkv * (1 + rng.below(2));
-    p.B = 1;
-  }
   p.causal = rng.below(2) == 0;
-  if (!fills && rng.below(5) == 0)
+  if (rng.below(5) == 0)
     p.dropout = std::array{0.1, 0.3, 0.5}[static_cast<std::size_t>(rng.below(3))];
   const std::int64_t scale = rng.below(6);
   if (scale == 0) p.scale = 1e-3;
@@ -105,8 +93,24 @@ P draw_common(Rng& rng, Form form, std::uint64_t seed) {
       p.special = Special::kNanV;
     }
   }
-  p.deterministic = rng.below(3) == 0;
-  p.portable = rng.below(3) == 0;
+  // Some fill the tiles of every kernel.
+  Rng fills(p.seed ^ 0xf111);
+  if (fills.below(16) == 0) {
+    p.dtype = fills.below(2) ? DType::kBF16 : DType::kF16;
+    p.D = 8 * (1 + fills.below(16));
+    p.Dv = fills.below(2) ? p.D : 8 * (1 + fills.below(16));
+    p.Tq = 65 + fills.below(300);
+    p.Tk = fills.below(2) ? 1 + fills.below(400) : p.Tq;
+    p.Hkv = p.special == Special::kNone ? 1 : 2;
+    p.H = p.Hkv * (1 + fills.below(2));
+    p.B = 1;
+    p.dropout = 0;
+    p.scale = {};
+    p.q_size = 1;
+    if (p.special == Special::kInfinityV) p.special = Special::kNanV;
+  }
+  p.deterministic = Rng(p.seed ^ 0xde7e).below(3) == 0;
+  p.portable = Rng(p.seed ^ 0x9047).below(3) == 0;
   return p;
 }
 

@@ -240,6 +240,28 @@ void add_gradients(Builder& b) {
   }
 }
 
+// Keys of several tiles, and so many beside so few queries that blocks of threads share them.
+void add_many_keys(Builder& b) {
+  for (const DType t : kAllDTypes) {
+    const P few{.B = 2, .Tq = 3, .Tk = 1500, .H = 4, .Hkv = 2, .D = 64, .Dv = 40, .dtype = t};
+    b.add("few queries, many keys", few);
+    b.add("few queries, many keys, causal, dlse",
+          with(few, [](P& x) { x.causal = x.dlse = true, x.Tq = 70; }));
+    b.add("few queries, key_lengths", with(few, [](P& x) { x.key_lengths = {1500, 700}; }));
+    b.add("few queries, dropout", with(few, [](P& x) { x.dropout = 0.25; }));
+    b.add("a long order", with(few, [](P& x) {
+            x.B = x.H = x.Hkv = 1, x.Tq = x.Tk = 1100, x.D = x.Dv = 8, x.order = x.causal = true;
+          }));
+    for (const std::int64_t columns : {64, 128}) {
+      const P p{.Tq = 200, .Tk = 430, .H = 2, .Hkv = 1, .D = columns, .Dv = columns, .dtype = t};
+      b.add("several tiles of keys", p);
+      b.add("several tiles of keys, a window",
+            with(p, [](P& x) { x.window_left = 100, x.window_right = 30; }));
+      b.add("several tiles of keys, dropout", with(p, [](P& x) { x.dropout = 0.25; }));
+    }
+  }
+}
+
 void add_varlen(Builder& b) {
   const P p{.form = Form::kVarlen,
             .H = 4,
@@ -534,7 +556,7 @@ const CasesRegistration kDense(
      .named =
          [] {
            return built_by(add_sizes, add_empty, add_masks, add_heads, add_orders, add_key_lengths,
-                           add_values, add_gradients, add_varlen, add_long_rows);
+                           add_values, add_gradients, add_many_keys, add_varlen, add_long_rows);
          },
      .fuzz = fuzzed_attention,
      .bad_calls = attention_bad_calls,
