@@ -252,7 +252,8 @@ const Tiles<float>* make_tiles(const char* name) {
   static const Tiles<float> tiles = {{kRows, kCols, kUnit, Terms, sizeof(Element), name},
                                      pack_rows<Terms>,
                                      pack_columns<Terms>,
-                                     multiply<Terms>};
+                                     multiply<Terms>,
+                                     detail::multiply_each<float, kRows, multiply<Terms>>};
   return &tiles;
 }
 

@@ -29,7 +29,35 @@ constexpr int kUnit = 4;
 
 static_assert(kRows <= kMaxTileRows && kCols <= kMaxTileCols);
 
-// M pairs of rows by four pairs of columns.
+// M pairs of rows by four pairs of columns: what one term of each adds to their sums.
+template <int M>
+inline __attribute__((always_inline)) void accumulate(const bfloat16_t* pa, const bfloat16_t* pb,
+                                                      std::int64_t units,
+                                                      float32x4_t (&sum)[M][4]) {
+  for (std::int64_t i = 0; i < units; ++i) {
+    bfloat16x8_t right[4];
+    ANNULUS_UNROLL
+    for (int n = 0; n < 4; ++n) right[n] = vld1q_bf16(pb + 8 * n);
+    ANNULUS_UNROLL
+    for (int m = 0; m < M; ++m) {
+      const bfloat16x8_t left = vld1q_bf16(pa + 8 * m);
+      ANNULUS_UNROLL
+      for (int n = 0; n < 4; ++n) sum[m][n] = vbfmmlaq_f32(sum[m][n], left, right[n]);
+    }
+    pa += kRows * kUnit;
+    pb += kCols * kUnit;
+  }
+}
+// A sum is a 2 x 2 block: two of them side by side are four columns of two rows.
+struct TwoRows {
+  float32x4_t r0, r1;
+  TwoRows(float32x4_t left, float32x4_t right)
+      : r0(vreinterpretq_f32_f64(
+            vzip1q_f64(vreinterpretq_f64_f32(left), vreinterpretq_f64_f32(right)))),
+        r1(vreinterpretq_f32_f64(
+            vzip2q_f64(vreinterpretq_f64_f32(left), vreinterpretq_f64_f32(right)))) {}
+};
+
 template <int Terms, int M>
 __attribute__((noinline)) void multiply_pairs(const bfloat16_t* a, const Factor<float>* factors,
                                               int count, std::int64_t units, float* y,
@@ -46,19 +74,7 @@ __attribute__((noinline)) void multiply_pairs(const bfloat16_t* a, const Factor<
       const bfloat16_t* pa = a + products.left[p] * units * (kRows * kUnit);
       const bfloat16_t* pb = static_cast<const bfloat16_t*>(factors[f].b) +
                              products.right[p] * units * (kCols * kUnit);
-      for (std::int64_t i = 0; i < units; ++i) {
-        bfloat16x8_t right[4];
-        ANNULUS_UNROLL
-        for (int n = 0; n < 4; ++n) right[n] = vld1q_bf16(pb + 8 * n);
-        ANNULUS_UNROLL
-        for (int m = 0; m < M; ++m) {
-          const bfloat16x8_t left = vld1q_bf16(pa + 8 * m);
-          ANNULUS_UNROLL
-          for (int n = 0; n < 4; ++n) sum[m][n] = vbfmmlaq_f32(sum[m][n], left, right[n]);
-        }
-        pa += kRows * kUnit;
-        pb += kCols * kUnit;
-      }
+      accumulate<M>(pa, pb, units, sum);
     }
     const float* scale = factors[f].scale;
     ANNULUS_UNROLL
@@ -68,11 +84,7 @@ __attribute__((noinline)) void multiply_pairs(const bfloat16_t* a, const Factor<
       const float32x4_t c1 = vdupq_n_f32(scale != nullptr ? scale[2 * m + 1] : 1);
       ANNULUS_UNROLL
       for (int n = 0; n < 4; n += 2) {
-        // A sum is a 2 x 2 block: two of them side by side are four columns of two rows.
-        const float64x2_t s0 = vreinterpretq_f64_f32(sum[m][n]);
-        const float64x2_t s1 = vreinterpretq_f64_f32(sum[m][n + 1]);
-        const float32x4_t r0 = vreinterpretq_f32_f64(vzip1q_f64(s0, s1));
-        const float32x4_t r1 = vreinterpretq_f32_f64(vzip2q_f64(s0, s1));
+        const auto [r0, r1] = TwoRows(sum[m][n], sum[m][n + 1]);
         float* y0 = y + 2 * m * ldy + 2 * n;
         float* y1 = y0 + ldy;
         if (scale == nullptr && !add) {  // of a short product the end is felt
@@ -105,6 +117,43 @@ void multiply(const void* a, const Factor<float>* factors, int count, std::int64
   if (rows > 4) return multiply_pairs<Terms, 4>(pa, factors, count, units, y, ldy, add, dots);
   if (rows > 2) return multiply_pairs<Terms, 2>(pa, factors, count, units, y, ldy, add, dots);
   return multiply_pairs<Terms, 1>(pa, factors, count, units, y, ldy, add, dots);
+}
+
+__attribute__((noinline)) void multiply_whole(const bfloat16_t* a, std::int64_t step,
+                                              const bfloat16_t* b, std::int64_t units,
+                                              std::int64_t panels, float* y, std::int64_t ldy,
+                                              bool add) {
+  for (; panels > 0; --panels, a += step, y += kRows * ldy) {
+    float32x4_t sum[kRows / 2][4];
+    ANNULUS_UNROLL
+    for (int m = 0; m < kRows / 2; ++m) {
+      ANNULUS_UNROLL
+      for (int n = 0; n < 4; ++n) sum[m][n] = vdupq_n_f32(0);
+    }
+    accumulate<kRows / 2>(a, b, units, sum);
+    ANNULUS_UNROLL
+    for (int m = 0; m < kRows / 2; ++m) {
+      ANNULUS_UNROLL
+      for (int n = 0; n < 4; n += 2) {
+        const auto [r0, r1] = TwoRows(sum[m][n], sum[m][n + 1]);
+        float* y0 = y + 2 * m * ldy + 2 * n;
+        float* y1 = y0 + ldy;
+        vst1q_f32(y0, add ? vaddq_f32(vld1q_f32(y0), r0) : r0);
+        vst1q_f32(y1, add ? vaddq_f32(vld1q_f32(y1), r1) : r1);
+      }
+    }
+  }
+}
+template <int Terms>
+void multiply_panels(const void* a, std::int64_t step, const void* b, std::int64_t depth,
+                     std::int64_t rows, float* y, std::int64_t ldy, bool add) {
+  const std::int64_t whole = Terms == 1 ? rows / kRows : 0;
+  multiply_whole(static_cast<const bfloat16_t*>(a), step / std::int64_t{sizeof(bfloat16_t)},
+                 static_cast<const bfloat16_t*>(b), (depth + kUnit - 1) / kUnit, whole, y, ldy,
+                 add);
+  detail::multiply_each<float, kRows, multiply<Terms>>(
+      static_cast<const std::byte*>(a) + whole * step, step, b, depth, rows - whole * kRows,
+      y + whole * kRows * ldy, ldy, add);
 }
 
 // Eight numbers to bfloat16: of each term what it holds, and the rest goes to the next.
@@ -234,7 +283,8 @@ const Tiles<float>* make_tiles(const char* name) {
   static const Tiles<float> tiles = {{kRows, kCols, kUnit, Terms, sizeof(bfloat16_t), name},
                                      pack_rows<Terms>,
                                      pack_columns<Terms>,
-                                     multiply<Terms>};
+                                     multiply<Terms>,
+                                     multiply_panels<Terms>};
   return &tiles;
 }
 

@@ -229,7 +229,8 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
       }
       const bool drops = plan.dropout.any();
       if (drops) mask.drop(tile, seen, queries.first + at, valid, lanes, ld, q, k, s.z + at);
-      const Tile scores{s.p + at, ld, seen.first, seen.end, lanes, mask.mask(), tame};
+      const Tile scores{s.p + at, ld,          seen.first, seen.end,
+                        lanes,    mask.mask(), tame,       plan.dtype == DType::kBF16};
       vector.differentiate(scores, scale, s.lse + at, s.delta + at, drops ? s.z + at : nullptr,
                            s.ds + at);
       clear(0, seen.first);

@@ -5,7 +5,9 @@
 #include "annulus/attention/cpu/forward.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <numbers>
 
 #include "annulus/cpu/rows.h"
 
@@ -51,8 +53,9 @@ void Forward::close(std::int64_t b, std::int64_t h, std::int64_t token, RowState
   annulus::cpu::rows<float>().store(row, plan_.Dv, annulus::cpu::row_at(plan_.o, b, token, h));
   if (plan_.lse.defined()) {
     const TensorView& v = plan_.lse;
+    const double lse = s.l == 0 ? kNoScore : s.m * std::numbers::ln2 + std::log(double{s.l});
     static_cast<float*>(v.data)[b * v.stride[0] + h * v.stride[1] + token * v.stride[2]] =
-        lse_of(s);
+        static_cast<float>(lse);
   }
 }
 
@@ -67,7 +70,9 @@ void Forward::chunk(const P& pattern, std::int64_t b, std::int64_t h, const Swee
       v(plan_.v, b, hk, plan_.order);
   Panels query_panels(tiles_, Side::kRight, s.queries), key_panels(tiles_, Side::kLeft, s.keys),
       value_panels(tiles_, Side::kLeft, s.values);
-  const bool chained = chains(plan_.dtype);
+  const bool chained = chains(plan_.dtype), panels = writes_panels(plan_.dtype);
+  // A log-sum-exp is of fp32 and has to be exact; o is of bf16.
+  const bool coarse = plan_.dtype == DType::kBF16 && !plan_.lse.defined();
   const auto scale = static_cast<float>(plan_.scale);
 
   // acc of a tile of queries is turned, too: [value column][lane].
@@ -108,20 +113,23 @@ void Forward::chunk(const P& pattern, std::int64_t b, std::int64_t h, const Swee
           mask.look(tile, queries.first + at, valid, lanes, lanes, s.lo, s.hi, s.keep);
       if (seen.empty()) continue;
       const std::int64_t i = at / lanes;
-      const Factor<float> right{query_panels.panel(i), nullptr};
-      for (std::int64_t r = seen.first / tiles_.rows * tiles_.rows; r < seen.end;
-           r += tiles_.rows) {
-        tiles_.multiply(key_panels.panel(r / tiles_.rows), &right, 1, plan_.D,
-                        static_cast<int>(std::min<std::int64_t>(tiles_.rows, keys - r)),
-                        s.scores + r * lanes, lanes, false, nullptr);
-      }
-      const Tile scores{s.scores, lanes, seen.first, seen.end, lanes, mask.mask(), tame};
+      const std::int64_t begin = seen.first / tiles_.rows * tiles_.rows;
+      tiles_.multiply_panels(key_panels.panel(begin / tiles_.rows), key_panels.step(),
+                             query_panels.panel(i), plan_.D, seen.end - begin,
+                             s.scores + begin * lanes, lanes, false);
+      const Tile scores{s.scores, lanes, seen.first, seen.end, lanes, mask.mask(), tame, coarse};
       float* sums = s.acc + i * tile_floats;
-      if (vector.weigh(scores, scale, s.m + at, s.l + at, s.factor)) {
+      const bool to_panel = tame && panels && !plan_.dropout.any();
+      auto* panel = to_panel ? reinterpret_cast<std::uint16_t*>(s.weights) : nullptr;
+      if (vector.weigh(scores, scale, s.m + at, s.l + at, s.factor, panel)) {
         vector.rescale(sums, value_rows_, lanes, s.factor);
       }
       // What the product reads before the first key that is seen.
-      std::fill_n(s.scores, seen.first * lanes, 0.0f);
+      if (to_panel) {
+        std::fill_n(panel, seen.first / tiles_.unit * tiles_.unit * lanes, std::uint16_t{0});
+      } else {
+        std::fill_n(s.scores, seen.first * lanes, 0.0f);
+      }
       if (plan_.dropout.any()) {
         mask.drop(tile, seen, queries.first + at, valid, lanes, lanes, q, k, s.z);
         for (std::int64_t e = seen.first * lanes; e < seen.end * lanes; ++e) s.scores[e] *= s.z[e];
@@ -139,17 +147,14 @@ void Forward::chunk(const P& pattern, std::int64_t b, std::int64_t h, const Swee
         }
         continue;
       }
-      Factor<float> weights{s.scores, nullptr};
-      if (!chained) {
+      const void* weights = to_panel ? static_cast<const void*>(panel) : s.scores;
+      if (!chained && !to_panel) {
         tiles_.pack_columns(Side::kRight, Matrix(s.scores, lanes), nullptr, nullptr, lanes,
                             seen.end, s.weights);
-        weights.b = s.weights;
+        weights = s.weights;
       }
-      for (std::int64_t d = 0; d < plan_.Dv; d += tiles_.rows) {
-        tiles_.multiply(value_panels.panel(d / tiles_.rows), &weights, 1, seen.end,
-                        static_cast<int>(std::min<std::int64_t>(tiles_.rows, plan_.Dv - d)),
-                        sums + d * lanes, lanes, true, nullptr);
-      }
+      tiles_.multiply_panels(value_panels.panel(0), value_panels.step(), weights, seen.end,
+                             plan_.Dv, sums, lanes, true);
     }
   });
 

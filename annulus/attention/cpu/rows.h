@@ -92,6 +92,8 @@ class Panels {
     return at_ + i * step_ +
            depth * tiles_.panel_rows(side_) * static_cast<std::int64_t>(tiles_.element);
   }
+  // Bytes from a panel to the next.
+  std::int64_t step() const { return step_; }
 
  private:
   const annulus::cpu::Tiles<float>& tiles_;

@@ -4,6 +4,12 @@
 #include <hwy/foreach_target.h>  // compiles this file once per instruction set
 #endif
 
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
 #include "annulus/attention/cpu/softmax.h"
 #include "annulus/attention/state.h"
 #include "annulus/cpu/math-inl.h"
@@ -61,22 +67,40 @@ struct Column {
   }
 };
 
-// exp(x), x about 0 or less: the difference comes first and is turned to powers of two after, or large scores would lose
-// what their difference has. Where every score is finite a weight that would be less than 2^-126 is that; else it is 0, and of a
-// NaN NaN.
-template <bool kTameTile>
-HWY_INLINE VF weight_of(VF x) {
+// 2^t, t about 0 or less, where scores may be anything: 0 below 2^-126, and of a NaN NaN.
+HWY_INLINE VF careful_power(VF t) {
   const F32 d;
-  const VF t = hn::Mul(x, hn::Set(d, kLog2e)), least = hn::Set(d, -126.0f);
-  const VF w = simd::exp2_weight(hn::Max(t, least));
-  if constexpr (kTameTile) return w;
+  const VF least = hn::Set(d, -126.0f);
+  const VF w = simd::exp2_weight(hn::Min(hn::Max(t, least), hn::Zero(d)));
   return hn::IfThenElse(hn::Eq(t, t), hn::IfThenElseZero(hn::Gt(t, least), w), t);
 }
 
-template <bool kMasked, bool kTameTile>
-bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor) {
+// kRows weights of each lane to bf16, as the rows of a unit of a right panel: a lane's lie together. They are not negative, and
+// half of the last place is added before the rest is cut off.
+HWY_INLINE void store_unit(const VF (&w)[kRows], std::uint16_t* to) {
+  static_assert(kRows == 4);
+  if constexpr (hn::MaxLanes(F32()) == 4) {
+    const hn::RebindToUnsigned<F32> du;
+    const hn::Repartition<std::uint16_t, F32> d16;
+    const auto rounded = [&](int i) HWY_ATTR {
+      return hn::Add(hn::BitCast(du, w[i]), hn::Set(du, 0x8000u));
+    };
+    const auto two = [&](int i) HWY_ATTR {  // rows i and i + 1
+      return hn::BitCast(du, hn::OddEven(hn::BitCast(d16, rounded(i + 1)),
+                                         hn::BitCast(d16, hn::ShiftRight<16>(rounded(i)))));
+    };
+    const auto first = two(0), second = two(2);
+    hn::StoreU(hn::BitCast(d16, hn::InterleaveLower(du, first, second)), d16, to);
+    hn::StoreU(hn::BitCast(d16, hn::InterleaveUpper(du, first, second)), d16, to + 8);
+  }
+}
+
+// Exponents are counted from the next whole number, so that what it is costs no bits, and a factor is seldom not 1.
+template <bool kMasked, bool kTameTile, bool kCoarse>
+bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor,
+                std::uint16_t* panel) {
   const F32 d;
-  const VF none = hn::Set(d, kNoScore), zero = hn::Zero(d), factor_of_scores = hn::Set(d, scale);
+  const VF none = hn::Set(d, kNoScore), zero = hn::Zero(d), by = hn::Set(d, scale * kLog2e);
   const std::int64_t first = t.first, end = t.end;
   bool any = false;
   for (int c = 0; c < t.lanes; c += static_cast<int>(simd::lanes())) {
@@ -106,35 +130,58 @@ bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor) {
     // Scores count times the scale, which is not negative; -inf stays what it is.
     const VF before = hn::LoadU(d, m + c);
     VF now = before;
-    take(now, hn::IfThenElse(hn::Eq(most[0], none), none, hn::Mul(most[0], factor_of_scores)));
-    const auto empty = hn::Eq(now, none);
-    const VF origin = hn::IfThenElse(empty, zero, now);
+    take(now, hn::IfThenElse(hn::Eq(most[0], none), none, hn::Ceil(hn::Mul(most[0], by))));
+    const VF origin = hn::IfThenElse(hn::Eq(now, none), zero, now);
+    const VF shift = hn::Sub(hn::Set(d, 12582912.0f), origin);
+    const VF least = hn::Div(hn::Sub(origin, hn::Set(d, 125.0f)), by);
     VF sum[kRows] = {zero, zero, zero, zero};
-    const auto weight = [&](std::int64_t row) HWY_ATTR {
-      const VF w = weight_of<kTameTile>(hn::MulSub(column.at(row), factor_of_scores, origin));
-      if constexpr (kMasked) return hn::IfThenElseZero(column.counts(row), w);
-      return w;
-    };
-    r = first;
-    for (; r + kRows <= end; r += kRows) {
+    // Rows of which some may be none of the tile's: their weights are 0.
+    const auto weigh_rows = [&](auto fast, std::int64_t row, bool whole) HWY_ATTR {
       VF w[kRows];
       ANNULUS_UNROLL
-      for (int i = 0; i < kRows; ++i) w[i] = weight(r + i);
-      ANNULUS_UNROLL
-      for (int i = 0; i < kRows; ++i) {
-        hn::StoreU(w[i], d, column.s + (r + i) * column.ld);
-        sum[i] = hn::Add(sum[i], w[i]);
+      for (int i = 0; i < kRows; ++i) w[i] = column.at(row + i);
+      if constexpr (decltype(fast)::value) {
+        simd::exp2_from<kCoarse>(w, by, shift, least);
+      } else {
+        ANNULUS_UNROLL
+        for (int i = 0; i < kRows; ++i) w[i] = careful_power(hn::MulSub(w[i], by, origin));
       }
-    }
-    for (; r < end; ++r) {
-      const VF w = weight(r);
-      hn::StoreU(w, d, column.s + r * column.ld);
-      sum[0] = hn::Add(sum[0], w);
+      if constexpr (kMasked) {
+        ANNULUS_UNROLL
+        for (int i = 0; i < kRows; ++i) w[i] = hn::IfThenElseZero(column.counts(row + i), w[i]);
+      }
+      if (!whole) {
+        ANNULUS_UNROLL
+        for (int i = 0; i < kRows; ++i)
+          if (row + i < first || row + i >= end) w[i] = zero;
+      }
+      if (panel != nullptr) {
+        store_unit(w, panel + row * t.lanes + c * kRows);
+      } else {
+        ANNULUS_UNROLL
+        for (int i = 0; i < kRows; ++i) hn::StoreU(w[i], d, column.s + (row + i) * column.ld);
+      }
+      ANNULUS_UNROLL
+      for (int i = 0; i < kRows; ++i) sum[i] = hn::Add(sum[i], w[i]);
+    };
+    const auto weigh_all = [&](auto fast) HWY_ATTR {
+      std::int64_t row = first / kRows * kRows;
+      if (row < first) {
+        weigh_rows(fast, row, false);
+        row += kRows;
+      }
+      for (; row + kRows <= end; row += kRows) weigh_rows(fast, row, true);
+      if (row < end) weigh_rows(fast, row, false);
+    };
+    if (kTameTile && hn::AllTrue(d, hn::Lt(hn::Abs(origin), hn::Set(d, 0x1p20f)))) {
+      weigh_all(std::true_type());
+    } else {
+      weigh_all(std::false_type());
     }
     const VF all = hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3]));
     // Where there was no score before, what was summed is 0, whatever it is multiplied by.
     const auto start = hn::Eq(before, none);
-    VF f = weight_of<false>(hn::Sub(before, origin));
+    VF f = careful_power(hn::Sub(before, origin));
     f = hn::IfThenElse(start, hn::Set(d, 1.0f), f);
     hn::StoreU(hn::MulAdd(hn::LoadU(d, l + c), f, all), d, l + c);
     hn::StoreU(now, d, m + c);
@@ -144,7 +191,7 @@ bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor) {
   return any;
 }
 
-template <bool kMasked, bool kTameTile>
+template <bool kMasked, bool kTameTile, bool kCoarse>
 void differentiate_tile(const Tile& t, float scale, const float* lse, const float* delta,
                         const float* z, float* g) {
   const F32 d;
@@ -154,41 +201,47 @@ void differentiate_tile(const Tile& t, float scale, const float* lse, const floa
     const Column<kMasked> column(t, c);
     const VF sums = hn::LoadU(d, lse + c);
     const VF origin = hn::IfThenElse(hn::Eq(sums, hn::Set(d, kNoScore)), zero, sums);
-    const VF less = hn::LoadU(d, delta + c);
+    const VF less = hn::Mul(factor, hn::LoadU(d, delta + c));
     float* const gradients = g + c;
     const float* const kept = z == nullptr ? nullptr : z + c;
-    const auto one = [&](std::int64_t r, VF& w, VF& ds) HWY_ATTR {
-      const std::int64_t at = r * column.ld;
-      const VF p = weight_of<kTameTile>(hn::MulSub(column.at(r), factor, origin));
-      VF grad = hn::LoadU(d, gradients + at);
-      w = p;
-      if (kept != nullptr) {
-        const VF by = hn::LoadU(d, kept + at);
-        grad = hn::IfThenElseZero(hn::Ne(by, zero),
-                                  hn::Mul(grad, by));  // what is dropped may be infinite
-        w = hn::Mul(p, by);
+    const auto some_rows = [&](std::int64_t row, bool whole) HWY_ATTR {
+      VF w[kRows], ds[kRows];
+      // The difference comes first and is turned to powers of two after, or large scores would lose what it has.
+      ANNULUS_UNROLL
+      for (int i = 0; i < kRows; ++i) w[i] = hn::MulSub(column.at(row + i), factor, origin);
+      if constexpr (kTameTile) {
+        simd::exp_all<kCoarse>(w);
+      } else {
+        ANNULUS_UNROLL
+        for (int i = 0; i < kRows; ++i) w[i] = careful_power(hn::Mul(w[i], hn::Set(d, kLog2e)));
       }
-      ds = hn::Mul(hn::Mul(factor, p), hn::Sub(grad, less));
-      if constexpr (kMasked) {  // 0 by choice: a factor of 0 would keep a NaN
-        const M here = column.counts(r);
-        w = hn::IfThenElseZero(here, w);
-        ds = hn::IfThenElseZero(here, ds);
+      ANNULUS_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        const std::int64_t at = (row + i) * column.ld;
+        VF grad = hn::LoadU(d, gradients + at), by = factor, p = w[i];
+        if (kept != nullptr) {
+          by = hn::LoadU(d, kept + at);
+          w[i] = hn::Mul(p, by);
+          grad = hn::IfThenElseZero(hn::Ne(by, zero), grad);  // what is dropped may be infinite
+          by = hn::Mul(by, factor);
+        }
+        ds[i] = hn::Mul(p, hn::MulSub(grad, by, less));
+        if constexpr (kMasked) {  // 0 by choice: a factor of 0 would keep a NaN
+          const M here = column.counts(row + i);
+          w[i] = hn::IfThenElseZero(here, w[i]);
+          ds[i] = hn::IfThenElseZero(here, ds[i]);
+        }
+      }
+      ANNULUS_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        if (!whole && row + i >= end) break;
+        hn::StoreU(w[i], d, column.s + (row + i) * column.ld);
+        hn::StoreU(ds[i], d, gradients + (row + i) * column.ld);
       }
     };
-    VF w[kRows], ds[kRows];
-    for (std::int64_t r = first; r < end; r += kRows) {
-      const int some = static_cast<int>(end - r < kRows ? end - r : kRows);
-      if (some == kRows) {
-        ANNULUS_UNROLL
-        for (int i = 0; i < kRows; ++i) one(r + i, w[i], ds[i]);
-      } else {
-        for (int i = 0; i < some; ++i) one(r + i, w[i], ds[i]);
-      }
-      for (int i = 0; i < some; ++i) {
-        hn::StoreU(w[i], d, column.s + (r + i) * column.ld);
-        hn::StoreU(ds[i], d, gradients + (r + i) * column.ld);
-      }
-    }
+    std::int64_t row = first;
+    for (; row + kRows <= end; row += kRows) some_rows(row, true);
+    if (row < end) some_rows(row, false);
   }
 }
 
@@ -202,25 +255,32 @@ void rescale(float* x, std::int64_t rows, int lanes, const float* factor) {
   }
 }
 
+// Of numbers without their sign the bits are in the order of the numbers, infinity and NaN last.
 template <class T>
 bool tame_rows(const T* x, std::int64_t ld, std::int64_t rows, std::int64_t columns) {
-  const F32 d;
-  const auto n = static_cast<std::int64_t>(simd::lanes());
-  const VF most = hn::Set(d, kTame);
+  using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>;
+  const hn::ScalableTag<Bits> d;
+  const auto n = static_cast<std::int64_t>(hn::Lanes(d));
+  const Bits number = static_cast<Bits>(Bits(~Bits(0)) >> 1);
+  const T limit(std::is_same_v<T, float16> ? 65504.0f : kTame);
+  const Bits most = std::bit_cast<Bits>(limit);
+  const auto numbers = hn::Set(d, number);
+  auto seen = hn::Zero(d), also = seen;
+  Bits last = 0;
   for (std::int64_t r = 0; r < rows; ++r) {
-    const T* row = x + r * ld;
-    auto fine = hn::Eq(most, most);
+    const auto* row = reinterpret_cast<const Bits*>(x + r * ld);
     std::int64_t i = 0;
-    for (; i + n <= columns; i += n)
-      fine = hn::And(fine, hn::Le(hn::Abs(simd::load(row + i)), most));
-    bool all = hn::AllTrue(d, fine);
-    for (; i < columns; ++i) {
-      const float v = static_cast<float>(row[i]);
-      all = all && v <= kTame && v >= -kTame;
+    for (; i + 2 * n <= columns; i += 2 * n) {
+      seen = hn::Max(seen, hn::And(hn::LoadU(d, row + i), numbers));
+      also = hn::Max(also, hn::And(hn::LoadU(d, row + i + n), numbers));
     }
-    if (!all) return false;
+    for (; i < columns; ++i) {
+      Bits bits;
+      std::memcpy(&bits, row + i, sizeof(bits));
+      last = std::max(last, static_cast<Bits>(bits & number));
+    }
   }
-  return true;
+  return last <= most && hn::AllFalse(d, hn::Gt(hn::Max(seen, also), hn::Set(d, most)));
 }
 
 void add(const float* x, std::int64_t n, float* y) {
@@ -242,22 +302,23 @@ bool counts(const Tile& t, std::int64_t r, int c) {
          (m.keep == nullptr || m.keep[r * t.ld + c] != 0);
 }
 
-template <bool kMasked, bool>
-bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor) {
+template <bool kMasked, bool, bool>
+bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor, std::uint16_t*) {
+  scale *= 1.44269504f;
   bool any = false;
   for (int c = 0; c < t.lanes; ++c) {
     float now = m[c];
     for (std::int64_t r = t.first; r < t.end; ++r) {
       float& s = t.s[r * t.ld + c];
       s = counts<kMasked>(t, r, c) ? scale * s : kNoScore;
-      now = now == now ? larger_score(now, s) : now;
+      now = now == now ? larger_score(now, std::ceil(s)) : now;
     }
     const float origin = origin_of(now);
-    factor[c] = now == kNoScore ? 1.0f : simd::exp(m[c] - origin);
+    factor[c] = now == kNoScore ? 1.0f : std::exp2(m[c] - origin);
     float sum = 0;
     for (std::int64_t r = t.first; r < t.end; ++r) {
       float& s = t.s[r * t.ld + c];
-      sum += s = simd::exp(s - origin);
+      sum += s = std::exp2(s - origin);
     }
     l[c] = l[c] * factor[c] + sum;
     m[c] = now;
@@ -266,7 +327,7 @@ bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor) {
   return any;
 }
 
-template <bool kMasked, bool>
+template <bool kMasked, bool, bool>
 void differentiate_tile(const Tile& t, float scale, const float* lse, const float* delta,
                         const float* z, float* g) {
   for (int c = 0; c < t.lanes; ++c) {
@@ -304,31 +365,36 @@ void add(const float* x, std::int64_t n, float* y) {
 
 #endif
 
-bool is_masked(const Mask& m) { return m.lo != nullptr || m.hi != nullptr || m.keep != nullptr; }
+// f(masked, tame, coarse) as constants, which a tile that is not tame has no use for the last of.
+template <class F>
+auto visit_kind(const Tile& t, F&& f) {
+  const Mask& m = t.mask;
+  const auto by_mask = [&](auto masked) {
+    if (!t.tame) return f(masked, std::false_type(), std::false_type());
+    return t.coarse ? f(masked, std::true_type(), std::true_type())
+                    : f(masked, std::true_type(), std::false_type());
+  };
+  const bool masked = m.lo != nullptr || m.hi != nullptr || m.keep != nullptr;
+  return masked ? by_mask(std::true_type()) : by_mask(std::false_type());
+}
 
-bool weigh(const Tile& t, float scale, float* m, float* l, float* factor) {
+bool weigh(const Tile& t, float scale, float* m, float* l, float* factor, std::uint16_t* panel) {
   if (scale < 0) {  // rare: the largest score is then that of the smallest product
     for (std::int64_t r = t.first; r < t.end; ++r) {
       for (int c = 0; c < t.lanes; ++c) t.s[r * t.ld + c] = -t.s[r * t.ld + c];
     }
     scale = -scale;
   }
-  if (is_masked(t.mask)) {
-    return t.tame ? weigh_tile<true, true>(t, scale, m, l, factor)
-                  : weigh_tile<true, false>(t, scale, m, l, factor);
-  }
-  return t.tame ? weigh_tile<false, true>(t, scale, m, l, factor)
-                : weigh_tile<false, false>(t, scale, m, l, factor);
+  return visit_kind(t, [&](auto masked, auto tame, auto coarse) {
+    return weigh_tile<masked.value, tame.value, coarse.value>(t, scale, m, l, factor, panel);
+  });
 }
 
 void differentiate(const Tile& t, float scale, const float* lse, const float* delta, const float* z,
                    float* g) {
-  if (is_masked(t.mask)) {
-    return t.tame ? differentiate_tile<true, true>(t, scale, lse, delta, z, g)
-                  : differentiate_tile<true, false>(t, scale, lse, delta, z, g);
-  }
-  return t.tame ? differentiate_tile<false, true>(t, scale, lse, delta, z, g)
-                : differentiate_tile<false, false>(t, scale, lse, delta, z, g);
+  visit_kind(t, [&](auto masked, auto tame, auto coarse) {
+    differentiate_tile<masked.value, tame.value, coarse.value>(t, scale, lse, delta, z, g);
+  });
 }
 
 bool tame(const annulus::cpu::Matrix& x, std::int64_t rows, std::int64_t columns) {

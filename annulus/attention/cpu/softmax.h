@@ -22,13 +22,16 @@ struct Tile {
   std::int64_t first, end;  // rows
   int lanes;                // a multiple of what a tile of the products has for columns
   Mask mask;
-  bool tame;  // every score is finite, so that none of the tests for others is needed
+  bool tame;    // every score is finite, so that none of the tests for others is needed
+  bool coarse;  // weights are rounded to bf16 after
 };
 
 struct Softmax {
-  // Scores become weights: m, l (of each lane) take in scale * s, s = exp(scale s - m), and factor = exp(m before - m), by which
-  // what was summed before has to be multiplied. Returns whether any factor is not 1.
-  bool (*weigh)(const Tile& tile, float scale, float* m, float* l, float* factor);
+  // Scores become weights: m, l (of each lane) take in scale * s, s = exp(scale s) / 2^m, and factor = 2^(m before - m), by which
+  // what was summed before has to be multiplied. m is the next whole number. Returns whether any factor is not 1. With a
+  // panel (tame, coarse tiles alone; see writes_panels()) weights go there instead, those of rows before the first of its unit not.
+  bool (*weigh)(const Tile& tile, float scale, float* m, float* l, float* factor,
+                std::uint16_t* panel);
   // s = exp(scale s - lse); g = scale s (g - delta), g lying beside s: the weights, and the gradients of q k. With z (beside
   // it, too: what dropout makes of a weight), s = z exp(...) and g = scale exp(...) (z g - delta).
   void (*differentiate)(const Tile& tile, float scale, const float* lse, const float* delta,

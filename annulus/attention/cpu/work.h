@@ -30,6 +30,12 @@ inline const Tiles<float>& tiles_for(DType dtype) {
 // Whether a tile of a product is a right panel of the next one as it lies.
 inline bool chains(DType dtype) { return dtype != DType::kBF16 && tiles_for(dtype).unit == 1; }
 
+// Whether weights can be written as a right panel of the next product: bf16 in units of four, as Arm has them.
+inline bool writes_panels(DType dtype) {
+  const Tiles<float>& t = tiles_for(dtype);
+  return dtype == DType::kBF16 && t.unit == 4 && t.element == 2 && t.terms == 1;
+}
+
 inline bool unites(const Plan& plan) {
   const Dilated* d = std::get_if<Dilated>(&plan.pattern);
   return d != nullptr && d->unite;
