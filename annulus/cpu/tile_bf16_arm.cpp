@@ -10,6 +10,8 @@
 
 #include <arm_neon.h>
 
+#include <type_traits>
+
 #if !defined(__clang__)
 #pragma GCC push_options
 #pragma GCC target("arch=armv8.2-a+bf16")
@@ -201,6 +203,11 @@ void pack_rows_of(const T* x, std::int64_t ld, int valid, std::int64_t depth, vo
     std::int64_t u = 0;
     if (second) {
       for (; u < whole; ++u) {
+        if constexpr (Terms == 1 && std::is_same_v<T, bfloat16>) {  // as they are
+          vst1q_u16(reinterpret_cast<std::uint16_t*>(q + u * R * kUnit),
+                    vcombine_u16(vld1_u16(&x0[u * kUnit].bits), vld1_u16(&x1[u * kUnit].bits)));
+          continue;
+        }
         store_terms<Terms>(load4(x0 + u * kUnit), load4(x1 + u * kUnit), q + u * R * kUnit, step);
       }
     }
@@ -217,7 +224,19 @@ void pack_rows(Side, const Matrix& x, int valid, std::int64_t depth, void* to) {
                             [&](auto* rows) { pack_rows_of<Terms>(rows, x.ld, valid, depth, to); });
 }
 
-// Eight rows by four along the depth, of which v has one each: rounded, then turned.
+// Eight rows by four along the depth, of which h has one each.
+inline void store_unit(const uint16x8_t (&h)[4], bfloat16_t* to) {
+  auto* p = reinterpret_cast<std::uint32_t*>(to);
+  const uint32x4_t a = vreinterpretq_u32_u16(vzip1q_u16(h[0], h[1]));
+  const uint32x4_t b = vreinterpretq_u32_u16(vzip1q_u16(h[2], h[3]));
+  const uint32x4_t c = vreinterpretq_u32_u16(vzip2q_u16(h[0], h[1]));
+  const uint32x4_t d = vreinterpretq_u32_u16(vzip2q_u16(h[2], h[3]));
+  vst1q_u32(p, vzip1q_u32(a, b));
+  vst1q_u32(p + 4, vzip2q_u32(a, b));
+  vst1q_u32(p + 8, vzip1q_u32(c, d));
+  vst1q_u32(p + 12, vzip2q_u32(c, d));
+}
+// The same of floats: rounded, then turned.
 template <int Terms>
 inline void store_turned(float32x4_t (&v)[4][2], bfloat16_t* to, std::int64_t step) {
   ANNULUS_UNROLL
@@ -232,15 +251,7 @@ inline void store_turned(float32x4_t (&v)[4][2], bfloat16_t* to, std::int64_t st
         v[k][1] = vsubq_f32(v[k][1], vcvtq_high_f32_bf16(part));
       }
     }
-    auto* p = reinterpret_cast<std::uint32_t*>(to + t * step);
-    const uint32x4_t a = vreinterpretq_u32_u16(vzip1q_u16(h[0], h[1]));
-    const uint32x4_t b = vreinterpretq_u32_u16(vzip1q_u16(h[2], h[3]));
-    const uint32x4_t c = vreinterpretq_u32_u16(vzip2q_u16(h[0], h[1]));
-    const uint32x4_t d = vreinterpretq_u32_u16(vzip2q_u16(h[2], h[3]));
-    vst1q_u32(p, vzip1q_u32(a, b));
-    vst1q_u32(p + 4, vzip2q_u32(a, b));
-    vst1q_u32(p + 8, vzip1q_u32(c, d));
-    vst1q_u32(p + 12, vzip2q_u32(c, d));
+    store_unit(h, to + t * step);
   }
 }
 
@@ -254,6 +265,15 @@ void pack_columns_of(const T* x, std::int64_t ld, const std::int32_t* index, con
   const std::int64_t step = units * R * kUnit;
   for (std::int64_t u = 0; u < units; ++u) {
     const std::int64_t some = depth - u * kUnit < kUnit ? depth - u * kUnit : kUnit;
+    if constexpr (Terms == 1 && std::is_same_v<T, bfloat16>) {
+      if (some == kUnit && valid == R && index == nullptr && scale == nullptr) {  // as they are
+        uint16x8_t h[4];
+        ANNULUS_UNROLL
+        for (int k = 0; k < 4; ++k) h[k] = vld1q_u16(&x[(u * kUnit + k) * ld].bits);
+        store_unit(h, p + u * R * kUnit);
+        continue;
+      }
+    }
     float32x4_t v[4][2];
     ANNULUS_UNROLL
     for (int k = 0; k < 4; ++k) {

@@ -13,32 +13,44 @@
 
 namespace annulus::attention::cpu {
 
+namespace {
+
+// Decided by the problem alone, and so are all bits: larger chunks where there are enough of them for many cores.
+std::int64_t chunk_of(const Plan& p) {
+  constexpr std::int64_t kItems = 64;
+  return p.B * p.H * ceil_div(p.Tq, 2 * kQueries) >= kItems ? 2 * kQueries : kQueries;
+}
+
+}  // namespace
+
 Forward::Forward(const Plan& p)
     : plan_(p),
       tiles_(tiles_for(p.dtype)),
+      chunk_(chunk_of(p)),
       value_rows_(round_up(p.Dv, tiles_.rows)),
-      slots_(static_cast<std::size_t>(slots_for(p.B * p.H * ceil_div(p.Tq, kQueries)))) {}
+      slots_(static_cast<std::size_t>(slots_for(p.B * p.H * ceil_div(p.Tq, chunk_)))) {}
 
 void Forward::lay_out(ScratchLayout& scratch) {
   if (empty()) return;
   const std::int64_t lanes = tiles_.cols;
-  const std::int64_t drops = plan_.dropout.any() ? kKeys * lanes : 0;
+  const std::int64_t drops = plan_.dropout.any() ? kForwardKeys * lanes : 0;
   for (Slot& s : slots_) {
-    scratch(s.queries, Panels::bytes(tiles_, Side::kRight, kQueries, plan_.D));
-    scratch(s.keys, Panels::bytes(tiles_, Side::kLeft, kKeys, plan_.D));
-    scratch(s.values, Panels::bytes(tiles_, Side::kLeft, plan_.Dv, kKeys));
-    scratch(s.weights, tiles_.panel_bytes(Side::kRight, kKeys));
-    scratch(s.stage, kQueries * std::max(plan_.D, plan_.Dv) * size_of(plan_.dtype));
-    scratch(s.scores, (kKeys + annulus::cpu::kMaxTileRows) * lanes);
-    scratch(s.acc, kQueries * value_rows_);
-    scratch(s.m, kQueries);
-    scratch(s.l, kQueries);
+    scratch(s.queries, Panels::bytes(tiles_, Side::kRight, chunk_, plan_.D));
+    scratch(s.keys, Panels::bytes(tiles_, Side::kLeft, kForwardKeys, plan_.D));
+    scratch(s.values, Panels::bytes(tiles_, Side::kLeft, plan_.Dv, kForwardKeys));
+    scratch(s.weights, tiles_.panel_bytes(Side::kRight, kForwardKeys));
+    scratch(s.stage,
+            std::max(chunk_, kForwardKeys) * std::max(plan_.D, plan_.Dv) * size_of(plan_.dtype));
+    scratch(s.scores, (kForwardKeys + annulus::cpu::kMaxTileRows) * lanes);
+    scratch(s.acc, chunk_ * value_rows_);
+    scratch(s.m, chunk_);
+    scratch(s.l, chunk_);
     scratch(s.factor, lanes);
     scratch(s.row, plan_.Dv);
     scratch(s.lo, lanes);
     scratch(s.hi, lanes);
     scratch(s.z, drops);
-    scratch(s.keep, unites(plan_) ? kKeys * lanes : 0);
+    scratch(s.keep, unites(plan_) ? kForwardKeys * lanes : 0);
   }
   if (plan_.layers > 1) {
     scratch(state_, plan_.B * plan_.H * plan_.Tq);
@@ -91,7 +103,7 @@ void Forward::chunk(const P& pattern, std::int64_t b, std::int64_t h, const Swee
   }
 
   bool packed = false, tame_queries = true;
-  for_each_tile(sweep, sweep.seen_by_any(queries), kKeys, [&](Range tile) {
+  for_each_tile(sweep, sweep.seen_by_any(queries), kForwardKeys, [&](Range tile) {
     if (!packed) {  // not where nothing is seen
       const Matrix rows = q.matrix(sweep.queries, queries, s.stage);
       query_panels.pack_rows(rows, count, plan_.D);
@@ -175,15 +187,15 @@ void Forward::chunk(const P& pattern, std::int64_t b, std::int64_t h, const Swee
 template <class P>
 void Forward::layer(const P& pattern, int threads) const {
   // A head's chunks last to first, which with causality is the longest first.
-  const std::int64_t sweeps = pattern.sweeps(), most = ceil_div(pattern.longest(), kQueries);
+  const std::int64_t sweeps = pattern.sweeps(), most = ceil_div(pattern.longest(), chunk_);
   for_each_item(
       plan_.B * plan_.H * most * sweeps, static_cast<int>(slots_.size()), threads,
       [&](int slot_number, std::int64_t item) {
         const std::int64_t chunk_number = most - 1 - item / sweeps % most;
         const std::int64_t h = item / sweeps / most % plan_.H, b = item / sweeps / most / plan_.H;
         const Sweep sweep = pattern.sweep(b, h, item % sweeps);
-        const Range queries{chunk_number * kQueries,
-                            std::min((chunk_number + 1) * kQueries, sweep.queries.count)};
+        const Range queries{chunk_number * chunk_,
+                            std::min((chunk_number + 1) * chunk_, sweep.queries.count)};
         if (!queries.empty())
           chunk(pattern, b, h, sweep, queries, slots_[static_cast<std::size_t>(slot_number)]);
       });
@@ -200,9 +212,9 @@ void Forward::run(Context& context) {
     visit_layer(plan_, i, [&](const auto& pattern) { layer(pattern, context.threads); });
   }
   if (plan_.layers == 1) return;
-  for_each_item(ceil_div(rows, kQueries), static_cast<int>(slots_.size()), context.threads,
+  for_each_item(ceil_div(rows, chunk_), static_cast<int>(slots_.size()), context.threads,
                 [&](int slot_number, std::int64_t item) {
-                  for (std::int64_t i = item * kQueries; i < std::min((item + 1) * kQueries, rows);
+                  for (std::int64_t i = item * chunk_; i < std::min((item + 1) * chunk_, rows);
                        ++i) {
                     close(i / plan_.Tq / plan_.H, i / plan_.Tq % plan_.H, i % plan_.Tq, state_[i],
                           acc_ + i * plan_.Dv, slots_[static_cast<std::size_t>(slot_number)].row);

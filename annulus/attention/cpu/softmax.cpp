@@ -96,7 +96,7 @@ HWY_INLINE void store_unit(const VF (&w)[kRows], std::uint16_t* to) {
 }
 
 // Exponents are counted from the next whole number, so that what it is costs no bits, and a factor is seldom not 1.
-template <bool kMasked, bool kTameTile, bool kCoarse>
+template <bool kMasked, bool kTameTile, bool kCoarse, bool kPanel>
 bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor,
                 std::uint16_t* panel) {
   const F32 d;
@@ -136,7 +136,7 @@ bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor,
     const VF least = hn::Div(hn::Sub(origin, hn::Set(d, 125.0f)), by);
     VF sum[kRows] = {zero, zero, zero, zero};
     // Rows of which some may be none of the tile's: their weights are 0.
-    const auto weigh_rows = [&](auto fast, std::int64_t row, bool whole) HWY_ATTR {
+    const auto weigh_rows = [&](auto fast, std::int64_t row, auto whole) HWY_ATTR {
       VF w[kRows];
       ANNULUS_UNROLL
       for (int i = 0; i < kRows; ++i) w[i] = column.at(row + i);
@@ -150,12 +150,12 @@ bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor,
         ANNULUS_UNROLL
         for (int i = 0; i < kRows; ++i) w[i] = hn::IfThenElseZero(column.counts(row + i), w[i]);
       }
-      if (!whole) {
+      if constexpr (!decltype(whole)::value) {
         ANNULUS_UNROLL
         for (int i = 0; i < kRows; ++i)
           if (row + i < first || row + i >= end) w[i] = zero;
       }
-      if (panel != nullptr) {
+      if constexpr (kPanel) {
         store_unit(w, panel + row * t.lanes + c * kRows);
       } else {
         ANNULUS_UNROLL
@@ -167,11 +167,11 @@ bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor,
     const auto weigh_all = [&](auto fast) HWY_ATTR {
       std::int64_t row = first / kRows * kRows;
       if (row < first) {
-        weigh_rows(fast, row, false);
+        weigh_rows(fast, row, std::false_type());
         row += kRows;
       }
-      for (; row + kRows <= end; row += kRows) weigh_rows(fast, row, true);
-      if (row < end) weigh_rows(fast, row, false);
+      for (; row + kRows <= end; row += kRows) weigh_rows(fast, row, std::true_type());
+      if (row < end) weigh_rows(fast, row, std::false_type());
     };
     if (kTameTile && hn::AllTrue(d, hn::Lt(hn::Abs(origin), hn::Set(d, 0x1p20f)))) {
       weigh_all(std::true_type());
@@ -204,7 +204,7 @@ void differentiate_tile(const Tile& t, float scale, const float* lse, const floa
     const VF less = hn::Mul(factor, hn::LoadU(d, delta + c));
     float* const gradients = g + c;
     const float* const kept = z == nullptr ? nullptr : z + c;
-    const auto some_rows = [&](std::int64_t row, bool whole) HWY_ATTR {
+    const auto some_rows = [&](std::int64_t row, auto whole) HWY_ATTR {
       VF w[kRows], ds[kRows];
       // The difference comes first and is turned to powers of two after, or large scores would lose what it has.
       ANNULUS_UNROLL
@@ -234,14 +234,14 @@ void differentiate_tile(const Tile& t, float scale, const float* lse, const floa
       }
       ANNULUS_UNROLL
       for (int i = 0; i < kRows; ++i) {
-        if (!whole && row + i >= end) break;
+        if (!decltype(whole)::value && row + i >= end) break;
         hn::StoreU(w[i], d, column.s + (row + i) * column.ld);
         hn::StoreU(ds[i], d, gradients + (row + i) * column.ld);
       }
     };
     std::int64_t row = first;
-    for (; row + kRows <= end; row += kRows) some_rows(row, true);
-    if (row < end) some_rows(row, false);
+    for (; row + kRows <= end; row += kRows) some_rows(row, std::true_type());
+    if (row < end) some_rows(row, std::false_type());
   }
 }
 
@@ -302,7 +302,7 @@ bool counts(const Tile& t, std::int64_t r, int c) {
          (m.keep == nullptr || m.keep[r * t.ld + c] != 0);
 }
 
-template <bool kMasked, bool, bool>
+template <bool kMasked, bool, bool, bool>
 bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor, std::uint16_t*) {
   scale *= 1.44269504f;
   bool any = false;
@@ -386,7 +386,11 @@ bool weigh(const Tile& t, float scale, float* m, float* l, float* factor, std::u
     scale = -scale;
   }
   return visit_kind(t, [&](auto masked, auto tame, auto coarse) {
-    return weigh_tile<masked.value, tame.value, coarse.value>(t, scale, m, l, factor, panel);
+    constexpr bool kMasked = masked.value, kTameTile = tame.value, kCoarse = coarse.value;
+    if (kTameTile && panel != nullptr) {
+      return weigh_tile<kMasked, kTameTile, kCoarse, kTameTile>(t, scale, m, l, factor, panel);
+    }
+    return weigh_tile<kMasked, kTameTile, kCoarse, false>(t, scale, m, l, factor, nullptr);
   });
 }
 

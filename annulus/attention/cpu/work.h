@@ -18,10 +18,12 @@ using annulus::cpu::Side;
 using annulus::cpu::Tiles;
 
 // Queries that share what is packed of the keys: enough that packing is a few percent of the products, few enough that their
-// sums stay in a core's own cache.
+// sums stay in a core's own cache. A forward of many takes more of them.
 inline constexpr std::int64_t kQueries = 256;
-// Keys of a tile: divisible by every tile's rows and unit.
+// Keys of a tile: divisible by every tile's rows and unit. A forward has one tile of scores for a few queries; a backward keeps two
+// of all queries of its chunk.
 inline constexpr std::int64_t kKeys = 192;
+inline constexpr std::int64_t kForwardKeys = 2 * kKeys;
 static_assert(kQueries % annulus::cpu::kMaxTileCols == 0);
 
 inline const Tiles<float>& tiles_for(DType dtype) {
