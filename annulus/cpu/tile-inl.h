@@ -348,11 +348,21 @@ void pack_columns(Side side, const Matrix& x, const std::int32_t* index, const T
   });
 }
 
+template <class T, bool Round>
+void pack_tiles(const T* x, std::int64_t step, int valid, std::int64_t depth, void* to) {
+  T* p = static_cast<T*>(to);
+  constexpr int kCols = kTileCols<T>;
+  for (std::int64_t d = 0; d < depth; d += kCols, x += step, p += kTileRows * kCols) {
+    pack_rows_of<T, Round, 1>(kTileRows, x, kCols, valid, kCols, p);
+  }
+}
+
 template <class T, bool Round, int Terms>
 const Tiles<T>* make_tiles(const char* name) {
   static const Tiles<T> tiles = {{kTileRows, kTileCols<T>, 1, Terms, sizeof(T), name},
                                  pack_rows<T, Round, Terms>,
                                  pack_columns<T, Round, Terms>,
+                                 pack_tiles<T, Round>,
                                  multiply<T, Terms>,
                                  multiply_panels<T, Terms>};
   return &tiles;

@@ -224,6 +224,13 @@ void pack_rows(Side, const Matrix& x, int valid, std::int64_t depth, void* to) {
                             [&](auto* rows) { pack_rows_of<Terms>(rows, x.ld, valid, depth, to); });
 }
 
+void pack_tiles(const float* x, std::int64_t step, int valid, std::int64_t depth, void* to) {
+  auto* p = static_cast<bfloat16_t*>(to);
+  for (std::int64_t d = 0; d < depth; d += kCols, x += step, p += kRows * kCols) {
+    pack_rows_of<1>(x, kCols, valid, kCols, p);
+  }
+}
+
 // Eight rows by four along the depth, of which h has one each.
 inline void store_unit(const uint16x8_t (&h)[4], bfloat16_t* to) {
   auto* p = reinterpret_cast<std::uint32_t*>(to);
@@ -303,6 +310,7 @@ const Tiles<float>* make_tiles(const char* name) {
   static const Tiles<float> tiles = {{kRows, kCols, kUnit, Terms, sizeof(bfloat16_t), name},
                                      pack_rows<Terms>,
                                      pack_columns<Terms>,
+                                     pack_tiles,
                                      multiply<Terms>,
                                      multiply_panels<Terms>};
   return &tiles;
