@@ -45,6 +45,13 @@ static_assert(kTileCols<float> <= kMaxTileCols && kTileCols<double> <= kMaxTileC
 
 #if ANNULUS_SIMD
 
+// What a product is added to may be far: it comes while the product is made.
+template <int M, class T>
+HWY_INLINE void ask_for(const T* y, std::int64_t ldy) {
+  ANNULUS_UNROLL
+  for (int m = 0; m < M; ++m) __builtin_prefetch(y + m * ldy);
+}
+
 // What one term of each operand adds to the sums of a tile.
 template <class T, int M>
 HWY_INLINE void accumulate(const T* pa, const T* pb, std::int64_t depth,
@@ -93,6 +100,7 @@ HWY_NOINLINE void multiply_rows(const T* a, const Factor<T>* factors, int count,
   using V = hn::Vec<decltype(d)>;
   constexpr int kCols = kTileCols<T>;
   constexpr const TermProducts& products = kTermProducts[Terms];
+  if (add) ask_for<M>(y, ldy);
   for (int f = 0; f < count; ++f, add = true) {
     V sum[M][kTileVectors];
     ANNULUS_UNROLL
@@ -160,6 +168,7 @@ HWY_NOINLINE void multiply_whole(const T* a, std::int64_t step, const T* b, std:
       ANNULUS_UNROLL
       for (int n = 0; n < kTileVectors; ++n) sum[m][n] = hn::Zero(d);
     }
+    if (add) ask_for<kTileRows>(y, ldy);
     accumulate<T, kTileRows>(a, b, depth, sum);
     ANNULUS_UNROLL
     for (int m = 0; m < kTileRows; ++m) {

@@ -31,6 +31,13 @@ constexpr int kUnit = 4;
 
 static_assert(kRows <= kMaxTileRows && kCols <= kMaxTileCols);
 
+// What a product is added to may be far: it comes while the product is made.
+template <int M>
+inline void ask_for(const float* y, std::int64_t ldy) {
+  ANNULUS_UNROLL
+  for (int m = 0; m < 2 * M; ++m) __builtin_prefetch(y + m * ldy);
+}
+
 // M pairs of rows by four pairs of columns: what one term of each adds to their sums.
 template <int M>
 inline __attribute__((always_inline)) void accumulate(const bfloat16_t* pa, const bfloat16_t* pb,
@@ -65,6 +72,7 @@ __attribute__((noinline)) void multiply_pairs(const bfloat16_t* a, const Factor<
                                               int count, std::int64_t units, float* y,
                                               std::int64_t ldy, bool add, const Dots<float>* dots) {
   constexpr const TermProducts& products = kTermProducts[Terms];
+  if (add) ask_for<M>(y, ldy);
   for (int f = 0; f < count; ++f, add = true) {
     float32x4_t sum[M][4];
     ANNULUS_UNROLL
@@ -132,6 +140,7 @@ __attribute__((noinline)) void multiply_whole(const bfloat16_t* a, std::int64_t 
       ANNULUS_UNROLL
       for (int n = 0; n < 4; ++n) sum[m][n] = vdupq_n_f32(0);
     }
+    if (add) ask_for<kRows / 2>(y, ldy);
     accumulate<kRows / 2>(a, b, units, sum);
     ANNULUS_UNROLL
     for (int m = 0; m < kRows / 2; ++m) {

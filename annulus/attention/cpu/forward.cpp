@@ -13,16 +13,6 @@
 
 namespace annulus::attention::cpu {
 
-namespace {
-
-// Decided by the problem alone, and so are all bits: larger chunks where there are enough of them for many cores.
-std::int64_t chunk_of(const Plan& p) {
-  constexpr std::int64_t kItems = 64;
-  return p.B * p.H * ceil_div(p.Tq, 2 * kQueries) >= kItems ? 2 * kQueries : kQueries;
-}
-
-}  // namespace
-
 Forward::Forward(const Plan& p)
     : plan_(p),
       tiles_(tiles_for(p.dtype)),

@@ -17,13 +17,18 @@ using annulus::cpu::Factor;
 using annulus::cpu::Side;
 using annulus::cpu::Tiles;
 
-// Queries that share what is packed of the keys: enough that packing is a few percent of the products, few enough that their
-// sums stay in a core's own cache. A forward of many takes more of them.
+// Queries that share what is packed of the keys: enough that packing is a few percent of the products, few enough that what is
+// kept of them stays in a core's own cache. Twice as many where there are then still items for many cores, which the problem alone
+// decides, and so all bits.
 inline constexpr std::int64_t kQueries = 256;
+inline std::int64_t chunk_of(const Plan& p) {
+  constexpr std::int64_t kItems = 64;
+  return p.B * p.H * ceil_div(p.Tq, 2 * kQueries) >= kItems ? 2 * kQueries : kQueries;
+}
 // Keys of a tile: divisible by every tile's rows and unit. A forward has one tile of scores for a few queries; a backward keeps two
 // of all queries of its chunk.
 inline constexpr std::int64_t kKeys = 192;
-inline constexpr std::int64_t kForwardKeys = 2 * kKeys;
+inline constexpr std::int64_t kForwardKeys = 384;
 static_assert(kQueries % annulus::cpu::kMaxTileCols == 0);
 
 inline const Tiles<float>& tiles_for(DType dtype) {
