@@ -62,15 +62,15 @@ HWY_INLINE VF exp2_weight(VF t) {
 // to bfloat16 (relative error 7.5e-5; else 1.5e-7).
 //
 // x = 2^(c x - m) for whole m: |m| < 2^20, shift = 1.5 2^23 - m, and c x - m between -125 and 127 for x >= least, which smaller x
-// are taken for. No bit of a large c x is lost: it is never rounded.
-template <bool kCoarse, int kCount>
+// are taken for unless kBounded says that there are none. No bit of a large c x is lost: it is never rounded.
+template <bool kCoarse, bool kBounded, int kCount>
 HWY_INLINE void exp2_from(VF (&x)[kCount], VF c, VF shift, VF least) {
   const F32 d;
   const hn::RebindToUnsigned<F32> du;
   const auto set = [](float v) HWY_ATTR { return hn::Set(F32(), v); };
   VF n[kCount], p[kCount];
   ANNULUS_UNROLL
-  for (int i = 0; i < kCount; ++i) x[i] = hn::Max(x[i], least);
+  for (int i = 0; i < kCount && !kBounded; ++i) x[i] = hn::Max(x[i], least);
   ANNULUS_UNROLL
   for (int i = 0; i < kCount; ++i) n[i] = hn::MulAdd(x[i], c, shift);
   ANNULUS_UNROLL

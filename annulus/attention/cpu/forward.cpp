@@ -35,6 +35,7 @@ void Forward::lay_out(ScratchLayout& scratch) {
     scratch(s.acc, chunk_ * value_rows_);
     scratch(s.m, chunk_);
     scratch(s.l, chunk_);
+    scratch(s.norm, chunk_);
     scratch(s.factor, lanes);
     scratch(s.row, plan_.Dv);
     scratch(s.lo, lanes);
@@ -98,12 +99,15 @@ void Forward::chunk(const P& pattern, std::int64_t b, std::int64_t h, const Swee
       const Matrix rows = q.matrix(sweep.queries, queries, s.stage);
       query_panels.pack_rows(rows, count, plan_.D);
       tame_queries = vector.tame(rows, count, plan_.D);
+      std::fill_n(s.norm, round_up(count, lanes), 0.0f);
+      vector.norms(rows, count, plan_.D, s.norm);
       packed = true;
     }
     const std::int64_t keys = tile.end - tile.first;
     const Matrix key_rows = k.matrix(sweep.keys, tile, s.stage);
     key_panels.pack_rows(key_rows, keys, plan_.D);
-    bool tame = tame_queries && vector.tame(key_rows, keys, plan_.D);
+    const float far = vector.norms(key_rows, keys, plan_.D, nullptr);
+    bool tame = tame_queries && (far < kTame || vector.tame(key_rows, keys, plan_.D));
     const Matrix values = v.matrix(sweep.keys, tile, s.stage);
     value_panels.pack_columns(values, plan_.Dv, keys);
     tame = tame && vector.tame(values, keys, plan_.Dv);
@@ -119,7 +123,9 @@ void Forward::chunk(const P& pattern, std::int64_t b, std::int64_t h, const Swee
       tiles_.multiply_panels(key_panels.panel(begin / tiles_.rows), key_panels.step(),
                              query_panels.panel(i), plan_.D, seen.end - begin,
                              s.scores + begin * lanes, lanes, false);
-      const Tile scores{s.scores, lanes, seen.first, seen.end, lanes, mask.mask(), tame, coarse};
+      Tile scores{s.scores, lanes, seen.first, seen.end, lanes, mask.mask(), tame, coarse};
+      scores.reach = s.norm + at;
+      scores.far = far;
       float* sums = s.acc + i * tile_floats;
       const bool to_panel = tame && panels && !plan_.dropout.any();
       auto* panel = to_panel ? reinterpret_cast<std::uint16_t*>(s.weights) : nullptr;

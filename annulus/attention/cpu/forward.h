@@ -21,7 +21,7 @@ class Forward {
   // Scratch of one work item.
   struct Slot {
     std::byte *queries, *keys, *values, *weights, *stage;
-    float *scores, *acc, *m, *l, *factor, *row, *z;
+    float *scores, *acc, *m, *l, *norm, *factor, *row, *z;
     std::int32_t *lo, *hi;
     std::uint8_t* keep;
   };

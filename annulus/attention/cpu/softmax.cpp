@@ -20,9 +20,6 @@ namespace annulus::attention::cpu::HWY_NAMESPACE {
 
 namespace simd = annulus::cpu::HWY_NAMESPACE;
 
-// Beyond it a sum of 256 products might not be finite.
-constexpr float kTame = 1e15f;
-
 #if ANNULUS_SIMD
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -35,6 +32,8 @@ using M = hn::Mask<F32>;
 constexpr int kRows = 4;
 
 constexpr float kLog2e = 1.44269504f;
+// Two numbers of at most that size differ by less than exponents have room for.
+constexpr float kNear = 60.0f;
 
 // One vector of lanes of a tile, down its rows.
 template <bool kMasked>
@@ -76,23 +75,21 @@ HWY_INLINE VF careful_power(VF t) {
 }
 
 // kRows weights of each lane to bf16, as the rows of a unit of a right panel: a lane's lie together. They are not negative, and
-// half of the last place is added before the rest is cut off.
-HWY_INLINE void store_unit(const VF (&w)[kRows], std::uint16_t* to) {
+// half of the last place is added before the rest is cut off. (Arm's alone: no other machine has such panels.)
+HWY_INLINE void store_unit([[maybe_unused]] const VF (&w)[kRows],
+                           [[maybe_unused]] std::uint16_t* to) {
   static_assert(kRows == 4);
-  if constexpr (hn::MaxLanes(F32()) == 4) {
-    const hn::RebindToUnsigned<F32> du;
-    const hn::Repartition<std::uint16_t, F32> d16;
-    const auto rounded = [&](int i) HWY_ATTR {
-      return hn::Add(hn::BitCast(du, w[i]), hn::Set(du, 0x8000u));
-    };
-    const auto two = [&](int i) HWY_ATTR {  // rows i and i + 1
-      return hn::BitCast(du, hn::OddEven(hn::BitCast(d16, rounded(i + 1)),
-                                         hn::BitCast(d16, hn::ShiftRight<16>(rounded(i)))));
-    };
-    const auto first = two(0), second = two(2);
-    hn::StoreU(hn::BitCast(d16, hn::InterleaveLower(du, first, second)), d16, to);
-    hn::StoreU(hn::BitCast(d16, hn::InterleaveUpper(du, first, second)), d16, to + 8);
-  }
+#if HWY_ARCH_ARM_A64
+  const hn::RebindToUnsigned<F32> du;
+  const hn::Repartition<std::uint16_t, F32> d16;
+  const auto rounded = [&](int i) HWY_ATTR {
+    return hn::BitCast(d16, hn::Add(hn::BitCast(du, w[i]), hn::Set(du, 0x8000u))).raw;
+  };
+  const uint32x4_t first = vreinterpretq_u32_u16(vtrn2q_u16(rounded(0), rounded(1)));
+  const uint32x4_t second = vreinterpretq_u32_u16(vtrn2q_u16(rounded(2), rounded(3)));
+  vst1q_u16(to, vreinterpretq_u16_u32(vzip1q_u32(first, second)));
+  vst1q_u16(to + 8, vreinterpretq_u16_u32(vzip2q_u32(first, second)));
+#endif
 }
 
 // Exponents are counted from the next whole number, so that what it is costs no bits, and a factor is seldom not 1.
@@ -101,6 +98,7 @@ bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor,
                 std::uint16_t* panel) {
   const F32 d;
   const VF none = hn::Set(d, kNoScore), zero = hn::Zero(d), by = hn::Set(d, scale * kLog2e);
+  const VF near = hn::Set(d, kNear);
   const std::int64_t first = t.first, end = t.end;
   bool any = false;
   for (int c = 0; c < t.lanes; c += static_cast<int>(simd::lanes())) {
@@ -117,20 +115,33 @@ bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor,
       if constexpr (kMasked) return hn::IfThenElse(column.counts(r), column.at(r), none);
       return column.at(r);
     };
-    VF most[kRows] = {none, none, none, none};
-    std::int64_t r = first;
-    for (; r + kRows <= end; r += kRows) {
-      ANNULUS_UNROLL
-      for (int i = 0; i < kRows; ++i) take(most[i], score(r + i));
-    }
-    for (; r < end; ++r) take(most[0], score(r));
-    take(most[0], most[1]);
-    take(most[2], most[3]);
-    take(most[0], most[2]);
-    // Scores count times the scale, which is not negative; -inf stays what it is.
     const VF before = hn::LoadU(d, m + c);
     VF now = before;
-    take(now, hn::IfThenElse(hn::Eq(most[0], none), none, hn::Ceil(hn::Mul(most[0], by))));
+    // Where no score can be far from 0 the largest one is not looked for: what it cannot exceed is as good.
+    bool bounded = false;
+    if constexpr (kTameTile) {
+      if (t.reach != nullptr) {
+        const VF most =
+            hn::Ceil(hn::Mul(hn::Mul(by, hn::LoadU(d, t.reach + c)), hn::Set(d, t.far)));
+        const VF least_now = hn::Max(most, before);
+        bounded = hn::AllTrue(d, hn::And(hn::Le(most, near), hn::Le(least_now, near)));
+        if (bounded) now = least_now;
+      }
+    }
+    if (!bounded) {
+      VF most[kRows] = {none, none, none, none};
+      std::int64_t r = first;
+      for (; r + kRows <= end; r += kRows) {
+        ANNULUS_UNROLL
+        for (int i = 0; i < kRows; ++i) take(most[i], score(r + i));
+      }
+      for (; r < end; ++r) take(most[0], score(r));
+      take(most[0], most[1]);
+      take(most[2], most[3]);
+      take(most[0], most[2]);
+      // Scores count times the scale, which is not negative; -inf stays what it is.
+      take(now, hn::IfThenElse(hn::Eq(most[0], none), none, hn::Ceil(hn::Mul(most[0], by))));
+    }
     const VF origin = hn::IfThenElse(hn::Eq(now, none), zero, now);
     const VF shift = hn::Sub(hn::Set(d, 12582912.0f), origin);
     const VF least = hn::Div(hn::Sub(origin, hn::Set(d, 125.0f)), by);
@@ -141,7 +152,7 @@ bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor,
       ANNULUS_UNROLL
       for (int i = 0; i < kRows; ++i) w[i] = column.at(row + i);
       if constexpr (decltype(fast)::value) {
-        simd::exp2_from<kCoarse>(w, by, shift, least);
+        simd::exp2_from<kCoarse, decltype(fast)::value == 2>(w, by, shift, least);
       } else {
         ANNULUS_UNROLL
         for (int i = 0; i < kRows; ++i) w[i] = careful_power(hn::MulSub(w[i], by, origin));
@@ -173,10 +184,13 @@ bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor,
       for (; row + kRows <= end; row += kRows) weigh_rows(fast, row, std::true_type());
       if (row < end) weigh_rows(fast, row, std::false_type());
     };
-    if (kTameTile && hn::AllTrue(d, hn::Lt(hn::Abs(origin), hn::Set(d, 0x1p20f)))) {
-      weigh_all(std::true_type());
+    // 0: anything may come; 1: a score may be too small; 2: none is.
+    if (bounded) {
+      weigh_all(std::integral_constant < int, kTameTile ? 2 : 0 > ());
+    } else if (kTameTile && hn::AllTrue(d, hn::Lt(hn::Abs(origin), hn::Set(d, 0x1p20f)))) {
+      weigh_all(std::integral_constant<int, 1>());
     } else {
-      weigh_all(std::false_type());
+      weigh_all(std::integral_constant<int, 0>());
     }
     const VF all = hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3]));
     // Where there was no score before, what was summed is 0, whatever it is multiplied by.
@@ -283,6 +297,30 @@ bool tame_rows(const T* x, std::int64_t ld, std::int64_t rows, std::int64_t colu
   return last <= most && hn::AllFalse(d, hn::Gt(hn::Max(seen, also), hn::Set(d, most)));
 }
 
+template <class T>
+float norms_of(const T* x, std::int64_t ld, std::int64_t rows, std::int64_t columns, float* norm) {
+  const F32 d;
+  const auto n = static_cast<std::int64_t>(simd::lanes());
+  float most = 0;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const T* row = x + r * ld;
+    VF sum = hn::Zero(d), also = sum;
+    std::int64_t i = 0;
+    for (; i + 2 * n <= columns; i += 2 * n) {
+      VF a, b;
+      simd::load2(row + i, a, b);
+      sum = hn::MulAdd(a, a, sum);
+      also = hn::MulAdd(b, b, also);
+    }
+    float square = hn::GetLane(hn::SumOfLanes(d, hn::Add(sum, also)));
+    for (; i < columns; ++i) square += static_cast<float>(row[i]) * static_cast<float>(row[i]);
+    most = square <= most ? most : square;  // a NaN stays
+    if (norm != nullptr) norm[r] = std::sqrt(square);
+    if (most != most) return most;
+  }
+  return std::sqrt(most);
+}
+
 void add(const float* x, std::int64_t n, float* y) {
   const F32 d;
   const auto step = static_cast<std::int64_t>(simd::lanes());
@@ -359,6 +397,11 @@ bool tame_rows(const T* x, std::int64_t ld, std::int64_t rows, std::int64_t colu
   return true;
 }
 
+template <class T>
+float norms_of(const T*, std::int64_t, std::int64_t, std::int64_t, float*) {
+  return __builtin_huge_valf();  // nobody asks
+}
+
 void add(const float* x, std::int64_t n, float* y) {
   for (std::int64_t i = 0; i < n; ++i) y[i] += x[i];
 }
@@ -408,8 +451,15 @@ bool tame(const annulus::cpu::Matrix& x, std::int64_t rows, std::int64_t columns
   return all;
 }
 
+float norms(const annulus::cpu::Matrix& x, std::int64_t rows, std::int64_t columns, float* norm) {
+  float most = 0;
+  annulus::cpu::detail::visit_rows<float>(
+      x, [&](auto* first) { most = norms_of(first, x.ld, rows, columns, norm); });
+  return most;
+}
+
 const Softmax* make_softmax() {
-  static const Softmax s = {weigh, differentiate, rescale, tame, add};
+  static const Softmax s = {weigh, differentiate, rescale, tame, norms, add};
   return &s;
 }
 
