@@ -211,8 +211,11 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
     TileMask<P> mask(pattern, plan, sweep, h);
     const bool drops = plan.dropout.any();
     bool careful = false;
+    const Ahead ahead(tile, sweep.seen_by_any(queries).end, padded / lanes);
     for (std::int64_t at = 0; at < padded; at += lanes) {
       const std::int64_t i = at / lanes;
+      k.ask_for(sweep.keys, ahead.part(i));
+      v.ask_for(sweep.keys, ahead.part(i));
       float *p = s.p + i * tile_floats, *ds = s.ds + i * tile_floats,
             *z = drops ? s.z + i * tile_floats : nullptr;
       const int valid = static_cast<int>(std::min<std::int64_t>(lanes, count - at));

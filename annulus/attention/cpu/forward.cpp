@@ -113,7 +113,10 @@ void Forward::chunk(const P& pattern, std::int64_t b, std::int64_t h, const Swee
     tame = tame && vector.tame(values, keys, plan_.Dv);
 
     TileMask<P> mask(pattern, plan_, sweep, h);
+    const Ahead ahead(tile, sweep.seen_by_any(queries).end, ceil_div(count, lanes));
     for (std::int64_t at = 0; at < count; at += lanes) {
+      k.ask_for(sweep.keys, ahead.part(at / lanes));
+      v.ask_for(sweep.keys, ahead.part(at / lanes));
       const int valid = static_cast<int>(std::min<std::int64_t>(lanes, count - at));
       const Range seen =
           mask.look(tile, queries.first + at, valid, lanes, lanes, s.lo, s.hi, s.keep);

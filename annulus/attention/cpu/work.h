@@ -65,6 +65,21 @@ void for_each_item(std::int64_t items, int slots, int threads, F&& f) {
   });
 }
 
+// The keys after a tile, as many as it has, in as many parts as there are tiles of queries: each asks for one.
+class Ahead {
+ public:
+  Ahead(Range tile, std::int64_t end, std::int64_t parts)
+      : first_(tile.end),
+        end_(std::min(end, tile.end + tile.end - tile.first)),
+        step_(ceil_div(tile.end - tile.first, parts)) {}
+  Range part(std::int64_t i) const {
+    return {first_ + i * step_, std::min(end_, first_ + (i + 1) * step_)};
+  }
+
+ private:
+  std::int64_t first_, end_, step_;
+};
+
 // A tile of scores of some lanes of queries and the keys tile.first .. tile.end-1 of a sweep.
 template <class P>
 class TileMask {
