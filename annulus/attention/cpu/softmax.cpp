@@ -8,6 +8,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <numbers>
 #include <type_traits>
 
 #include "annulus/attention/cpu/softmax.h"
@@ -31,7 +32,8 @@ using M = hn::Mask<F32>;
 // one another: a compiler cannot know that rows are apart.
 constexpr int kRows = 4;
 
-constexpr float kLog2e = 1.44269504f;
+constexpr float kLog2e = 1.44269504f, kLn2 = 0.69314718f;
+constexpr float kLog2eRest = 1.925963033500e-8f;  // log2(e) - kLog2e
 // Two numbers of at most that size differ by less than exponents have room for.
 constexpr float kNear = 60.0f;
 
@@ -94,8 +96,8 @@ HWY_INLINE void store_unit([[maybe_unused]] const VF (&w)[kRows],
 
 // Exponents are counted from the next whole number, so that what it is costs no bits, and a factor is seldom not 1.
 template <bool kMasked, bool kTameTile, bool kCoarse, bool kPanel>
-bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor,
-                std::uint16_t* panel) {
+bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor, std::uint16_t* panel,
+                bool few) {
   const F32 d;
   const VF none = hn::Set(d, kNoScore), zero = hn::Zero(d), by = hn::Set(d, scale * kLog2e);
   const VF near = hn::Set(d, kNear);
@@ -116,14 +118,14 @@ bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor,
       return column.at(r);
     };
     const VF before = hn::LoadU(d, m + c);
-    VF now = before;
+    VF now = before, top = none;
     // Where no score can be far from 0 the largest one is not looked for: what it cannot exceed is as good.
     bool bounded = false;
     if constexpr (kTameTile) {
-      if (t.reach != nullptr) {
+      if (t.reach != nullptr && !few) {
         const VF most =
             hn::Ceil(hn::Mul(hn::Mul(by, hn::LoadU(d, t.reach + c)), hn::Set(d, t.far)));
-        const VF least_now = hn::Max(most, before);
+        const VF least_now = hn::Max(most, hn::Ceil(before));
         bounded = hn::AllTrue(d, hn::And(hn::Le(most, near), hn::Le(least_now, near)));
         if (bounded) now = least_now;
       }
@@ -140,9 +142,20 @@ bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor,
       take(most[2], most[3]);
       take(most[0], most[2]);
       // Scores count times the scale, which is not negative; -inf stays what it is.
-      take(now, hn::IfThenElse(hn::Eq(most[0], none), none, hn::Ceil(hn::Mul(most[0], by))));
+      top = hn::IfThenElse(hn::Eq(most[0], none), none, hn::Mul(most[0], hn::Set(d, scale)));
+      take(now, hn::Mul(top, hn::Set(d, kLog2e)));
     }
+    const bool whole_numbers =
+        kTameTile && !few &&
+        hn::AllTrue(d, hn::Or(hn::Eq(now, none), hn::Lt(hn::Abs(now), hn::Set(d, 0x1p20f))));
+    if (whole_numbers) now = hn::Ceil(now);
     const VF origin = hn::IfThenElse(hn::Eq(now, none), zero, now);
+    // Else from the largest score itself, so that the weight of a key alone is 1; m is only near it, which weights put right.
+    const VF exact = hn::IfThenElse(hn::Eq(now, before), hn::Mul(origin, hn::Set(d, kLn2)), top);
+    const VF apart =
+        hn::MulAdd(exact, hn::Set(d, kLog2eRest), hn::MulSub(exact, hn::Set(d, kLog2e), origin));
+    const VF right =
+        simd::exp2_weight(hn::Max(hn::Min(apart, hn::Set(d, 1.0f)), hn::Set(d, -1.0f)));
     const VF shift = hn::Sub(hn::Set(d, 12582912.0f), origin);
     const VF least = hn::Div(hn::Sub(origin, hn::Set(d, 125.0f)), by);
     VF sum[kRows] = {zero, zero, zero, zero};
@@ -155,7 +168,10 @@ bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor,
         simd::exp2_from<kCoarse, decltype(fast)::value == 2>(w, by, shift, least);
       } else {
         ANNULUS_UNROLL
-        for (int i = 0; i < kRows; ++i) w[i] = careful_power(hn::MulSub(w[i], by, origin));
+        for (int i = 0; i < kRows; ++i) {
+          const VF less = hn::MulSub(w[i], hn::Set(d, scale), exact);
+          w[i] = hn::Mul(right, careful_power(hn::Mul(less, hn::Set(d, kLog2e))));
+        }
       }
       if constexpr (kMasked) {
         ANNULUS_UNROLL
@@ -187,7 +203,7 @@ bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor,
     // 0: anything may come; 1: a score may be too small; 2: none is.
     if (bounded) {
       weigh_all(std::integral_constant < int, kTameTile ? 2 : 0 > ());
-    } else if (kTameTile && hn::AllTrue(d, hn::Lt(hn::Abs(origin), hn::Set(d, 0x1p20f)))) {
+    } else if (whole_numbers) {
       weigh_all(std::integral_constant<int, 1>());
     } else {
       weigh_all(std::integral_constant<int, 0>());
@@ -341,22 +357,28 @@ bool counts(const Tile& t, std::int64_t r, int c) {
 }
 
 template <bool kMasked, bool, bool, bool>
-bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor, std::uint16_t*) {
-  scale *= 1.44269504f;
+bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor, std::uint16_t*,
+                bool) {
+  constexpr double kLog2OfE = std::numbers::log2e;
   bool any = false;
   for (int c = 0; c < t.lanes; ++c) {
-    float now = m[c];
+    float top = kNoScore;
     for (std::int64_t r = t.first; r < t.end; ++r) {
       float& s = t.s[r * t.ld + c];
       s = counts<kMasked>(t, r, c) ? scale * s : kNoScore;
-      now = now == now ? larger_score(now, std::ceil(s)) : now;
+      top = top == top ? larger_score(top, s) : top;
     }
+    const float before = m[c], in_twos = static_cast<float>(top * kLog2OfE);
+    const float now = before == before ? larger_score(before, in_twos) : before;
     const float origin = origin_of(now);
-    factor[c] = now == kNoScore ? 1.0f : std::exp2(m[c] - origin);
+    // As above: from the largest score itself.
+    const double exact = now == before ? origin / kLog2OfE : top;
+    const double right = std::exp2(exact * kLog2OfE - origin);
+    factor[c] = now == kNoScore ? 1.0f : std::exp2(before - origin);
     float sum = 0;
     for (std::int64_t r = t.first; r < t.end; ++r) {
       float& s = t.s[r * t.ld + c];
-      sum += s = std::exp2(s - origin);
+      sum += s = s == kNoScore ? 0.0f : static_cast<float>(right * std::exp(s - exact));
     }
     l[c] = l[c] * factor[c] + sum;
     m[c] = now;
@@ -421,6 +443,18 @@ auto visit_kind(const Tile& t, F&& f) {
   return masked ? by_mask(std::true_type()) : by_mask(std::false_type());
 }
 
+// Whether no lane sees more than a few keys: what is lost of each is then not lost among others.
+bool sees_few(const Tile& t) {
+  constexpr std::int64_t kFew = 8;
+  std::int64_t most = t.end - t.first;
+  if (most > kFew && t.mask.lo != nullptr) {
+    most = 0;
+    for (int c = 0; c < t.lanes; ++c)
+      most = std::max<std::int64_t>(most, t.mask.hi[c] - t.mask.lo[c]);
+  }
+  return most <= kFew;
+}
+
 bool weigh(const Tile& t, float scale, float* m, float* l, float* factor, std::uint16_t* panel) {
   if (scale < 0) {  // rare: the largest score is then that of the smallest product
     for (std::int64_t r = t.first; r < t.end; ++r) {
@@ -428,12 +462,13 @@ bool weigh(const Tile& t, float scale, float* m, float* l, float* factor, std::u
     }
     scale = -scale;
   }
+  const bool few = sees_few(t);
   return visit_kind(t, [&](auto masked, auto tame, auto coarse) {
     constexpr bool kMasked = masked.value, kTameTile = tame.value, kCoarse = coarse.value;
     if (kTameTile && panel != nullptr) {
-      return weigh_tile<kMasked, kTameTile, kCoarse, kTameTile>(t, scale, m, l, factor, panel);
+      return weigh_tile<kMasked, kTameTile, kCoarse, kTameTile>(t, scale, m, l, factor, panel, few);
     }
-    return weigh_tile<kMasked, kTameTile, kCoarse, false>(t, scale, m, l, factor, nullptr);
+    return weigh_tile<kMasked, kTameTile, kCoarse, false>(t, scale, m, l, factor, nullptr, few);
   });
 }
 
