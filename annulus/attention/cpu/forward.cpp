@@ -127,7 +127,8 @@ void Forward::chunk(const P& pattern, std::int64_t b, std::int64_t h, const Swee
                              query_panels.panel(i), plan_.D, seen.end - begin,
                              s.scores + begin * lanes, lanes, false);
       Tile scores{s.scores, lanes, seen.first, seen.end, lanes, mask.mask(), tame, coarse};
-      scores.reach = s.norm + at;
+      // A key that a query does not see must not change its bits, not even where its exponents are counted from.
+      scores.reach = mask.masked() ? nullptr : s.norm + at;
       scores.far = far;
       float* sums = s.acc + i * tile_floats;
       const bool to_panel = tame && panels && !plan_.dropout.any();
