@@ -45,6 +45,54 @@ static_assert(kTileCols<float> <= kMaxTileCols && kTileCols<double> <= kMaxTileC
 
 #if ANNULUS_SIMD
 
+// What a product is added to may be far: it comes while the product is made.
+template <int M, class T>
+HWY_INLINE void ask_for(const T* y, std::int64_t ldy) {
+  ANNULUS_UNROLL
+  for (int m = 0; m < M; ++m) __builtin_prefetch(y + m * ldy);
+}
+
+// What one term of each operand adds to the sums of a tile.
+template <class T, int M>
+HWY_INLINE void accumulate(const T* pa, const T* pb, std::int64_t depth,
+                           hn::Vec<hn::ScalableTag<T>> (&sum)[M][kTileVectors]) {
+  const hn::ScalableTag<T> d;
+  using V = hn::Vec<decltype(d)>;
+  for (std::int64_t i = 0; i < depth; ++i) {
+    V right[kTileVectors];
+    ANNULUS_UNROLL
+    for (int n = 0; n < kTileVectors; ++n) right[n] = hn::Load(d, pb + n * kLanes<T>);
+#if HWY_TARGET == HWY_NEON
+    // Multiply-adds by a lane of a register: a broadcast load would take one of their pipes.
+    constexpr int kStep = M < kLanes<T> ? M : kLanes<T>;
+    ANNULUS_UNROLL
+    for (int m = 0; m < M; m += kStep) {
+      const V left = hn::LoadU(d, pa + m);
+      ANNULUS_UNROLL
+      for (int n = 0; n < kTileVectors; ++n) {
+        sum[m][n] = hn::MulAdd(right[n], hn::Broadcast<0>(left), sum[m][n]);
+        if constexpr (kStep > 1) {
+          sum[m + 1][n] = hn::MulAdd(right[n], hn::Broadcast<1>(left), sum[m + 1][n]);
+        }
+        if constexpr (kStep > 2) {
+          sum[m + 2][n] = hn::MulAdd(right[n], hn::Broadcast<2>(left), sum[m + 2][n]);
+          sum[m + 3][n] = hn::MulAdd(right[n], hn::Broadcast<3>(left), sum[m + 3][n]);
+        }
+      }
+    }
+#else
+    ANNULUS_UNROLL
+    for (int m = 0; m < M; ++m) {
+      const V left = hn::Set(d, pa[m]);
+      ANNULUS_UNROLL
+      for (int n = 0; n < kTileVectors; ++n) sum[m][n] = hn::MulAdd(right[n], left, sum[m][n]);
+    }
+#endif
+    pa += kTileRows;
+    pb += kTileCols<T>;
+  }
+}
+
 template <class T, int Terms, int M>
 HWY_NOINLINE void multiply_rows(const T* a, const Factor<T>* factors, int count, std::int64_t depth,
                                 T* y, std::int64_t ldy, bool add, const Dots<T>* dots) {
@@ -52,6 +100,7 @@ HWY_NOINLINE void multiply_rows(const T* a, const Factor<T>* factors, int count,
   using V = hn::Vec<decltype(d)>;
   constexpr int kCols = kTileCols<T>;
   constexpr const TermProducts& products = kTermProducts[Terms];
+  if (add) ask_for<M>(y, ldy);
   for (int f = 0; f < count; ++f, add = true) {
     V sum[M][kTileVectors];
     ANNULUS_UNROLL
@@ -62,39 +111,7 @@ HWY_NOINLINE void multiply_rows(const T* a, const Factor<T>* factors, int count,
     for (int p = 0; p < products.count; ++p) {
       const T* pa = a + products.left[p] * depth * kTileRows;
       const T* pb = static_cast<const T*>(factors[f].b) + products.right[p] * depth * kCols;
-      for (std::int64_t i = 0; i < depth; ++i) {
-        V right[kTileVectors];
-        ANNULUS_UNROLL
-        for (int n = 0; n < kTileVectors; ++n) right[n] = hn::Load(d, pb + n * kLanes<T>);
-#if HWY_TARGET == HWY_NEON
-        // Multiply-adds by a lane of a register: a broadcast load would take one of their pipes.
-        constexpr int kStep = M < kLanes<T> ? M : kLanes<T>;
-        ANNULUS_UNROLL
-        for (int m = 0; m < M; m += kStep) {
-          const V left = hn::LoadU(d, pa + m);
-          ANNULUS_UNROLL
-          for (int n = 0; n < kTileVectors; ++n) {
-            sum[m][n] = hn::MulAdd(right[n], hn::Broadcast<0>(left), sum[m][n]);
-            if constexpr (kStep > 1) {
-              sum[m + 1][n] = hn::MulAdd(right[n], hn::Broadcast<1>(left), sum[m + 1][n]);
-            }
-            if constexpr (kStep > 2) {
-              sum[m + 2][n] = hn::MulAdd(right[n], hn::Broadcast<2>(left), sum[m + 2][n]);
-              sum[m + 3][n] = hn::MulAdd(right[n], hn::Broadcast<3>(left), sum[m + 3][n]);
-            }
-          }
-        }
-#else
-        ANNULUS_UNROLL
-        for (int m = 0; m < M; ++m) {
-          const V left = hn::Set(d, pa[m]);
-          ANNULUS_UNROLL
-          for (int n = 0; n < kTileVectors; ++n) sum[m][n] = hn::MulAdd(right[n], left, sum[m][n]);
-        }
-#endif
-        pa += kTileRows;
-        pb += kCols;
-      }
+      accumulate<T, M>(pa, pb, depth, sum);
     }
     const T* scale = factors[f].scale;
     ANNULUS_UNROLL
@@ -139,6 +156,31 @@ void multiply(const void* a, const Factor<T>* factors, int count, std::int64_t d
   return multiply_rows<T, Terms, 1>(pa, factors, count, depth, y, ldy, add, dots);
 }
 
+template <class T>
+HWY_NOINLINE void multiply_whole(const T* a, std::int64_t step, const T* b, std::int64_t depth,
+                                 std::int64_t panels, T* y, std::int64_t ldy, bool add) {
+  const hn::ScalableTag<T> d;
+  using V = hn::Vec<decltype(d)>;
+  for (; panels > 0; --panels, a += step, y += kTileRows * ldy) {
+    V sum[kTileRows][kTileVectors];
+    ANNULUS_UNROLL
+    for (int m = 0; m < kTileRows; ++m) {
+      ANNULUS_UNROLL
+      for (int n = 0; n < kTileVectors; ++n) sum[m][n] = hn::Zero(d);
+    }
+    if (add) ask_for<kTileRows>(y, ldy);
+    accumulate<T, kTileRows>(a, b, depth, sum);
+    ANNULUS_UNROLL
+    for (int m = 0; m < kTileRows; ++m) {
+      ANNULUS_UNROLL
+      for (int n = 0; n < kTileVectors; ++n) {
+        T* to = y + m * ldy + n * kLanes<T>;
+        hn::StoreU(add ? hn::Add(hn::LoadU(d, to), sum[m][n]) : sum[m][n], d, to);
+      }
+    }
+  }
+}
+
 #else  // one lane
 
 template <class T, int Terms>
@@ -174,6 +216,22 @@ void multiply(const void* a, const Factor<T>* factors, int count, std::int64_t d
 }
 
 #endif
+
+template <class T, int Terms>
+void multiply_panels(const void* a, std::int64_t step, const void* b, std::int64_t depth,
+                     std::int64_t rows, T* y, std::int64_t ldy, bool add) {
+  std::int64_t whole = 0;
+#if ANNULUS_SIMD
+  if constexpr (Terms == 1) {
+    whole = rows / kTileRows;
+    multiply_whole(static_cast<const T*>(a), step / static_cast<std::int64_t>(sizeof(T)),
+                   static_cast<const T*>(b), depth, whole, y, ldy, add);
+  }
+#endif
+  annulus::cpu::detail::multiply_each<T, kTileRows, multiply<T, Terms>>(
+      static_cast<const std::byte*>(a) + whole * step, step, b, depth, rows - whole * kTileRows,
+      y + whole * kTileRows * ldy, ldy, add);
+}
 
 // The terms of x: itself, or what of it bfloat16 holds, and what of the rest.
 template <class T, bool Round, int Terms>
@@ -299,12 +357,23 @@ void pack_columns(Side side, const Matrix& x, const std::int32_t* index, const T
   });
 }
 
+template <class T, bool Round>
+void pack_tiles(const T* x, std::int64_t step, int valid, std::int64_t depth, void* to) {
+  T* p = static_cast<T*>(to);
+  constexpr int kCols = kTileCols<T>;
+  for (std::int64_t d = 0; d < depth; d += kCols, x += step, p += kTileRows * kCols) {
+    pack_rows_of<T, Round, 1>(kTileRows, x, kCols, valid, kCols, p);
+  }
+}
+
 template <class T, bool Round, int Terms>
 const Tiles<T>* make_tiles(const char* name) {
   static const Tiles<T> tiles = {{kTileRows, kTileCols<T>, 1, Terms, sizeof(T), name},
                                  pack_rows<T, Round, Terms>,
                                  pack_columns<T, Round, Terms>,
-                                 multiply<T, Terms>};
+                                 pack_tiles<T, Round>,
+                                 multiply<T, Terms>,
+                                 multiply_panels<T, Terms>};
   return &tiles;
 }
 

@@ -85,10 +85,17 @@ struct Tiles : TileShape {
   // Panel from scale[d] * x[index[d]][r]. No index: d itself. No scale: 1.
   void (*pack_columns)(Side side, const Matrix& x, const std::int32_t* index, const Real* scale,
                        int valid, std::int64_t depth, void* to);
+  // Left panel from x[r][d] that lies as tiles of a result: d / cols of them `step` apart, each [row][cols]. (cols is a multiple
+  // of unit.) Packs whole tiles.
+  void (*pack_tiles)(const Real* x, std::int64_t step, int valid, std::int64_t depth, void* to);
   // y[r * ldy + c] = (add ? y : 0) + sum_f scale_f[r] sum_d a[r][d] b_f[c][d] for r < rows, all
   // columns; in rows up to touched_rows(rows) it may leave anything. `dots` may be nullptr.
   void (*multiply)(const void* a, const Factor<Real>* factors, int count, std::int64_t depth,
                    int rows, Real* y, std::int64_t ldy, bool add, const Dots<Real>* dots);
+  // The same for many rows and one right operand: left panels lie `step` bytes apart, tiles of y below one another. A call a tile
+  // would cost a short product an eighth of its time.
+  void (*multiply_panels)(const void* a, std::int64_t step, const void* b, std::int64_t depth,
+                          std::int64_t rows, Real* y, std::int64_t ldy, bool add);
 };
 
 // The tiles for this machine, of kFp32 or a precision whose terms are bf16 (f64: kF64 alone); the same
@@ -110,6 +117,28 @@ void visit_rows(const Matrix& x, Call&& f) {
     if (x.dtype == DType::kF16) return f(static_cast<const float16*>(x.data));
   }
   f(static_cast<const Real*>(x.data));
+}
+
+// pack_tiles() by a call a tile, for operands in one term.
+template <class Real, int kTileRows, int kTileCols, std::size_t kElement, auto kPackRows>
+void pack_each(const Real* x, std::int64_t step, int valid, std::int64_t depth, void* to) {
+  auto* p = static_cast<std::byte*>(to);
+  for (std::int64_t d = 0; d < depth; d += kTileCols, x += step) {
+    kPackRows(Side::kLeft, Matrix(x, kTileCols), valid, kTileCols, p);
+    p += kTileRows * kTileCols * static_cast<std::int64_t>(kElement);
+  }
+}
+
+// multiply_panels() by a call a tile.
+template <class Real, int kTileRows, auto kMultiply>
+void multiply_each(const void* a, std::int64_t step, const void* b, std::int64_t depth,
+                   std::int64_t rows, Real* y, std::int64_t ldy, bool add) {
+  const Factor<Real> right{b, nullptr};
+  for (std::int64_t r = 0; r < rows; r += kTileRows) {
+    kMultiply(static_cast<const std::byte*>(a) + r / kTileRows * step, &right, 1, depth,
+              static_cast<int>(std::min<std::int64_t>(kTileRows, rows - r)), y + r * ldy, ldy, add,
+              nullptr);
+  }
 }
 
 // By machine: nullptr where the instructions are not there. tiles() takes the first there is; tests

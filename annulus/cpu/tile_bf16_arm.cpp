@@ -10,6 +10,8 @@
 
 #include <arm_neon.h>
 
+#include <type_traits>
+
 #if !defined(__clang__)
 #pragma GCC push_options
 #pragma GCC target("arch=armv8.2-a+bf16")
@@ -29,12 +31,48 @@ constexpr int kUnit = 4;
 
 static_assert(kRows <= kMaxTileRows && kCols <= kMaxTileCols);
 
-// M pairs of rows by four pairs of columns.
+// What a product is added to may be far: it comes while the product is made.
+template <int M>
+inline void ask_for(const float* y, std::int64_t ldy) {
+  ANNULUS_UNROLL
+  for (int m = 0; m < 2 * M; ++m) __builtin_prefetch(y + m * ldy);
+}
+
+// M pairs of rows by four pairs of columns: what one term of each adds to their sums.
+template <int M>
+inline __attribute__((always_inline)) void accumulate(const bfloat16_t* pa, const bfloat16_t* pb,
+                                                      std::int64_t units,
+                                                      float32x4_t (&sum)[M][4]) {
+  for (std::int64_t i = 0; i < units; ++i) {
+    bfloat16x8_t right[4];
+    ANNULUS_UNROLL
+    for (int n = 0; n < 4; ++n) right[n] = vld1q_bf16(pb + 8 * n);
+    ANNULUS_UNROLL
+    for (int m = 0; m < M; ++m) {
+      const bfloat16x8_t left = vld1q_bf16(pa + 8 * m);
+      ANNULUS_UNROLL
+      for (int n = 0; n < 4; ++n) sum[m][n] = vbfmmlaq_f32(sum[m][n], left, right[n]);
+    }
+    pa += kRows * kUnit;
+    pb += kCols * kUnit;
+  }
+}
+// A sum is a 2 x 2 block: two of them side by side are four columns of two rows.
+struct TwoRows {
+  float32x4_t r0, r1;
+  TwoRows(float32x4_t left, float32x4_t right)
+      : r0(vreinterpretq_f32_f64(
+            vzip1q_f64(vreinterpretq_f64_f32(left), vreinterpretq_f64_f32(right)))),
+        r1(vreinterpretq_f32_f64(
+            vzip2q_f64(vreinterpretq_f64_f32(left), vreinterpretq_f64_f32(right)))) {}
+};
+
 template <int Terms, int M>
 __attribute__((noinline)) void multiply_pairs(const bfloat16_t* a, const Factor<float>* factors,
                                               int count, std::int64_t units, float* y,
                                               std::int64_t ldy, bool add, const Dots<float>* dots) {
   constexpr const TermProducts& products = kTermProducts[Terms];
+  if (add) ask_for<M>(y, ldy);
   for (int f = 0; f < count; ++f, add = true) {
     float32x4_t sum[M][4];
     ANNULUS_UNROLL
@@ -46,19 +84,7 @@ __attribute__((noinline)) void multiply_pairs(const bfloat16_t* a, const Factor<
       const bfloat16_t* pa = a + products.left[p] * units * (kRows * kUnit);
       const bfloat16_t* pb = static_cast<const bfloat16_t*>(factors[f].b) +
                              products.right[p] * units * (kCols * kUnit);
-      for (std::int64_t i = 0; i < units; ++i) {
-        bfloat16x8_t right[4];
-        ANNULUS_UNROLL
-        for (int n = 0; n < 4; ++n) right[n] = vld1q_bf16(pb + 8 * n);
-        ANNULUS_UNROLL
-        for (int m = 0; m < M; ++m) {
-          const bfloat16x8_t left = vld1q_bf16(pa + 8 * m);
-          ANNULUS_UNROLL
-          for (int n = 0; n < 4; ++n) sum[m][n] = vbfmmlaq_f32(sum[m][n], left, right[n]);
-        }
-        pa += kRows * kUnit;
-        pb += kCols * kUnit;
-      }
+      accumulate<M>(pa, pb, units, sum);
     }
     const float* scale = factors[f].scale;
     ANNULUS_UNROLL
@@ -68,11 +94,7 @@ __attribute__((noinline)) void multiply_pairs(const bfloat16_t* a, const Factor<
       const float32x4_t c1 = vdupq_n_f32(scale != nullptr ? scale[2 * m + 1] : 1);
       ANNULUS_UNROLL
       for (int n = 0; n < 4; n += 2) {
-        // A sum is a 2 x 2 block: two of them side by side are four columns of two rows.
-        const float64x2_t s0 = vreinterpretq_f64_f32(sum[m][n]);
-        const float64x2_t s1 = vreinterpretq_f64_f32(sum[m][n + 1]);
-        const float32x4_t r0 = vreinterpretq_f32_f64(vzip1q_f64(s0, s1));
-        const float32x4_t r1 = vreinterpretq_f32_f64(vzip2q_f64(s0, s1));
+        const auto [r0, r1] = TwoRows(sum[m][n], sum[m][n + 1]);
         float* y0 = y + 2 * m * ldy + 2 * n;
         float* y1 = y0 + ldy;
         if (scale == nullptr && !add) {  // of a short product the end is felt
@@ -105,6 +127,44 @@ void multiply(const void* a, const Factor<float>* factors, int count, std::int64
   if (rows > 4) return multiply_pairs<Terms, 4>(pa, factors, count, units, y, ldy, add, dots);
   if (rows > 2) return multiply_pairs<Terms, 2>(pa, factors, count, units, y, ldy, add, dots);
   return multiply_pairs<Terms, 1>(pa, factors, count, units, y, ldy, add, dots);
+}
+
+__attribute__((noinline)) void multiply_whole(const bfloat16_t* a, std::int64_t step,
+                                              const bfloat16_t* b, std::int64_t units,
+                                              std::int64_t panels, float* y, std::int64_t ldy,
+                                              bool add) {
+  for (; panels > 0; --panels, a += step, y += kRows * ldy) {
+    float32x4_t sum[kRows / 2][4];
+    ANNULUS_UNROLL
+    for (int m = 0; m < kRows / 2; ++m) {
+      ANNULUS_UNROLL
+      for (int n = 0; n < 4; ++n) sum[m][n] = vdupq_n_f32(0);
+    }
+    if (add) ask_for<kRows / 2>(y, ldy);
+    accumulate<kRows / 2>(a, b, units, sum);
+    ANNULUS_UNROLL
+    for (int m = 0; m < kRows / 2; ++m) {
+      ANNULUS_UNROLL
+      for (int n = 0; n < 4; n += 2) {
+        const auto [r0, r1] = TwoRows(sum[m][n], sum[m][n + 1]);
+        float* y0 = y + 2 * m * ldy + 2 * n;
+        float* y1 = y0 + ldy;
+        vst1q_f32(y0, add ? vaddq_f32(vld1q_f32(y0), r0) : r0);
+        vst1q_f32(y1, add ? vaddq_f32(vld1q_f32(y1), r1) : r1);
+      }
+    }
+  }
+}
+template <int Terms>
+void multiply_panels(const void* a, std::int64_t step, const void* b, std::int64_t depth,
+                     std::int64_t rows, float* y, std::int64_t ldy, bool add) {
+  const std::int64_t whole = Terms == 1 ? rows / kRows : 0;
+  multiply_whole(static_cast<const bfloat16_t*>(a), step / std::int64_t{sizeof(bfloat16_t)},
+                 static_cast<const bfloat16_t*>(b), (depth + kUnit - 1) / kUnit, whole, y, ldy,
+                 add);
+  detail::multiply_each<float, kRows, multiply<Terms>>(
+      static_cast<const std::byte*>(a) + whole * step, step, b, depth, rows - whole * kRows,
+      y + whole * kRows * ldy, ldy, add);
 }
 
 // Eight numbers to bfloat16: of each term what it holds, and the rest goes to the next.
@@ -152,6 +212,11 @@ void pack_rows_of(const T* x, std::int64_t ld, int valid, std::int64_t depth, vo
     std::int64_t u = 0;
     if (second) {
       for (; u < whole; ++u) {
+        if constexpr (Terms == 1 && std::is_same_v<T, bfloat16>) {  // as they are
+          vst1q_u16(reinterpret_cast<std::uint16_t*>(q + u * R * kUnit),
+                    vcombine_u16(vld1_u16(&x0[u * kUnit].bits), vld1_u16(&x1[u * kUnit].bits)));
+          continue;
+        }
         store_terms<Terms>(load4(x0 + u * kUnit), load4(x1 + u * kUnit), q + u * R * kUnit, step);
       }
     }
@@ -168,7 +233,26 @@ void pack_rows(Side, const Matrix& x, int valid, std::int64_t depth, void* to) {
                             [&](auto* rows) { pack_rows_of<Terms>(rows, x.ld, valid, depth, to); });
 }
 
-// Eight rows by four along the depth, of which v has one each: rounded, then turned.
+void pack_tiles(const float* x, std::int64_t step, int valid, std::int64_t depth, void* to) {
+  auto* p = static_cast<bfloat16_t*>(to);
+  for (std::int64_t d = 0; d < depth; d += kCols, x += step, p += kRows * kCols) {
+    pack_rows_of<1>(x, kCols, valid, kCols, p);
+  }
+}
+
+// Eight rows by four along the depth, of which h has one each.
+inline void store_unit(const uint16x8_t (&h)[4], bfloat16_t* to) {
+  auto* p = reinterpret_cast<std::uint32_t*>(to);
+  const uint32x4_t a = vreinterpretq_u32_u16(vzip1q_u16(h[0], h[1]));
+  const uint32x4_t b = vreinterpretq_u32_u16(vzip1q_u16(h[2], h[3]));
+  const uint32x4_t c = vreinterpretq_u32_u16(vzip2q_u16(h[0], h[1]));
+  const uint32x4_t d = vreinterpretq_u32_u16(vzip2q_u16(h[2], h[3]));
+  vst1q_u32(p, vzip1q_u32(a, b));
+  vst1q_u32(p + 4, vzip2q_u32(a, b));
+  vst1q_u32(p + 8, vzip1q_u32(c, d));
+  vst1q_u32(p + 12, vzip2q_u32(c, d));
+}
+// The same of floats: rounded, then turned.
 template <int Terms>
 inline void store_turned(float32x4_t (&v)[4][2], bfloat16_t* to, std::int64_t step) {
   ANNULUS_UNROLL
@@ -183,15 +267,7 @@ inline void store_turned(float32x4_t (&v)[4][2], bfloat16_t* to, std::int64_t st
         v[k][1] = vsubq_f32(v[k][1], vcvtq_high_f32_bf16(part));
       }
     }
-    auto* p = reinterpret_cast<std::uint32_t*>(to + t * step);
-    const uint32x4_t a = vreinterpretq_u32_u16(vzip1q_u16(h[0], h[1]));
-    const uint32x4_t b = vreinterpretq_u32_u16(vzip1q_u16(h[2], h[3]));
-    const uint32x4_t c = vreinterpretq_u32_u16(vzip2q_u16(h[0], h[1]));
-    const uint32x4_t d = vreinterpretq_u32_u16(vzip2q_u16(h[2], h[3]));
-    vst1q_u32(p, vzip1q_u32(a, b));
-    vst1q_u32(p + 4, vzip2q_u32(a, b));
-    vst1q_u32(p + 8, vzip1q_u32(c, d));
-    vst1q_u32(p + 12, vzip2q_u32(c, d));
+    store_unit(h, to + t * step);
   }
 }
 
@@ -205,6 +281,15 @@ void pack_columns_of(const T* x, std::int64_t ld, const std::int32_t* index, con
   const std::int64_t step = units * R * kUnit;
   for (std::int64_t u = 0; u < units; ++u) {
     const std::int64_t some = depth - u * kUnit < kUnit ? depth - u * kUnit : kUnit;
+    if constexpr (Terms == 1 && std::is_same_v<T, bfloat16>) {
+      if (some == kUnit && valid == R && index == nullptr && scale == nullptr) {  // as they are
+        uint16x8_t h[4];
+        ANNULUS_UNROLL
+        for (int k = 0; k < 4; ++k) h[k] = vld1q_u16(&x[(u * kUnit + k) * ld].bits);
+        store_unit(h, p + u * R * kUnit);
+        continue;
+      }
+    }
     float32x4_t v[4][2];
     ANNULUS_UNROLL
     for (int k = 0; k < 4; ++k) {
@@ -234,7 +319,9 @@ const Tiles<float>* make_tiles(const char* name) {
   static const Tiles<float> tiles = {{kRows, kCols, kUnit, Terms, sizeof(bfloat16_t), name},
                                      pack_rows<Terms>,
                                      pack_columns<Terms>,
-                                     multiply<Terms>};
+                                     pack_tiles,
+                                     multiply<Terms>,
+                                     multiply_panels<Terms>};
   return &tiles;
 }
 

@@ -141,10 +141,13 @@ void pack_columns(Side side, const Matrix& x, const std::int32_t* index, const f
 
 template <int Terms>
 const Tiles<float>* make_tiles(const char* name) {
-  static const Tiles<float> tiles = {{kRows, kCols, kUnit, Terms, sizeof(Pair) / kUnit, name},
-                                     pack_rows<Terms>,
-                                     pack_columns<Terms>,
-                                     multiply<Terms>};
+  static const Tiles<float> tiles = {
+      {kRows, kCols, kUnit, Terms, sizeof(Pair) / kUnit, name},
+      pack_rows<Terms>,
+      pack_columns<Terms>,
+      detail::pack_each<float, kRows, kCols, sizeof(Pair) / kUnit, pack_rows<Terms>>,
+      multiply<Terms>,
+      detail::multiply_each<float, kRows, multiply<Terms>>};
   return &tiles;
 }
 

@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <random>
 #include <string>
@@ -95,6 +96,52 @@ class TileCheck {
     return worst;
   }
 
+  // multiply_panels() and pack_tiles() are multiply() and pack_rows() of several at once, in operands of one term.
+  void check_many() {
+    const std::int64_t depth = 1 + below(75), panels = 1 + below(3);
+    const std::int64_t rows = (panels - 1) * tiles_.rows + 1 + below(tiles_.rows);
+    const std::int64_t step = tiles_.panel_bytes(Side::kLeft, depth) + 128, ld = tiles_.cols;
+    Panel left(panels * step);
+    for (std::int64_t i = 0; i < panels; ++i) {
+      const Operand<Real> a = operand(Side::kLeft, tiles_.rows, depth);
+      std::memcpy(static_cast<std::byte*>(left.data.get()) + i * step, a.panel.data.get(),
+                  static_cast<std::size_t>(step - 128));
+    }
+    const Operand<Real> b = operand(Side::kRight, tiles_.cols, depth);
+    const bool add = below(2) == 1;
+    const std::vector<Real> old = numbers(panels * tiles_.rows * ld);
+    std::vector<Real> y = old, want = old;
+    tiles_.multiply_panels(left.data.get(), step, b.panel.data.get(), depth, rows, y.data(), ld,
+                           add);
+    const Factor<Real> right{b.panel.data.get(), nullptr};
+    for (std::int64_t i = 0; i < panels; ++i) {
+      const int some =
+          static_cast<int>(std::min<std::int64_t>(tiles_.rows, rows - i * tiles_.rows));
+      tiles_.multiply(static_cast<std::byte*>(left.data.get()) + i * step, &right, 1, depth, some,
+                      want.data() + i * tiles_.rows * ld, ld, add, nullptr);
+    }
+    for (std::int64_t i = 0; i < rows * ld; ++i) {
+      const auto k = static_cast<std::size_t>(i);
+      EXPECT_EQ(y[k], want[k]) << "element " << i;
+    }
+    if (tiles_.terms > 1) return;
+    const int valid = 1 + below(tiles_.rows);
+    const std::int64_t whole = panels * tiles_.cols, apart = (tiles_.rows + 1) * tiles_.cols;
+    const std::vector<Real> x = numbers(panels * apart);
+    std::vector<Real> as_rows(static_cast<std::size_t>(valid * whole));
+    for (std::int64_t r = 0; r < valid; ++r) {
+      for (std::int64_t d = 0; d < whole; ++d) {
+        as_rows[static_cast<std::size_t>(r * whole + d)] =
+            x[static_cast<std::size_t>(d / ld * apart + r * ld + d % ld)];
+      }
+    }
+    const std::int64_t bytes = tiles_.panel_bytes(Side::kLeft, whole);
+    const Panel got(bytes), plain(bytes);
+    tiles_.pack_tiles(x.data(), apart, valid, whole, got.data.get());
+    tiles_.pack_rows(Side::kLeft, Matrix(as_rows.data(), whole), valid, whole, plain.data.get());
+    EXPECT_EQ(std::memcmp(got.data.get(), plain.data.get(), static_cast<std::size_t>(bytes)), 0);
+  }
+
  private:
   int below(int n) { return static_cast<int>(random_() % static_cast<unsigned>(n)); }
   Real number() {
@@ -174,6 +221,7 @@ void check(const Tiles<Real>& t, double limit) {
   for (unsigned seed = 0; seed < 300; ++seed) {
     EXPECT_EQ(TileCheck<Real>(t, seed, true).worst(), 0) << "whole numbers, seed " << seed;
     EXPECT_LE(TileCheck<Real>(t, seed, false).worst(), limit) << "seed " << seed;
+    TileCheck<Real>(t, seed, true).check_many();
     if (testing::Test::HasFailure()) return;
   }
 }

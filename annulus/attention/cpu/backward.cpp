@@ -3,8 +3,10 @@
 // heads that read it. A cell that is too much for one thread is split by its queries, each part with sums of its own, added up
 // in order at the end; into how many depends on the problem alone, and so do all bits.
 //
-// Within an item, chunks of queries meet tiles of keys: both weights p and gradients ds of a tile are kept (keys are rows), and
-// are left operands of the products for dv and dk, and ds of the one for dq.
+// Within an item, chunks of queries meet tiles of keys. Weights p and gradients ds are kept as tiles of their products lie (keys
+// are rows, some queries columns): in rows of all queries of a chunk they would be a power of two apart, and put each other out
+// of the cache. As they lie they are right operands of the product for dq, which is turned, too; turned they are left operands of
+// those for dv and dk.
 
 #include <cmath>
 #include <cstring>
@@ -22,10 +24,12 @@ constexpr std::int64_t kParts = 16;
 constexpr std::int64_t kPartBytes = std::int64_t{256} << 20;
 
 struct Slot {
-  // Packed: rows and columns of q and do (right operands), rows of k and v (left), columns of k (right); a left panel.
-  std::byte *q_rows, *q_columns, *do_rows, *do_columns, *k_rows, *v_rows, *k_columns, *left, *stage;
-  float *p, *ds, *z;    // [key][query of the chunk]
-  float *dq, *dk, *dv;  // of a chunk, of a tile
+  // Packed: rows and columns of q and do (right operands), rows of k and v and columns of k (left); a panel of ds or p.
+  std::byte *q_rows, *q_columns, *do_rows, *do_columns, *k_rows, *v_rows, *k_columns, *panel,
+      *stage;
+  float *p, *ds, *z;  // tiles of queries of the chunk: [key][query]
+  float* dq;          // such tiles: [column][query]
+  float* sums;        // dk or dv of a panel of keys
   float *lse, *delta, *row;
   std::int32_t *lo, *hi;
   std::uint8_t* keep;
@@ -34,7 +38,8 @@ struct Slot {
 struct Backward {
   const Plan& plan;
   const Tiles<float>& tiles;
-  std::int64_t cols_d, cols_v;  // D and Dv in whole tiles of a product
+  std::int64_t chunk_queries;
+  std::int64_t tile_floats, dq_floats;  // from a tile of p, ds and z to the next; of dq
   int slots;
   std::int64_t parts;
   std::vector<Slot> of = {};
@@ -50,8 +55,9 @@ struct Backward {
   explicit Backward(const Plan& p)
       : plan(p),
         tiles(tiles_for(p.dtype)),
-        cols_d(round_up(p.D, tiles.cols)),
-        cols_v(round_up(p.Dv, tiles.cols)),
+        chunk_queries(chunk_of(p)),
+        tile_floats((kKeys + annulus::cpu::kMaxTileRows) * tiles.cols),
+        dq_floats(round_up(p.D, tiles.rows) * tiles.cols),
         slots(1),
         parts(1) {
     if (empty()) return;
@@ -59,7 +65,7 @@ struct Backward {
     for (int i = 0; i < plan.layers; ++i) {
       visit_layer(plan, i, [&](const auto& pattern) {
         cells = std::max(cells, plan.B * plan.Hkv * ceil_div(pattern.sweeps(), pattern.per_cell()));
-        chunks = std::max(chunks, pattern.per_cell() * ceil_div(pattern.longest(), kQueries));
+        chunks = std::max(chunks, pattern.per_cell() * ceil_div(pattern.longest(), chunk_queries));
       });
     }
     cells = std::max<std::int64_t>(cells, 1);
@@ -79,27 +85,27 @@ struct Backward {
     const std::int64_t lanes = tiles.cols;
     for (int i = 0; i < slots; ++i) {
       Slot s{};
-      scratch(s.q_rows, Panels::bytes(tiles, Side::kRight, kQueries, plan.D));
-      scratch(s.q_columns, Panels::bytes(tiles, Side::kRight, plan.D, kQueries));
-      scratch(s.do_rows, Panels::bytes(tiles, Side::kRight, kQueries, plan.Dv));
-      scratch(s.do_columns, Panels::bytes(tiles, Side::kRight, plan.Dv, kQueries));
+      scratch(s.q_rows, Panels::bytes(tiles, Side::kRight, chunk_queries, plan.D));
+      scratch(s.q_columns, Panels::bytes(tiles, Side::kRight, plan.D, chunk_queries));
+      scratch(s.do_rows, Panels::bytes(tiles, Side::kRight, chunk_queries, plan.Dv));
+      scratch(s.do_columns, Panels::bytes(tiles, Side::kRight, plan.Dv, chunk_queries));
       scratch(s.k_rows, Panels::bytes(tiles, Side::kLeft, kKeys, plan.D));
       scratch(s.v_rows, Panels::bytes(tiles, Side::kLeft, kKeys, plan.Dv));
-      scratch(s.k_columns, Panels::bytes(tiles, Side::kRight, plan.D, kKeys));
-      scratch(s.left, tiles.panel_bytes(Side::kLeft, kQueries));
-      scratch(s.stage, kQueries * std::max(plan.D, plan.Dv) * size_of(plan.dtype));
-      scratch(s.p, (kKeys + annulus::cpu::kMaxTileRows) * kQueries);
-      scratch(s.ds, (kKeys + annulus::cpu::kMaxTileRows) * kQueries);
-      scratch(s.z, plan.dropout.any() ? kKeys * kQueries : 0);
-      scratch(s.dq, (kQueries + annulus::cpu::kMaxTileRows) * cols_d);
-      scratch(s.dk, (kKeys + annulus::cpu::kMaxTileRows) * cols_d);
-      scratch(s.dv, (kKeys + annulus::cpu::kMaxTileRows) * cols_v);
-      scratch(s.lse, kQueries);
-      scratch(s.delta, kQueries);
+      scratch(s.k_columns, Panels::bytes(tiles, Side::kLeft, plan.D, kKeys));
+      scratch(s.panel, std::max(tiles.panel_bytes(Side::kLeft, chunk_queries),
+                                tiles.panel_bytes(Side::kRight, kKeys)));
+      scratch(s.stage, chunk_queries * std::max(plan.D, plan.Dv) * size_of(plan.dtype));
+      scratch(s.p, chunk_queries / lanes * tile_floats);
+      scratch(s.ds, chunk_queries / lanes * tile_floats);
+      scratch(s.z, plan.dropout.any() ? chunk_queries / lanes * tile_floats : 0);
+      scratch(s.dq, chunk_queries / lanes * dq_floats);
+      scratch(s.sums, annulus::cpu::kMaxTileRows * round_up(std::max(plan.D, plan.Dv), lanes));
+      scratch(s.lse, chunk_queries);
+      scratch(s.delta, chunk_queries);
       scratch(s.row, 3 * 256);
       scratch(s.lo, 2 * lanes);
       s.hi = s.lo == nullptr ? nullptr : s.lo + lanes;
-      scratch(s.keep, unites(plan) ? kKeys * kQueries : 0);
+      scratch(s.keep, unites(plan) ? kKeys * lanes : 0);
       of.push_back(s);
     }
     scratch(delta, plan.B * plan.H * plan.Tq);
@@ -137,10 +143,11 @@ struct Backward {
 
 void Backward::fill_delta(const TensorView& o, int threads) const {
   const std::int64_t rows = plan.B * plan.H * plan.Tq;
-  for_each_item(ceil_div(rows, kQueries), slots, threads, [&](int slot, std::int64_t item) {
+  for_each_item(ceil_div(rows, chunk_queries), slots, threads, [&](int slot, std::int64_t item) {
     const Slot& s = of[static_cast<std::size_t>(slot)];
     float *x = s.row, *y = s.row + 256;
-    for (std::int64_t i = item * kQueries; i < std::min((item + 1) * kQueries, rows); ++i) {
+    for (std::int64_t i = item * chunk_queries; i < std::min((item + 1) * chunk_queries, rows);
+         ++i) {
       const std::int64_t t = i % plan.Tq, h = i / plan.Tq % plan.H, b = i / plan.Tq / plan.H;
       const auto& row = annulus::cpu::rows<float>();
       row.load(annulus::cpu::row_at(o, b, t, h), plan.Dv, x);
@@ -156,7 +163,7 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
                      const Sweep& sweep, Range queries, const Slot& s) const {
   const Softmax& vector = softmax();
   const int lanes = tiles.cols;
-  const std::int64_t rows = tiles.rows, ld = kQueries;
+  const std::int64_t rows = tiles.rows;
   const std::int64_t count = queries.end - queries.first, padded = round_up(count, lanes);
   const std::int64_t hk = h / plan.heads_per_key();
   const HeadRows q(plan.q, b, h, plan.order), k(plan.k, b, hk, plan.order),
@@ -164,11 +171,12 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
   Panels q_rows(tiles, Side::kRight, s.q_rows), q_columns(tiles, Side::kRight, s.q_columns),
       do_rows(tiles, Side::kRight, s.do_rows), do_columns(tiles, Side::kRight, s.do_columns),
       k_rows(tiles, Side::kLeft, s.k_rows), v_rows(tiles, Side::kLeft, s.v_rows),
-      k_columns(tiles, Side::kRight, s.k_columns);
+      k_columns(tiles, Side::kLeft, s.k_columns);
   const auto scale = static_cast<float>(plan.scale);
   const auto& convert = annulus::cpu::rows<float>();
+  const bool chained = chains(plan.dtype);
 
-  std::fill_n(s.dq, round_up(count, annulus::cpu::kMaxTileRows) * cols_d, 0.0f);
+  std::fill_n(s.dq, padded / lanes * dq_floats, 0.0f);
   bool packed = false, tame_queries = true;
   for_each_tile(sweep, sweep.seen_by_any(queries), kKeys, [&](Range tile) {
     if (!packed) {
@@ -199,39 +207,37 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
     v_rows.pack_rows(value_rows, keys, plan.Dv);
     tame = tame && vector.tame(value_rows, keys, plan.Dv);
 
-    // p and ds of the tile; of the rows, which every tile of queries sees an interval of, those between first and last
-    // are filled for all.
+    // p and ds of the tile; of the rows, which every tile of queries sees an interval of, the others are 0.
     TileMask<P> mask(pattern, plan, sweep, h);
+    const bool drops = plan.dropout.any();
     bool careful = false;
+    const Ahead ahead(tile, sweep.seen_by_any(queries).end, padded / lanes);
     for (std::int64_t at = 0; at < padded; at += lanes) {
+      const std::int64_t i = at / lanes;
+      k.ask_for(sweep.keys, ahead.part(i));
+      v.ask_for(sweep.keys, ahead.part(i));
+      float *p = s.p + i * tile_floats, *ds = s.ds + i * tile_floats,
+            *z = drops ? s.z + i * tile_floats : nullptr;
       const int valid = static_cast<int>(std::min<std::int64_t>(lanes, count - at));
-      const Range seen = mask.look(tile, queries.first + at, valid, lanes, ld, s.lo, s.hi, s.keep);
-      const std::int64_t begin = seen.first / rows * rows,
-                         end = std::min(round_up(seen.end, rows), round_up(keys, rows));
+      const Range seen =
+          mask.look(tile, queries.first + at, valid, lanes, lanes, s.lo, s.hi, s.keep);
       const auto clear = [&](std::int64_t from, std::int64_t to) {
-        for (std::int64_t r = from; r < to; ++r) {
-          std::fill_n(s.p + r * ld + at, lanes, 0.0f);
-          std::fill_n(s.ds + r * ld + at, lanes, 0.0f);
-        }
+        std::fill(p + from * lanes, p + to * lanes, 0.0f);
+        std::fill(ds + from * lanes, ds + to * lanes, 0.0f);
       };
       if (seen.empty()) {
         clear(0, keys);
         continue;
       }
-      const std::int64_t i = at / lanes;
-      const Factor<float> right{q_rows.panel(i), nullptr}, right_do{do_rows.panel(i), nullptr};
-      for (std::int64_t r = begin; r < end; r += rows) {
-        const int some = static_cast<int>(std::min<std::int64_t>(rows, keys - r));
-        tiles.multiply(k_rows.panel(r / rows), &right, 1, plan.D, some, s.p + r * ld + at, ld,
-                       false, nullptr);
-        tiles.multiply(v_rows.panel(r / rows), &right_do, 1, plan.Dv, some, s.ds + r * ld + at, ld,
-                       false, nullptr);
-      }
-      const bool drops = plan.dropout.any();
-      if (drops) mask.drop(tile, seen, queries.first + at, valid, lanes, ld, q, k, s.z + at);
-      const Tile scores{s.p + at, ld, seen.first, seen.end, lanes, mask.mask(), tame};
-      vector.differentiate(scores, scale, s.lse + at, s.delta + at, drops ? s.z + at : nullptr,
-                           s.ds + at);
+      const std::int64_t begin = seen.first / rows * rows;
+      tiles.multiply_panels(k_rows.panel(begin / rows), k_rows.step(), q_rows.panel(i), plan.D,
+                            seen.end - begin, p + begin * lanes, lanes, false);
+      tiles.multiply_panels(v_rows.panel(begin / rows), v_rows.step(), do_rows.panel(i), plan.Dv,
+                            seen.end - begin, ds + begin * lanes, lanes, false);
+      if (drops) mask.drop(tile, seen, queries.first + at, valid, lanes, lanes, q, k, z);
+      const Tile scores{p,     lanes,       seen.first, seen.end,
+                        lanes, mask.mask(), tame,       plan.dtype == DType::kBF16};
+      vector.differentiate(scores, scale, s.lse + at, s.delta + at, z, ds);
       clear(0, seen.first);
       clear(seen.end, keys);
       careful = careful || (!tame && (mask.masked() || drops));
@@ -245,56 +251,64 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
         convert.load(k.row(rank), plan.D, kr);
         for (std::int64_t i = 0; i < count; ++i) {
           if (!mask.sees(queries.first + i, tile.first + r)) continue;
-          const float p = s.p[r * ld + i], ds = s.ds[r * ld + i];
+          const std::int64_t at = i / lanes * tile_floats + r * lanes + i % lanes;
+          const float p = s.p[at], ds = s.ds[at];
           convert.load(q.row(sweep.queries.at(queries.first + i)), plan.D, qr);
           convert.load(dout.row(sweep.queries.at(queries.first + i)), plan.Dv, gr);
-          const bool dropped = plan.dropout.any() && s.z[r * ld + i] == 0;
+          const bool dropped = drops && s.z[at] == 0;
           for (std::int64_t d = 0; d < plan.Dv && !dropped; ++d) dv[row * plan.Dv + d] += p * gr[d];
           for (std::int64_t d = 0; d < plan.D; ++d) {
             dk[row * plan.D + d] += ds * qr[d];
-            s.dq[i * cols_d + d] += ds * kr[d];
+            s.dq[i / lanes * dq_floats + d * lanes + i % lanes] += ds * kr[d];
           }
         }
       }
       return;
     }
 
-    // dq[query][d] += ds k
-    for (std::int64_t at = 0; at < count && plan.dq.defined(); at += rows) {
-      const int some = static_cast<int>(std::min<std::int64_t>(rows, count - at));
-      const Range seen = mask.rows_of(tile, {queries.first + at, queries.first + at + some});
+    // dq[d][query] += k ds
+    for (std::int64_t at = 0; at < count && plan.dq.defined(); at += lanes) {
+      const std::int64_t last = std::min<std::int64_t>(at + lanes, count);
+      const Range seen = mask.rows_of(tile, {queries.first + at, queries.first + last});
       if (seen.empty()) continue;
-      tiles.pack_columns(Side::kLeft, Matrix(s.ds + at, ld), nullptr, nullptr, some, seen.end,
-                         s.left);
-      for (std::int64_t d = 0; d < plan.D; d += lanes) {
-        const Factor<float> right{k_columns.panel(d / lanes), nullptr};
-        tiles.multiply(s.left, &right, 1, seen.end, some, s.dq + at * cols_d + d, cols_d, true,
-                       nullptr);
+      const void* right = s.ds + at / lanes * tile_floats;
+      if (!chained) {
+        tiles.pack_columns(Side::kRight, Matrix(static_cast<const float*>(right), lanes), nullptr,
+                           nullptr, lanes, seen.end, s.panel);
+        right = s.panel;
       }
+      tiles.multiply_panels(k_columns.panel(0), k_columns.step(), right, seen.end, plan.D,
+                            s.dq + at / lanes * dq_floats, lanes, true);
     }
-    // dv[key][d] = p^T do, dk[key][d] = ds^T q, over the queries that see any of the keys of a panel.
-    const std::int64_t step = std::max<std::int64_t>(lanes, tiles.unit);
-    for (std::int64_t r = 0; r < keys && plan.dk.defined(); r += rows) {
-      const int some = static_cast<int>(std::min<std::int64_t>(rows, keys - r));
-      const Range seeing = sweep.seeing_any({tile.first + r, tile.first + r + some});
-      const std::int64_t from =
-          std::max<std::int64_t>(0, seeing.first - queries.first) / step * step;
-      const std::int64_t to = std::min(count, seeing.end - queries.first);
-      if (from >= to) continue;
-      for (const bool values : {true, false}) {
-        const std::int64_t columns = values ? plan.Dv : plan.D, width = values ? cols_v : cols_d;
-        float* y = values ? s.dv : s.dk;
-        const Panels& right_panels = values ? do_columns : q_columns;
-        tiles.pack_rows(Side::kLeft, Matrix((values ? s.p : s.ds) + r * ld + from, ld), some,
-                        to - from, s.left);
+    // dv[key][d] += p^T do, dk[key][d] += ds^T q, over the queries that see any of the keys of a panel. (Fewer queries at a time,
+    // so that their panels stay in the nearest cache for all keys, were slower by 4 %.)
+    for (const bool values : {true, false}) {
+      if (!plan.dk.defined()) break;
+      const std::int64_t columns = values ? plan.Dv : plan.D;
+      const Panels& right_panels = values ? do_columns : q_columns;
+      // Rows of the sums that are a constant distance apart are added to where they are.
+      const bool in_place = !plan.order.defined() && columns % lanes == 0;
+      for (std::int64_t r = 0; r < keys; r += rows) {
+        const int some = static_cast<int>(std::min<std::int64_t>(rows, keys - r));
+        const Range seeing = sweep.seeing_any({tile.first + r, tile.first + r + some});
+        const std::int64_t from =
+            std::max<std::int64_t>(0, seeing.first - queries.first) / lanes * lanes;
+        const std::int64_t to = std::min(count, seeing.end - queries.first);
+        if (from >= to) continue;
+        tiles.pack_tiles((values ? s.p : s.ds) + from / lanes * tile_floats + r * lanes,
+                         tile_floats, some, to - from, s.panel);
+        const auto row_of = [&](std::int64_t i) {
+          const std::int64_t row = key_row(part, b, hk, k.token(sweep.keys.at(tile.first + r + i)));
+          return (values ? dv : dk) + row * columns;
+        };
+        const bool direct = in_place && some == rows;
+        float* y = direct ? row_of(0) : s.sums;
+        const std::int64_t ldy = direct ? sweep.keys.step * columns : round_up(columns, lanes);
         for (std::int64_t d = 0; d < columns; d += lanes) {
           const Factor<float> right{right_panels.panel(d / lanes, from), nullptr};
-          tiles.multiply(s.left, &right, 1, to - from, some, y + d, width, false, nullptr);
+          tiles.multiply(s.panel, &right, 1, to - from, some, y + d, ldy, direct, nullptr);
         }
-        for (int i = 0; i < some; ++i) {
-          const std::int64_t row = key_row(part, b, hk, k.token(sweep.keys.at(tile.first + r + i)));
-          vector.add(y + i * width, columns, (values ? dv + row * plan.Dv : dk + row * plan.D));
-        }
+        for (int i = 0; i < some && !direct; ++i) vector.add(y + i * ldy, columns, row_of(i));
       }
     }
   });
@@ -302,10 +316,12 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
   if (!plan.dq.defined()) return;
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t token = q.token(sweep.queries.at(queries.first + i));
+    const float* turned = s.dq + i / lanes * dq_floats + i % lanes;
+    for (std::int64_t d = 0; d < plan.D; ++d) s.row[d] = turned[d * lanes];
     if (plan.layers > 1) {
-      vector.add(s.dq + i * cols_d, plan.D, dq + query_row(b, h, token) * plan.D);
+      vector.add(s.row, plan.D, dq + query_row(b, h, token) * plan.D);
     } else {
-      convert.store(s.dq + i * cols_d, plan.D, annulus::cpu::row_at(plan.dq, b, token, h));
+      convert.store(s.row, plan.D, annulus::cpu::row_at(plan.dq, b, token, h));
     }
   }
 }
@@ -313,7 +329,7 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
 template <class P>
 void Backward::layer(const P& pattern, int threads) const {
   const std::int64_t per_cell = pattern.per_cell(), cells = ceil_div(pattern.sweeps(), per_cell);
-  const std::int64_t chunks = per_cell * ceil_div(pattern.longest(), kQueries);
+  const std::int64_t chunks = per_cell * ceil_div(pattern.longest(), chunk_queries);
   for_each_item(
       plan.B * plan.Hkv * cells * parts, slots, threads, [&](int slot, std::int64_t item) {
         const std::int64_t part = item % parts, cell = item / parts % cells;
@@ -326,7 +342,8 @@ void Backward::layer(const P& pattern, int threads) const {
             const std::int64_t number = cell * per_cell + i % per_cell, c = i / per_cell;
             if (number >= pattern.sweeps()) continue;
             const Sweep sweep = pattern.sweep(b, h, number);
-            const Range queries{c * kQueries, std::min((c + 1) * kQueries, sweep.queries.count)};
+            const Range queries{c * chunk_queries,
+                                std::min((c + 1) * chunk_queries, sweep.queries.count)};
             if (!queries.empty())
               chunk(pattern, b, h, part, sweep, queries, of[static_cast<std::size_t>(slot)]);
           }
@@ -364,14 +381,16 @@ void Backward::run(Context& context) {
                          std::int64_t columns, std::int64_t copies) {
     if (!to.defined()) return;
     const std::int64_t rows = plan.B * heads * T;
-    for_each_item(ceil_div(rows, kQueries), slots, context.threads, [&](int, std::int64_t item) {
-      for (std::int64_t i = item * kQueries; i < std::min((item + 1) * kQueries, rows); ++i) {
-        for (std::int64_t c = 1; c < copies; ++c)
-          softmax().add(sums + (c * rows + i) * columns, columns, sums + i * columns);
-        convert.store(sums + i * columns, columns,
-                      annulus::cpu::row_at(to, i / T / heads, i % T, i / T % heads));
-      }
-    });
+    for_each_item(ceil_div(rows, chunk_queries), slots, context.threads,
+                  [&](int, std::int64_t item) {
+                    for (std::int64_t i = item * chunk_queries;
+                         i < std::min((item + 1) * chunk_queries, rows); ++i) {
+                      for (std::int64_t c = 1; c < copies; ++c)
+                        softmax().add(sums + (c * rows + i) * columns, columns, sums + i * columns);
+                      convert.store(sums + i * columns, columns,
+                                    annulus::cpu::row_at(to, i / T / heads, i % T, i / T % heads));
+                    }
+                  });
   };
   close(plan.dk, dk, plan.Hkv, plan.Tk, plan.D, parts);
   close(plan.dv, dv, plan.Hkv, plan.Tk, plan.Dv, parts);

@@ -5,7 +5,9 @@
 #include "annulus/attention/cpu/forward.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <numbers>
 
 #include "annulus/cpu/rows.h"
 
@@ -14,29 +16,32 @@ namespace annulus::attention::cpu {
 Forward::Forward(const Plan& p)
     : plan_(p),
       tiles_(tiles_for(p.dtype)),
+      chunk_(chunk_of(p)),
       value_rows_(round_up(p.Dv, tiles_.rows)),
-      slots_(static_cast<std::size_t>(slots_for(p.B * p.H * ceil_div(p.Tq, kQueries)))) {}
+      slots_(static_cast<std::size_t>(slots_for(p.B * p.H * ceil_div(p.Tq, chunk_)))) {}
 
 void Forward::lay_out(ScratchLayout& scratch) {
   if (empty()) return;
   const std::int64_t lanes = tiles_.cols;
-  const std::int64_t drops = plan_.dropout.any() ? kKeys * lanes : 0;
+  const std::int64_t drops = plan_.dropout.any() ? kForwardKeys * lanes : 0;
   for (Slot& s : slots_) {
-    scratch(s.queries, Panels::bytes(tiles_, Side::kRight, kQueries, plan_.D));
-    scratch(s.keys, Panels::bytes(tiles_, Side::kLeft, kKeys, plan_.D));
-    scratch(s.values, Panels::bytes(tiles_, Side::kLeft, plan_.Dv, kKeys));
-    scratch(s.weights, tiles_.panel_bytes(Side::kRight, kKeys));
-    scratch(s.stage, kQueries * std::max(plan_.D, plan_.Dv) * size_of(plan_.dtype));
-    scratch(s.scores, (kKeys + annulus::cpu::kMaxTileRows) * lanes);
-    scratch(s.acc, kQueries * value_rows_);
-    scratch(s.m, kQueries);
-    scratch(s.l, kQueries);
+    scratch(s.queries, Panels::bytes(tiles_, Side::kRight, chunk_, plan_.D));
+    scratch(s.keys, Panels::bytes(tiles_, Side::kLeft, kForwardKeys, plan_.D));
+    scratch(s.values, Panels::bytes(tiles_, Side::kLeft, plan_.Dv, kForwardKeys));
+    scratch(s.weights, tiles_.panel_bytes(Side::kRight, kForwardKeys));
+    scratch(s.stage,
+            std::max(chunk_, kForwardKeys) * std::max(plan_.D, plan_.Dv) * size_of(plan_.dtype));
+    scratch(s.scores, (kForwardKeys + annulus::cpu::kMaxTileRows) * lanes);
+    scratch(s.acc, chunk_ * value_rows_);
+    scratch(s.m, chunk_);
+    scratch(s.l, chunk_);
+    scratch(s.norm, chunk_);
     scratch(s.factor, lanes);
     scratch(s.row, plan_.Dv);
     scratch(s.lo, lanes);
     scratch(s.hi, lanes);
     scratch(s.z, drops);
-    scratch(s.keep, unites(plan_) ? kKeys * lanes : 0);
+    scratch(s.keep, unites(plan_) ? kForwardKeys * lanes : 0);
   }
   if (plan_.layers > 1) {
     scratch(state_, plan_.B * plan_.H * plan_.Tq);
@@ -51,8 +56,9 @@ void Forward::close(std::int64_t b, std::int64_t h, std::int64_t token, RowState
   annulus::cpu::rows<float>().store(row, plan_.Dv, annulus::cpu::row_at(plan_.o, b, token, h));
   if (plan_.lse.defined()) {
     const TensorView& v = plan_.lse;
+    const double lse = s.l == 0 ? kNoScore : s.m * std::numbers::ln2 + std::log(double{s.l});
     static_cast<float*>(v.data)[b * v.stride[0] + h * v.stride[1] + token * v.stride[2]] =
-        lse_of(s);
+        static_cast<float>(lse);
   }
 }
 
@@ -67,7 +73,9 @@ void Forward::chunk(const P& pattern, std::int64_t b, std::int64_t h, const Swee
       v(plan_.v, b, hk, plan_.order);
   Panels query_panels(tiles_, Side::kRight, s.queries), key_panels(tiles_, Side::kLeft, s.keys),
       value_panels(tiles_, Side::kLeft, s.values);
-  const bool chained = chains(plan_.dtype);
+  const bool chained = chains(plan_.dtype), panels = writes_panels(plan_.dtype);
+  // A log-sum-exp is of fp32 and has to be exact; o is of bf16.
+  const bool coarse = plan_.dtype == DType::kBF16 && !plan_.lse.defined();
   const auto scale = static_cast<float>(plan_.scale);
 
   // acc of a tile of queries is turned, too: [value column][lane].
@@ -86,42 +94,54 @@ void Forward::chunk(const P& pattern, std::int64_t b, std::int64_t h, const Swee
   }
 
   bool packed = false, tame_queries = true;
-  for_each_tile(sweep, sweep.seen_by_any(queries), kKeys, [&](Range tile) {
+  for_each_tile(sweep, sweep.seen_by_any(queries), kForwardKeys, [&](Range tile) {
     if (!packed) {  // not where nothing is seen
       const Matrix rows = q.matrix(sweep.queries, queries, s.stage);
       query_panels.pack_rows(rows, count, plan_.D);
       tame_queries = vector.tame(rows, count, plan_.D);
+      std::fill_n(s.norm, round_up(count, lanes), 0.0f);
+      vector.norms(rows, count, plan_.D, s.norm);
       packed = true;
     }
     const std::int64_t keys = tile.end - tile.first;
     const Matrix key_rows = k.matrix(sweep.keys, tile, s.stage);
     key_panels.pack_rows(key_rows, keys, plan_.D);
-    bool tame = tame_queries && vector.tame(key_rows, keys, plan_.D);
+    const float far = vector.norms(key_rows, keys, plan_.D, nullptr);
+    bool tame = tame_queries && (far < kTame || vector.tame(key_rows, keys, plan_.D));
     const Matrix values = v.matrix(sweep.keys, tile, s.stage);
     value_panels.pack_columns(values, plan_.Dv, keys);
     tame = tame && vector.tame(values, keys, plan_.Dv);
 
     TileMask<P> mask(pattern, plan_, sweep, h);
+    const Ahead ahead(tile, sweep.seen_by_any(queries).end, ceil_div(count, lanes));
     for (std::int64_t at = 0; at < count; at += lanes) {
+      k.ask_for(sweep.keys, ahead.part(at / lanes));
+      v.ask_for(sweep.keys, ahead.part(at / lanes));
       const int valid = static_cast<int>(std::min<std::int64_t>(lanes, count - at));
       const Range seen =
           mask.look(tile, queries.first + at, valid, lanes, lanes, s.lo, s.hi, s.keep);
       if (seen.empty()) continue;
       const std::int64_t i = at / lanes;
-      const Factor<float> right{query_panels.panel(i), nullptr};
-      for (std::int64_t r = seen.first / tiles_.rows * tiles_.rows; r < seen.end;
-           r += tiles_.rows) {
-        tiles_.multiply(key_panels.panel(r / tiles_.rows), &right, 1, plan_.D,
-                        static_cast<int>(std::min<std::int64_t>(tiles_.rows, keys - r)),
-                        s.scores + r * lanes, lanes, false, nullptr);
-      }
-      const Tile scores{s.scores, lanes, seen.first, seen.end, lanes, mask.mask(), tame};
+      const std::int64_t begin = seen.first / tiles_.rows * tiles_.rows;
+      tiles_.multiply_panels(key_panels.panel(begin / tiles_.rows), key_panels.step(),
+                             query_panels.panel(i), plan_.D, seen.end - begin,
+                             s.scores + begin * lanes, lanes, false);
+      Tile scores{s.scores, lanes, seen.first, seen.end, lanes, mask.mask(), tame, coarse};
+      // A key that a query does not see must not change its bits, not even where its exponents are counted from.
+      scores.reach = mask.masked() ? nullptr : s.norm + at;
+      scores.far = far;
       float* sums = s.acc + i * tile_floats;
-      if (vector.weigh(scores, scale, s.m + at, s.l + at, s.factor)) {
+      const bool to_panel = tame && panels && !plan_.dropout.any();
+      auto* panel = to_panel ? reinterpret_cast<std::uint16_t*>(s.weights) : nullptr;
+      if (vector.weigh(scores, scale, s.m + at, s.l + at, s.factor, panel)) {
         vector.rescale(sums, value_rows_, lanes, s.factor);
       }
       // What the product reads before the first key that is seen.
-      std::fill_n(s.scores, seen.first * lanes, 0.0f);
+      if (to_panel) {
+        std::fill_n(panel, seen.first / tiles_.unit * tiles_.unit * lanes, std::uint16_t{0});
+      } else {
+        std::fill_n(s.scores, seen.first * lanes, 0.0f);
+      }
       if (plan_.dropout.any()) {
         mask.drop(tile, seen, queries.first + at, valid, lanes, lanes, q, k, s.z);
         for (std::int64_t e = seen.first * lanes; e < seen.end * lanes; ++e) s.scores[e] *= s.z[e];
@@ -139,17 +159,14 @@ void Forward::chunk(const P& pattern, std::int64_t b, std::int64_t h, const Swee
         }
         continue;
       }
-      Factor<float> weights{s.scores, nullptr};
-      if (!chained) {
+      const void* weights = to_panel ? static_cast<const void*>(panel) : s.scores;
+      if (!chained && !to_panel) {
         tiles_.pack_columns(Side::kRight, Matrix(s.scores, lanes), nullptr, nullptr, lanes,
                             seen.end, s.weights);
-        weights.b = s.weights;
+        weights = s.weights;
       }
-      for (std::int64_t d = 0; d < plan_.Dv; d += tiles_.rows) {
-        tiles_.multiply(value_panels.panel(d / tiles_.rows), &weights, 1, seen.end,
-                        static_cast<int>(std::min<std::int64_t>(tiles_.rows, plan_.Dv - d)),
-                        sums + d * lanes, lanes, true, nullptr);
-      }
+      tiles_.multiply_panels(value_panels.panel(0), value_panels.step(), weights, seen.end,
+                             plan_.Dv, sums, lanes, true);
     }
   });
 
@@ -170,15 +187,15 @@ void Forward::chunk(const P& pattern, std::int64_t b, std::int64_t h, const Swee
 template <class P>
 void Forward::layer(const P& pattern, int threads) const {
   // A head's chunks last to first, which with causality is the longest first.
-  const std::int64_t sweeps = pattern.sweeps(), most = ceil_div(pattern.longest(), kQueries);
+  const std::int64_t sweeps = pattern.sweeps(), most = ceil_div(pattern.longest(), chunk_);
   for_each_item(
       plan_.B * plan_.H * most * sweeps, static_cast<int>(slots_.size()), threads,
       [&](int slot_number, std::int64_t item) {
         const std::int64_t chunk_number = most - 1 - item / sweeps % most;
         const std::int64_t h = item / sweeps / most % plan_.H, b = item / sweeps / most / plan_.H;
         const Sweep sweep = pattern.sweep(b, h, item % sweeps);
-        const Range queries{chunk_number * kQueries,
-                            std::min((chunk_number + 1) * kQueries, sweep.queries.count)};
+        const Range queries{chunk_number * chunk_,
+                            std::min((chunk_number + 1) * chunk_, sweep.queries.count)};
         if (!queries.empty())
           chunk(pattern, b, h, sweep, queries, slots_[static_cast<std::size_t>(slot_number)]);
       });
@@ -195,9 +212,9 @@ void Forward::run(Context& context) {
     visit_layer(plan_, i, [&](const auto& pattern) { layer(pattern, context.threads); });
   }
   if (plan_.layers == 1) return;
-  for_each_item(ceil_div(rows, kQueries), static_cast<int>(slots_.size()), context.threads,
+  for_each_item(ceil_div(rows, chunk_), static_cast<int>(slots_.size()), context.threads,
                 [&](int slot_number, std::int64_t item) {
-                  for (std::int64_t i = item * kQueries; i < std::min((item + 1) * kQueries, rows);
+                  for (std::int64_t i = item * chunk_; i < std::min((item + 1) * chunk_, rows);
                        ++i) {
                     close(i / plan_.Tq / plan_.H, i / plan_.Tq % plan_.H, i % plan_.Tq, state_[i],
                           acc_ + i * plan_.Dv, slots_[static_cast<std::size_t>(slot_number)].row);

@@ -21,7 +21,7 @@ class Forward {
   // Scratch of one work item.
   struct Slot {
     std::byte *queries, *keys, *values, *weights, *stage;
-    float *scores, *acc, *m, *l, *factor, *row, *z;
+    float *scores, *acc, *m, *l, *norm, *factor, *row, *z;
     std::int32_t *lo, *hi;
     std::uint8_t* keep;
   };
@@ -41,6 +41,7 @@ class Forward {
 
   const Plan& plan_;
   const Tiles<float>& tiles_;
+  std::int64_t chunk_;       // queries of a work item
   std::int64_t value_rows_;  // Dv, in whole tiles
   std::vector<Slot> slots_;
   // Of all rows (b, h, t), where there are layers.

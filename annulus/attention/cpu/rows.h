@@ -29,6 +29,14 @@ class HeadRows {
   Row row(std::int64_t rank) const {
     return annulus::cpu::row_from(x_, base_ + token(rank) * x_.stride[1], x_.stride[3]);
   }
+  // Rows of a line that will be packed soon are brought near: a step from one to the next is more than a core foresees.
+  void ask_for(const Line& line, Range part) const {
+    const std::int64_t bytes = x_.shape[3] * size_of(x_.dtype);
+    for (std::int64_t i = part.first; i < part.end; ++i) {
+      const auto* from = static_cast<const std::byte*>(row(line.at(i)).data);
+      for (std::int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(from + b, 0, 2);
+    }
+  }
   // Rows part.first .. part.end-1 of a line: where they are, if they lie a constant distance apart and each in one piece, else as
   // copied to `stage`, which has room for them.
   Matrix matrix(const Line& line, Range part, std::byte* stage) const {
@@ -92,6 +100,8 @@ class Panels {
     return at_ + i * step_ +
            depth * tiles_.panel_rows(side_) * static_cast<std::int64_t>(tiles_.element);
   }
+  // Bytes from a panel to the next.
+  std::int64_t step() const { return step_; }
 
  private:
   const annulus::cpu::Tiles<float>& tiles_;

@@ -4,6 +4,13 @@
 #include <hwy/foreach_target.h>  // compiles this file once per instruction set
 #endif
 
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <numbers>
+#include <type_traits>
+
 #include "annulus/attention/cpu/softmax.h"
 #include "annulus/attention/state.h"
 #include "annulus/cpu/math-inl.h"
@@ -13,9 +20,6 @@ HWY_BEFORE_NAMESPACE();
 namespace annulus::attention::cpu::HWY_NAMESPACE {
 
 namespace simd = annulus::cpu::HWY_NAMESPACE;
-
-// Beyond it a sum of 256 products might not be finite.
-constexpr float kTame = 1e15f;
 
 #if ANNULUS_SIMD
 
@@ -28,7 +32,10 @@ using M = hn::Mask<F32>;
 // one another: a compiler cannot know that rows are apart.
 constexpr int kRows = 4;
 
-constexpr float kLog2e = 1.44269504f;
+constexpr float kLog2e = 1.44269504f, kLn2 = 0.69314718f;
+constexpr float kLog2eRest = 1.925963033500e-8f;  // log2(e) - kLog2e
+// Two numbers of at most that size differ by less than exponents have room for.
+constexpr float kNear = 60.0f;
 
 // One vector of lanes of a tile, down its rows.
 template <bool kMasked>
@@ -61,22 +68,39 @@ struct Column {
   }
 };
 
-// exp(x), x about 0 or less: the difference comes first and is turned to powers of two after, or large scores would lose
-// what their difference has. Where every score is finite a weight that would be less than 2^-126 is that; else it is 0, and of a
-// NaN NaN.
-template <bool kTameTile>
-HWY_INLINE VF weight_of(VF x) {
+// 2^t, t about 0 or less, where scores may be anything: 0 below 2^-126, and of a NaN NaN.
+HWY_INLINE VF careful_power(VF t) {
   const F32 d;
-  const VF t = hn::Mul(x, hn::Set(d, kLog2e)), least = hn::Set(d, -126.0f);
-  const VF w = simd::exp2_weight(hn::Max(t, least));
-  if constexpr (kTameTile) return w;
+  const VF least = hn::Set(d, -126.0f);
+  const VF w = simd::exp2_weight(hn::Min(hn::Max(t, least), hn::Zero(d)));
   return hn::IfThenElse(hn::Eq(t, t), hn::IfThenElseZero(hn::Gt(t, least), w), t);
 }
 
-template <bool kMasked, bool kTameTile>
-bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor) {
+// kRows weights of each lane to bf16, as the rows of a unit of a right panel: a lane's lie together. They are not negative, and
+// half of the last place is added before the rest is cut off. (Arm's alone: no other machine has such panels.)
+HWY_INLINE void store_unit([[maybe_unused]] const VF (&w)[kRows],
+                           [[maybe_unused]] std::uint16_t* to) {
+  static_assert(kRows == 4);
+#if HWY_ARCH_ARM_A64
+  const hn::RebindToUnsigned<F32> du;
+  const hn::Repartition<std::uint16_t, F32> d16;
+  const auto rounded = [&](int i) HWY_ATTR {
+    return hn::BitCast(d16, hn::Add(hn::BitCast(du, w[i]), hn::Set(du, 0x8000u))).raw;
+  };
+  const uint32x4_t first = vreinterpretq_u32_u16(vtrn2q_u16(rounded(0), rounded(1)));
+  const uint32x4_t second = vreinterpretq_u32_u16(vtrn2q_u16(rounded(2), rounded(3)));
+  vst1q_u16(to, vreinterpretq_u16_u32(vzip1q_u32(first, second)));
+  vst1q_u16(to + 8, vreinterpretq_u16_u32(vzip2q_u32(first, second)));
+#endif
+}
+
+// Exponents are counted from the next whole number, so that what it is costs no bits, and a factor is seldom not 1.
+template <bool kMasked, bool kTameTile, bool kCoarse, bool kPanel>
+bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor, std::uint16_t* panel,
+                bool few) {
   const F32 d;
-  const VF none = hn::Set(d, kNoScore), zero = hn::Zero(d), factor_of_scores = hn::Set(d, scale);
+  const VF none = hn::Set(d, kNoScore), zero = hn::Zero(d), by = hn::Set(d, scale * kLog2e);
+  const VF near = hn::Set(d, kNear);
   const std::int64_t first = t.first, end = t.end;
   bool any = false;
   for (int c = 0; c < t.lanes; c += static_cast<int>(simd::lanes())) {
@@ -93,48 +117,101 @@ bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor) {
       if constexpr (kMasked) return hn::IfThenElse(column.counts(r), column.at(r), none);
       return column.at(r);
     };
-    VF most[kRows] = {none, none, none, none};
-    std::int64_t r = first;
-    for (; r + kRows <= end; r += kRows) {
-      ANNULUS_UNROLL
-      for (int i = 0; i < kRows; ++i) take(most[i], score(r + i));
-    }
-    for (; r < end; ++r) take(most[0], score(r));
-    take(most[0], most[1]);
-    take(most[2], most[3]);
-    take(most[0], most[2]);
-    // Scores count times the scale, which is not negative; -inf stays what it is.
     const VF before = hn::LoadU(d, m + c);
-    VF now = before;
-    take(now, hn::IfThenElse(hn::Eq(most[0], none), none, hn::Mul(most[0], factor_of_scores)));
-    const auto empty = hn::Eq(now, none);
-    const VF origin = hn::IfThenElse(empty, zero, now);
-    VF sum[kRows] = {zero, zero, zero, zero};
-    const auto weight = [&](std::int64_t row) HWY_ATTR {
-      const VF w = weight_of<kTameTile>(hn::MulSub(column.at(row), factor_of_scores, origin));
-      if constexpr (kMasked) return hn::IfThenElseZero(column.counts(row), w);
-      return w;
-    };
-    r = first;
-    for (; r + kRows <= end; r += kRows) {
-      VF w[kRows];
-      ANNULUS_UNROLL
-      for (int i = 0; i < kRows; ++i) w[i] = weight(r + i);
-      ANNULUS_UNROLL
-      for (int i = 0; i < kRows; ++i) {
-        hn::StoreU(w[i], d, column.s + (r + i) * column.ld);
-        sum[i] = hn::Add(sum[i], w[i]);
+    VF now = before, top = none;
+    // Where no score can be far from 0 the largest one is not looked for: what it cannot exceed is as good.
+    bool bounded = false;
+    if constexpr (kTameTile) {
+      if (t.reach != nullptr && !few) {
+        const VF most =
+            hn::Ceil(hn::Mul(hn::Mul(by, hn::LoadU(d, t.reach + c)), hn::Set(d, t.far)));
+        const VF least_now = hn::Max(most, hn::Ceil(before));
+        bounded = hn::AllTrue(d, hn::And(hn::Le(most, near), hn::Le(least_now, near)));
+        if (bounded) now = least_now;
       }
     }
-    for (; r < end; ++r) {
-      const VF w = weight(r);
-      hn::StoreU(w, d, column.s + r * column.ld);
-      sum[0] = hn::Add(sum[0], w);
+    if (!bounded) {
+      VF most[kRows] = {none, none, none, none};
+      std::int64_t r = first;
+      for (; r + kRows <= end; r += kRows) {
+        ANNULUS_UNROLL
+        for (int i = 0; i < kRows; ++i) take(most[i], score(r + i));
+      }
+      for (; r < end; ++r) take(most[0], score(r));
+      take(most[0], most[1]);
+      take(most[2], most[3]);
+      take(most[0], most[2]);
+      // Scores count times the scale, which is not negative; -inf stays what it is.
+      top = hn::IfThenElse(hn::Eq(most[0], none), none, hn::Mul(most[0], hn::Set(d, scale)));
+      take(now, hn::Mul(top, hn::Set(d, kLog2e)));
+    }
+    const bool whole_numbers =
+        kTameTile && !few &&
+        hn::AllTrue(d, hn::Or(hn::Eq(now, none), hn::Lt(hn::Abs(now), hn::Set(d, 0x1p20f))));
+    if (whole_numbers) now = hn::Ceil(now);
+    const VF origin = hn::IfThenElse(hn::Eq(now, none), zero, now);
+    // Else from the largest score itself, so that the weight of a key alone is 1; m is only near it, which weights put right.
+    const VF exact = hn::IfThenElse(hn::Eq(now, before), hn::Mul(origin, hn::Set(d, kLn2)), top);
+    const VF apart =
+        hn::MulAdd(exact, hn::Set(d, kLog2eRest), hn::MulSub(exact, hn::Set(d, kLog2e), origin));
+    const VF right =
+        simd::exp2_weight(hn::Max(hn::Min(apart, hn::Set(d, 1.0f)), hn::Set(d, -1.0f)));
+    const VF shift = hn::Sub(hn::Set(d, 12582912.0f), origin);
+    const VF least = hn::Div(hn::Sub(origin, hn::Set(d, 125.0f)), by);
+    VF sum[kRows] = {zero, zero, zero, zero};
+    // Rows of which some may be none of the tile's: their weights are 0.
+    const auto weigh_rows = [&](auto fast, std::int64_t row, auto whole) HWY_ATTR {
+      VF w[kRows];
+      ANNULUS_UNROLL
+      for (int i = 0; i < kRows; ++i) w[i] = column.at(row + i);
+      if constexpr (decltype(fast)::value) {
+        simd::exp2_from<kCoarse, decltype(fast)::value == 2>(w, by, shift, least);
+      } else {
+        ANNULUS_UNROLL
+        for (int i = 0; i < kRows; ++i) {
+          const VF less = hn::MulSub(w[i], hn::Set(d, scale), exact);
+          w[i] = hn::Mul(right, careful_power(hn::Mul(less, hn::Set(d, kLog2e))));
+        }
+      }
+      if constexpr (kMasked) {
+        ANNULUS_UNROLL
+        for (int i = 0; i < kRows; ++i) w[i] = hn::IfThenElseZero(column.counts(row + i), w[i]);
+      }
+      if constexpr (!decltype(whole)::value) {
+        ANNULUS_UNROLL
+        for (int i = 0; i < kRows; ++i)
+          if (row + i < first || row + i >= end) w[i] = zero;
+      }
+      if constexpr (kPanel) {
+        store_unit(w, panel + row * t.lanes + c * kRows);
+      } else {
+        ANNULUS_UNROLL
+        for (int i = 0; i < kRows; ++i) hn::StoreU(w[i], d, column.s + (row + i) * column.ld);
+      }
+      ANNULUS_UNROLL
+      for (int i = 0; i < kRows; ++i) sum[i] = hn::Add(sum[i], w[i]);
+    };
+    const auto weigh_all = [&](auto fast) HWY_ATTR {
+      std::int64_t row = first / kRows * kRows;
+      if (row < first) {
+        weigh_rows(fast, row, std::false_type());
+        row += kRows;
+      }
+      for (; row + kRows <= end; row += kRows) weigh_rows(fast, row, std::true_type());
+      if (row < end) weigh_rows(fast, row, std::false_type());
+    };
+    // 0: anything may come; 1: a score may be too small; 2: none is.
+    if (bounded) {
+      weigh_all(std::integral_constant < int, kTameTile ? 2 : 0 > ());
+    } else if (whole_numbers) {
+      weigh_all(std::integral_constant<int, 1>());
+    } else {
+      weigh_all(std::integral_constant<int, 0>());
     }
     const VF all = hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3]));
     // Where there was no score before, what was summed is 0, whatever it is multiplied by.
     const auto start = hn::Eq(before, none);
-    VF f = weight_of<false>(hn::Sub(before, origin));
+    VF f = careful_power(hn::Sub(before, origin));
     f = hn::IfThenElse(start, hn::Set(d, 1.0f), f);
     hn::StoreU(hn::MulAdd(hn::LoadU(d, l + c), f, all), d, l + c);
     hn::StoreU(now, d, m + c);
@@ -144,7 +221,7 @@ bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor) {
   return any;
 }
 
-template <bool kMasked, bool kTameTile>
+template <bool kMasked, bool kTameTile, bool kCoarse>
 void differentiate_tile(const Tile& t, float scale, const float* lse, const float* delta,
                         const float* z, float* g) {
   const F32 d;
@@ -154,41 +231,47 @@ void differentiate_tile(const Tile& t, float scale, const float* lse, const floa
     const Column<kMasked> column(t, c);
     const VF sums = hn::LoadU(d, lse + c);
     const VF origin = hn::IfThenElse(hn::Eq(sums, hn::Set(d, kNoScore)), zero, sums);
-    const VF less = hn::LoadU(d, delta + c);
+    const VF less = hn::Mul(factor, hn::LoadU(d, delta + c));
     float* const gradients = g + c;
     const float* const kept = z == nullptr ? nullptr : z + c;
-    const auto one = [&](std::int64_t r, VF& w, VF& ds) HWY_ATTR {
-      const std::int64_t at = r * column.ld;
-      const VF p = weight_of<kTameTile>(hn::MulSub(column.at(r), factor, origin));
-      VF grad = hn::LoadU(d, gradients + at);
-      w = p;
-      if (kept != nullptr) {
-        const VF by = hn::LoadU(d, kept + at);
-        grad = hn::IfThenElseZero(hn::Ne(by, zero),
-                                  hn::Mul(grad, by));  // what is dropped may be infinite
-        w = hn::Mul(p, by);
+    const auto some_rows = [&](std::int64_t row, auto whole) HWY_ATTR {
+      VF w[kRows], ds[kRows];
+      // The difference comes first and is turned to powers of two after, or large scores would lose what it has.
+      ANNULUS_UNROLL
+      for (int i = 0; i < kRows; ++i) w[i] = hn::MulSub(column.at(row + i), factor, origin);
+      if constexpr (kTameTile) {
+        simd::exp_all<kCoarse>(w);
+      } else {
+        ANNULUS_UNROLL
+        for (int i = 0; i < kRows; ++i) w[i] = careful_power(hn::Mul(w[i], hn::Set(d, kLog2e)));
       }
-      ds = hn::Mul(hn::Mul(factor, p), hn::Sub(grad, less));
-      if constexpr (kMasked) {  // 0 by choice: a factor of 0 would keep a NaN
-        const M here = column.counts(r);
-        w = hn::IfThenElseZero(here, w);
-        ds = hn::IfThenElseZero(here, ds);
+      ANNULUS_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        const std::int64_t at = (row + i) * column.ld;
+        VF grad = hn::LoadU(d, gradients + at), by = factor, p = w[i];
+        if (kept != nullptr) {
+          by = hn::LoadU(d, kept + at);
+          w[i] = hn::Mul(p, by);
+          grad = hn::IfThenElseZero(hn::Ne(by, zero), grad);  // what is dropped may be infinite
+          by = hn::Mul(by, factor);
+        }
+        ds[i] = hn::Mul(p, hn::MulSub(grad, by, less));
+        if constexpr (kMasked) {  // 0 by choice: a factor of 0 would keep a NaN
+          const M here = column.counts(row + i);
+          w[i] = hn::IfThenElseZero(here, w[i]);
+          ds[i] = hn::IfThenElseZero(here, ds[i]);
+        }
+      }
+      ANNULUS_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        if (!decltype(whole)::value && row + i >= end) break;
+        hn::StoreU(w[i], d, column.s + (row + i) * column.ld);
+        hn::StoreU(ds[i], d, gradients + (row + i) * column.ld);
       }
     };
-    VF w[kRows], ds[kRows];
-    for (std::int64_t r = first; r < end; r += kRows) {
-      const int some = static_cast<int>(end - r < kRows ? end - r : kRows);
-      if (some == kRows) {
-        ANNULUS_UNROLL
-        for (int i = 0; i < kRows; ++i) one(r + i, w[i], ds[i]);
-      } else {
-        for (int i = 0; i < some; ++i) one(r + i, w[i], ds[i]);
-      }
-      for (int i = 0; i < some; ++i) {
-        hn::StoreU(w[i], d, column.s + (r + i) * column.ld);
-        hn::StoreU(ds[i], d, gradients + (r + i) * column.ld);
-      }
-    }
+    std::int64_t row = first;
+    for (; row + kRows <= end; row += kRows) some_rows(row, std::true_type());
+    if (row < end) some_rows(row, std::false_type());
   }
 }
 
@@ -202,25 +285,56 @@ void rescale(float* x, std::int64_t rows, int lanes, const float* factor) {
   }
 }
 
+// Of numbers without their sign the bits are in the order of the numbers, infinity and NaN last.
 template <class T>
 bool tame_rows(const T* x, std::int64_t ld, std::int64_t rows, std::int64_t columns) {
+  using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>;
+  const hn::ScalableTag<Bits> d;
+  const auto n = static_cast<std::int64_t>(hn::Lanes(d));
+  const Bits number = static_cast<Bits>(Bits(~Bits(0)) >> 1);
+  const T limit(std::is_same_v<T, float16> ? 65504.0f : kTame);
+  const Bits most = std::bit_cast<Bits>(limit);
+  const auto numbers = hn::Set(d, number);
+  auto seen = hn::Zero(d), also = seen;
+  Bits last = 0;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const auto* row = reinterpret_cast<const Bits*>(x + r * ld);
+    std::int64_t i = 0;
+    for (; i + 2 * n <= columns; i += 2 * n) {
+      seen = hn::Max(seen, hn::And(hn::LoadU(d, row + i), numbers));
+      also = hn::Max(also, hn::And(hn::LoadU(d, row + i + n), numbers));
+    }
+    for (; i < columns; ++i) {
+      Bits bits;
+      std::memcpy(&bits, row + i, sizeof(bits));
+      last = std::max(last, static_cast<Bits>(bits & number));
+    }
+  }
+  return last <= most && hn::AllFalse(d, hn::Gt(hn::Max(seen, also), hn::Set(d, most)));
+}
+
+template <class T>
+float norms_of(const T* x, std::int64_t ld, std::int64_t rows, std::int64_t columns, float* norm) {
   const F32 d;
   const auto n = static_cast<std::int64_t>(simd::lanes());
-  const VF most = hn::Set(d, kTame);
+  float most = 0;
   for (std::int64_t r = 0; r < rows; ++r) {
     const T* row = x + r * ld;
-    auto fine = hn::Eq(most, most);
+    VF sum = hn::Zero(d), also = sum;
     std::int64_t i = 0;
-    for (; i + n <= columns; i += n)
-      fine = hn::And(fine, hn::Le(hn::Abs(simd::load(row + i)), most));
-    bool all = hn::AllTrue(d, fine);
-    for (; i < columns; ++i) {
-      const float v = static_cast<float>(row[i]);
-      all = all && v <= kTame && v >= -kTame;
+    for (; i + 2 * n <= columns; i += 2 * n) {
+      VF a, b;
+      simd::load2(row + i, a, b);
+      sum = hn::MulAdd(a, a, sum);
+      also = hn::MulAdd(b, b, also);
     }
-    if (!all) return false;
+    float square = hn::GetLane(hn::SumOfLanes(d, hn::Add(sum, also)));
+    for (; i < columns; ++i) square += static_cast<float>(row[i]) * static_cast<float>(row[i]);
+    most = square <= most ? most : square;  // a NaN stays
+    if (norm != nullptr) norm[r] = std::sqrt(square);
+    if (most != most) return most;
   }
-  return true;
+  return std::sqrt(most);
 }
 
 void add(const float* x, std::int64_t n, float* y) {
@@ -242,22 +356,29 @@ bool counts(const Tile& t, std::int64_t r, int c) {
          (m.keep == nullptr || m.keep[r * t.ld + c] != 0);
 }
 
-template <bool kMasked, bool>
-bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor) {
+template <bool kMasked, bool, bool, bool>
+bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor, std::uint16_t*,
+                bool) {
+  constexpr double kLog2OfE = std::numbers::log2e;
   bool any = false;
   for (int c = 0; c < t.lanes; ++c) {
-    float now = m[c];
+    float top = kNoScore;
     for (std::int64_t r = t.first; r < t.end; ++r) {
       float& s = t.s[r * t.ld + c];
       s = counts<kMasked>(t, r, c) ? scale * s : kNoScore;
-      now = now == now ? larger_score(now, s) : now;
+      top = top == top ? larger_score(top, s) : top;
     }
+    const float before = m[c], in_twos = static_cast<float>(top * kLog2OfE);
+    const float now = before == before ? larger_score(before, in_twos) : before;
     const float origin = origin_of(now);
-    factor[c] = now == kNoScore ? 1.0f : simd::exp(m[c] - origin);
+    // As above: from the largest score itself.
+    const double exact = now == before ? origin / kLog2OfE : top;
+    const double right = std::exp2(exact * kLog2OfE - origin);
+    factor[c] = now == kNoScore ? 1.0f : std::exp2(before - origin);
     float sum = 0;
     for (std::int64_t r = t.first; r < t.end; ++r) {
       float& s = t.s[r * t.ld + c];
-      sum += s = simd::exp(s - origin);
+      sum += s = s == kNoScore ? 0.0f : static_cast<float>(right * std::exp(s - exact));
     }
     l[c] = l[c] * factor[c] + sum;
     m[c] = now;
@@ -266,7 +387,7 @@ bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor) {
   return any;
 }
 
-template <bool kMasked, bool>
+template <bool kMasked, bool, bool>
 void differentiate_tile(const Tile& t, float scale, const float* lse, const float* delta,
                         const float* z, float* g) {
   for (int c = 0; c < t.lanes; ++c) {
@@ -298,37 +419,64 @@ bool tame_rows(const T* x, std::int64_t ld, std::int64_t rows, std::int64_t colu
   return true;
 }
 
+template <class T>
+float norms_of(const T*, std::int64_t, std::int64_t, std::int64_t, float*) {
+  return __builtin_huge_valf();  // nobody asks
+}
+
 void add(const float* x, std::int64_t n, float* y) {
   for (std::int64_t i = 0; i < n; ++i) y[i] += x[i];
 }
 
 #endif
 
-bool is_masked(const Mask& m) { return m.lo != nullptr || m.hi != nullptr || m.keep != nullptr; }
+// f(masked, tame, coarse) as constants, which a tile that is not tame has no use for the last of.
+template <class F>
+auto visit_kind(const Tile& t, F&& f) {
+  const Mask& m = t.mask;
+  const auto by_mask = [&](auto masked) {
+    if (!t.tame) return f(masked, std::false_type(), std::false_type());
+    return t.coarse ? f(masked, std::true_type(), std::true_type())
+                    : f(masked, std::true_type(), std::false_type());
+  };
+  const bool masked = m.lo != nullptr || m.hi != nullptr || m.keep != nullptr;
+  return masked ? by_mask(std::true_type()) : by_mask(std::false_type());
+}
 
-bool weigh(const Tile& t, float scale, float* m, float* l, float* factor) {
+// Whether no lane sees more than a few keys: what is lost of each is then not lost among others.
+bool sees_few(const Tile& t) {
+  constexpr std::int64_t kFew = 8;
+  std::int64_t most = t.end - t.first;
+  if (most > kFew && t.mask.lo != nullptr) {
+    most = 0;
+    for (int c = 0; c < t.lanes; ++c)
+      most = std::max<std::int64_t>(most, t.mask.hi[c] - t.mask.lo[c]);
+  }
+  return most <= kFew;
+}
+
+bool weigh(const Tile& t, float scale, float* m, float* l, float* factor, std::uint16_t* panel) {
   if (scale < 0) {  // rare: the largest score is then that of the smallest product
     for (std::int64_t r = t.first; r < t.end; ++r) {
       for (int c = 0; c < t.lanes; ++c) t.s[r * t.ld + c] = -t.s[r * t.ld + c];
     }
     scale = -scale;
   }
-  if (is_masked(t.mask)) {
-    return t.tame ? weigh_tile<true, true>(t, scale, m, l, factor)
-                  : weigh_tile<true, false>(t, scale, m, l, factor);
-  }
-  return t.tame ? weigh_tile<false, true>(t, scale, m, l, factor)
-                : weigh_tile<false, false>(t, scale, m, l, factor);
+  const bool few = sees_few(t);
+  return visit_kind(t, [&](auto masked, auto tame, auto coarse) {
+    constexpr bool kMasked = masked.value, kTameTile = tame.value, kCoarse = coarse.value;
+    if (kTameTile && panel != nullptr) {
+      return weigh_tile<kMasked, kTameTile, kCoarse, kTameTile>(t, scale, m, l, factor, panel, few);
+    }
+    return weigh_tile<kMasked, kTameTile, kCoarse, false>(t, scale, m, l, factor, nullptr, few);
+  });
 }
 
 void differentiate(const Tile& t, float scale, const float* lse, const float* delta, const float* z,
                    float* g) {
-  if (is_masked(t.mask)) {
-    return t.tame ? differentiate_tile<true, true>(t, scale, lse, delta, z, g)
-                  : differentiate_tile<true, false>(t, scale, lse, delta, z, g);
-  }
-  return t.tame ? differentiate_tile<false, true>(t, scale, lse, delta, z, g)
-                : differentiate_tile<false, false>(t, scale, lse, delta, z, g);
+  visit_kind(t, [&](auto masked, auto tame, auto coarse) {
+    differentiate_tile<masked.value, tame.value, coarse.value>(t, scale, lse, delta, z, g);
+  });
 }
 
 bool tame(const annulus::cpu::Matrix& x, std::int64_t rows, std::int64_t columns) {
@@ -338,8 +486,15 @@ bool tame(const annulus::cpu::Matrix& x, std::int64_t rows, std::int64_t columns
   return all;
 }
 
+float norms(const annulus::cpu::Matrix& x, std::int64_t rows, std::int64_t columns, float* norm) {
+  float most = 0;
+  annulus::cpu::detail::visit_rows<float>(
+      x, [&](auto* first) { most = norms_of(first, x.ld, rows, columns, norm); });
+  return most;
+}
+
 const Softmax* make_softmax() {
-  static const Softmax s = {weigh, differentiate, rescale, tame, add};
+  static const Softmax s = {weigh, differentiate, rescale, tame, norms, add};
   return &s;
 }
 

@@ -17,11 +17,18 @@ using annulus::cpu::Factor;
 using annulus::cpu::Side;
 using annulus::cpu::Tiles;
 
-// Queries that share what is packed of the keys: enough that packing is a few percent of the products, few enough that their
-// sums stay in a core's own cache.
+// Queries that share what is packed of the keys: enough that packing is a few percent of the products, few enough that what is
+// kept of them stays in a core's own cache. Twice as many where there are then still items for many cores, which the problem alone
+// decides, and so all bits.
 inline constexpr std::int64_t kQueries = 256;
-// Keys of a tile: divisible by every tile's rows and unit.
+inline std::int64_t chunk_of(const Plan& p) {
+  constexpr std::int64_t kItems = 64;
+  return p.B * p.H * ceil_div(p.Tq, 2 * kQueries) >= kItems ? 2 * kQueries : kQueries;
+}
+// Keys of a tile: divisible by every tile's rows and unit. A forward has one tile of scores for a few queries; a backward keeps two
+// of all queries of its chunk.
 inline constexpr std::int64_t kKeys = 192;
+inline constexpr std::int64_t kForwardKeys = 384;
 static_assert(kQueries % annulus::cpu::kMaxTileCols == 0);
 
 inline const Tiles<float>& tiles_for(DType dtype) {
@@ -29,6 +36,12 @@ inline const Tiles<float>& tiles_for(DType dtype) {
 }
 // Whether a tile of a product is a right panel of the next one as it lies.
 inline bool chains(DType dtype) { return dtype != DType::kBF16 && tiles_for(dtype).unit == 1; }
+
+// Whether weights can be written as a right panel of the next product: bf16 in units of four, as Arm has them.
+inline bool writes_panels(DType dtype) {
+  const Tiles<float>& t = tiles_for(dtype);
+  return dtype == DType::kBF16 && t.unit == 4 && t.element == 2 && t.terms == 1;
+}
 
 inline bool unites(const Plan& plan) {
   const Dilated* d = std::get_if<Dilated>(&plan.pattern);
@@ -51,6 +64,21 @@ void for_each_item(std::int64_t items, int slots, int threads, F&& f) {
     });
   });
 }
+
+// The keys after a tile, as many as it has, in as many parts as there are tiles of queries: each asks for one.
+class Ahead {
+ public:
+  Ahead(Range tile, std::int64_t end, std::int64_t parts)
+      : first_(tile.end),
+        end_(std::min(end, tile.end + tile.end - tile.first)),
+        step_(ceil_div(tile.end - tile.first, parts)) {}
+  Range part(std::int64_t i) const {
+    return {first_ + i * step_, std::min(end_, first_ + (i + 1) * step_)};
+  }
+
+ private:
+  std::int64_t first_, end_, step_;
+};
 
 // A tile of scores of some lanes of queries and the keys tile.first .. tile.end-1 of a sweep.
 template <class P>
