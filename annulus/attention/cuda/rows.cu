@@ -133,9 +133,9 @@ __global__ void __launch_bounds__(kThreads) find_kernel(const __grid_constant__ 
   if (any) *a.found = 1;
 }
 
-// ---- The rows of layers: half a warp a row (b, t, h). Lane i asks whether layer i has the token, and where; then a lane has
-// four columns of every 64.
+// ---- The rows of layers
 
+// Half a warp a row (b, t, h): lane i asks whether layer i has the token, and where.
 constexpr int kHalf = 16;
 static_assert(Dilated::kMost <= kHalf);
 
@@ -154,118 +154,113 @@ __device__ __forceinline__ void for_each_half_row(std::int64_t B, std::int64_t r
     f(HalfRow(first + threadIdx.x / kHalf % 2, all, rows, heads));
   }
 }
-// Among the rows of all heads; negative: the lane's layer does not have the token. Lanes differ in their layer, so what they
-// read is in shared memory: as arguments it would come one lane after the other.
-struct LayerTable {
-  struct Layer {
-    FastDiv length, rate, heads;
-    std::int64_t first;
-    std::uint32_t rows;  // of a segment
-  };
-  Layer layer[Dilated::kMost];
-
-  __device__ void start(const LayerDivisors& d, const LayerRows& rows) {
-    const auto i = static_cast<int>(threadIdx.x);
-    if (i < Dilated::kMost) {
-      layer[i] = {d.length[i], d.rate[i], d.heads[i], rows.first[i], d.rows[i]};
-    }
-    __syncthreads();
+// Among the rows of all heads; negative: layer `i` does not have the token.
+__device__ __forceinline__ std::int64_t layer_row(const Dilated& p, const LayerRows& rows,
+                                                  const LayerDivisors& by, int i, const Row& r,
+                                                  std::int64_t heads, std::int64_t query_head) {
+  const std::int64_t head_rows = (r.b * heads + r.h) * rows.count;
+  if (p.tokens >= INT32_MAX) {
+    const std::int64_t own = rows.token(p, i, query_head, r.t);
+    return own < 0 ? -1 : head_rows + own;
   }
-  __device__ __forceinline__ std::int64_t row(const Dilated& p, const LayerRows& rows, int i,
-                                              const HalfRow& at, std::int64_t heads,
-                                              std::int64_t query_head) const {
-    if (!at.there || i >= p.branches) return -1;
-    const std::int64_t head_rows = (at.row.b * heads + at.row.h) * rows.count;
-    if (p.tokens >= INT32_MAX) {
-      const std::int64_t own = rows.token(p, i, query_head, at.row.t);
-      return own < 0 ? -1 : head_rows + own;
-    }
-    const Layer& own = layer[i];
-    const auto t = static_cast<std::uint32_t>(at.row.t), h = static_cast<std::uint32_t>(query_head);
-    const std::uint32_t segment = own.length.divide(t), within = t - segment * own.length.divisor;
-    const std::uint32_t step = own.rate.divide(within);
-    const std::uint32_t offset = p.offsets == DilatedOffsets::kMod
-                                     ? h - own.rate.divide(h) * own.rate.divisor
-                                     : own.heads.divide(h);
-    if (within - step * own.rate.divisor != offset) return -1;
-    return head_rows + own.first + static_cast<std::int64_t>(segment) * own.rows + step;
-  }
-};
+  const auto t = static_cast<std::uint32_t>(r.t), h = static_cast<std::uint32_t>(query_head);
+  const std::uint32_t segment = by.length[i].divide(t),
+                      within = t - segment * by.length[i].divisor;
+  const std::uint32_t step = by.rate[i].divide(within);
+  const std::uint32_t offset = p.offsets == DilatedOffsets::kMod
+                                   ? h - by.rate[i].divide(h) * by.rate[i].divisor
+                                   : by.heads[i].divide(h);
+  if (within - step * by.rate[i].divisor != offset) return -1;
+  return head_rows + rows.first[i] + static_cast<std::int64_t>(segment) * by.rows[i] + step;
+}
 
+// A thread has four columns of a row, and finds the row in every layer by itself: all it reads is asked for at once, four
+// layers at a time, and nobody waits for another.
 __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ MergeArgs a) {
-  __shared__ LayerTable table;
-  if (a.parts == 0) table.start(a.divisors, a.rows);
-  const int lane = static_cast<int>(threadIdx.x) % kHalf;
-  const std::int64_t pitch = LayerRows::pitch(a.columns);
-  for_each_half_row(a.B, a.tokens, a.heads, [&](const HalfRow& at) {
-    const Row& r = at.row;
-    const int parts = a.parts > 0 ? a.parts : a.pattern.branches;
-    std::int64_t own = -1;
-    if (a.parts == 0) {
-      own = table.row(a.pattern, a.rows, lane, at, a.heads, r.h * a.group + a.first_head);
-    } else if (at.there && lane < parts) {
-      own = ((lane * a.B + r.b) * a.heads + r.h) * a.tokens + r.t;
+  constexpr int kAtOnce = 4;
+  const std::int64_t pitch = LayerRows::pitch(a.columns), chunks = pitch / 4;
+  const std::int64_t all = a.B * a.tokens * a.heads * chunks;
+  const int parts = a.parts > 0 ? a.parts : a.pattern.branches;
+  const bool states = a.from.m != nullptr;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < all;
+       i += std::int64_t{gridDim.x} * kThreads) {
+    const Row by_chunk(i, a.B * a.tokens * a.heads, chunks);  // its t is the row, its h the chunk
+    const Row r(by_chunk.t, a.tokens, a.heads);
+    const int column = static_cast<int>(by_chunk.h) * 4;
+    const std::int64_t query_head = r.h * a.group + a.first_head;
+    float v[4] = {}, high = kNoScore, sum = 0;
+    if (a.before != nullptr) {
+      const float* before = a.before + by_chunk.t * a.columns;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (column + e < a.columns) v[e] = before[column + e];
+      }
     }
-    float factor = 1;
-    if (a.from.m != nullptr) {
-      float l = 0, m = kNoScore;
-      if (own >= 0) l = a.from.l[own], m = a.from.m[own];
-      if (l == 0) own = -1, m = kNoScore;
-      const float high = warp_reduce<kHalf>(m, [](float x, float y) { return fmaxf(x, y); });
-      const float weight = exp2_fast(m - origin_of(high)), sum = warp_sum<kHalf>(l * weight);
-      factor = sum == 0 ? 0.0f : weight / sum;
-      if (lane == 0 && at.there && a.lse.data != nullptr) {
+    for (int first = 0; first < parts; first += kAtOnce) {
+      float x[kAtOnce][4], m[kAtOnce], l[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int part = first + j;
+        std::int64_t own = -1;
+        if (part < parts) {
+          own = a.parts > 0 ? ((part * a.B + r.b) * a.heads + r.h) * a.tokens + r.t
+                            : layer_row(a.pattern, a.rows, a.divisors, part, r, a.heads, query_head);
+        }
+        m[j] = kNoScore, l[j] = 0;
+        x[j][0] = x[j][1] = x[j][2] = x[j][3] = 0;
+        if (own < 0) continue;
+        if (states) m[j] = a.from.m[own], l[j] = a.from.l[own];
+        load<4>(a.from.acc + own * pitch + column, x[j]);
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        float before = 1, here = 1;
+        if (states) {
+          if (l[j] == 0) continue;
+          const float larger = fmaxf(high, m[j]), origin = origin_of(larger);
+          before = exp2_fast(high - origin);
+          here = exp2_fast(m[j] - origin);
+          sum = fmaf(l[j], here, sum * before);
+          high = larger;
+        }
+#pragma unroll
+        for (int e = 0; e < 4; ++e) v[e] = fmaf(x[j][e], here, v[e] * before);
+      }
+    }
+    if (states) {
+      const float factor = sum == 0 ? 0.0f : 1.0f / sum;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) v[e] *= factor;
+      if (column == 0 && a.lse.data != nullptr) {
         constexpr float kLog2 = 0.693147181f;
         a.lse.at<float>(r.b, r.h)[r.t * a.lse.row] =
             sum == 0 ? kNoScore : fmaf(high, kLog2, logf(sum));
       }
     }
-    for (int from = 0; from < a.columns; from += kHalf * 4) {
-      const int column = from + lane * 4;
-      const bool mine = at.there && column < a.columns;
-      float v[4] = {};
-      if (a.before != nullptr && mine) {
-        const float* before = a.before + ((r.b * a.tokens + r.t) * a.heads + r.h) * a.columns;
+    visit_narrow(a.dtype, [&]<class T>() {
+      T* to = a.to.at<T>(r.b, r.h) + r.t * a.to.row;
+      if (a.to.whole) {
+        store<4>(v, to + column);
+      } else {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          if (column + e < a.columns) v[e] = before[column + e];
+          if (column + e < a.columns) to[(column + e) * a.to.column] = T(v[e]);
         }
       }
-#pragma unroll 4
-      for (int i = 0; i < parts; ++i) {
-        const std::int64_t row = __shfl_sync(~0u, own, i, kHalf);
-        const float weight = __shfl_sync(~0u, factor, i, kHalf);
-        if (row < 0 || !mine) continue;
-        float x[4];
-        load<4>(a.from.acc + row * pitch + column, x);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) v[e] = fmaf(weight, x[e], v[e]);
-      }
-      if (!mine) continue;
-      visit_narrow(a.dtype, [&]<class T>() {
-        T* to = a.to.at<T>(r.b, r.h) + r.t * a.to.row;
-        if (a.to.whole) {
-          store<4>(v, to + column);
-        } else {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            if (column + e < a.columns) to[(column + e) * a.to.column] = T(v[e]);
-          }
-        }
-      });
-    }
-  });
+    });
+  }
 }
 
 __global__ void __launch_bounds__(kThreads)
     layer_delta_kernel(const __grid_constant__ LayerDeltaArgs a) {
-  __shared__ LayerTable table;
-  table.start(a.divisors, a.rows);
   const int lane = static_cast<int>(threadIdx.x) % kHalf;
   const std::int64_t pitch = LayerRows::pitch(a.Dv);
   for_each_half_row(a.B, a.Tq, a.H, [&](const HalfRow& at) {
     const Row& r = at.row;
-    const std::int64_t own = table.row(a.pattern, a.rows, lane, at, a.H, r.h);
+    const std::int64_t own =
+        at.there && lane < a.pattern.branches
+            ? layer_row(a.pattern, a.rows, a.divisors, lane, r, a.H, r.h)
+            : -1;
     const float dlse = at.there && a.dlse.data != nullptr
                            ? a.dlse.at<const float>(r.b, r.h)[r.t * a.dlse.row]
                            : 0.0f;
@@ -352,7 +347,8 @@ void launch_layer_delta(const char* op, const LayerDeltaArgs& a, cudaStream_t st
   launch(op, "layer_delta_kernel", layer_delta_kernel, a, tiles_of(a.B * a.Tq * a.H, 2), stream);
 }
 void launch_merge(const char* op, const MergeArgs& a, cudaStream_t stream) {
-  launch(op, "merge_kernel", merge_kernel, a, tiles_of(a.B * a.tokens * a.heads, 2), stream);
+  const std::int64_t chunks = LayerRows::pitch(a.columns) / 4;
+  launch(op, "merge_kernel", merge_kernel, a, tiles_of(a.B * a.tokens * a.heads * chunks, 32), stream);
 }
 void launch_round(const char* op, const RoundArgs& a, cudaStream_t stream) {
   const std::int64_t rows = a.B * a.rows * a.heads;
