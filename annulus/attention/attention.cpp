@@ -425,6 +425,12 @@ void run(const Plan& plan, bool backward, Context& context) {
   context.ran_on(plan.op, plan.device.type, how);
 }
 
+Tensors packed(Tensors t, const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k) {
+  t.cu_seqlens_q = cu_seqlens_q;
+  t.cu_seqlens_k = cu_seqlens_k;
+  return t;
+}
+
 std::size_t scratch(Plan plan, bool backward, bool deterministic = false) {
   plan.deterministic = deterministic;
   return dispatch(
@@ -460,9 +466,7 @@ void attention_varlen_forward(const TensorView& q, const TensorView& k, const Te
                               const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k,
                               const TensorView& o, const TensorView& lse,
                               const AttentionOptions& options, Context& context) {
-  Tensors t{q, k, v, o, lse};
-  t.cu_seqlens_q = cu_seqlens_q;
-  t.cu_seqlens_k = cu_seqlens_k;
+  const Tensors t = packed({q, k, v, o, lse}, cu_seqlens_q, cu_seqlens_k);
   run(dense_plan("attention_varlen", t, options, Call::kForward, &context), false, context);
 }
 void attention_varlen_backward(const TensorView& do_, const TensorView& dlse, const TensorView& q,
@@ -526,9 +530,7 @@ std::size_t attention_varlen_forward_workspace(const TensorView& q, const Tensor
                                                const TensorView& v, const TensorView& cu_seqlens_q,
                                                const TensorView& cu_seqlens_k,
                                                const AttentionOptions& options) {
-  Tensors t{q, k, v, {}, {}};
-  t.cu_seqlens_q = cu_seqlens_q;
-  t.cu_seqlens_k = cu_seqlens_k;
+  const Tensors t = packed({q, k, v, {}, {}}, cu_seqlens_q, cu_seqlens_k);
   return scratch(dense_plan("attention_varlen", t, options, Call::kForwardSizes, nullptr), false);
 }
 std::size_t attention_varlen_backward_workspace(const TensorView& q, const TensorView& k,
@@ -536,9 +538,7 @@ std::size_t attention_varlen_backward_workspace(const TensorView& q, const Tenso
                                                 const TensorView& cu_seqlens_k,
                                                 const AttentionOptions& options,
                                                 bool deterministic) {
-  Tensors t{q, k, v, {}, {}};
-  t.cu_seqlens_q = cu_seqlens_q;
-  t.cu_seqlens_k = cu_seqlens_k;
+  const Tensors t = packed({q, k, v, {}, {}}, cu_seqlens_q, cu_seqlens_k);
   return scratch(dense_plan("attention_varlen_backward", t, options, Call::kBackwardSizes, nullptr),
                  true, deterministic);
 }

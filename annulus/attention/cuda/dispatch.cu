@@ -353,8 +353,8 @@ void find_not_finite(const Plan& plan, const KeyGradientArgs& of_keys, int* foun
   a.dtype = plan.dtype;
   const auto one = [](const Operand& t, const TensorView& v) -> FiniteArgs::One {
     const std::int64_t row = v.shape[2] * v.shape[3];
-    const bool flat = t.head == v.shape[3] && t.row == row &&
-                      (v.shape[0] <= 1 || t.batch == v.shape[1] * row);
+    const bool flat =
+        t.head == v.shape[3] && t.row == row && (v.shape[0] <= 1 || t.batch == v.shape[1] * row);
     return {t, v.shape[1], v.shape[2], static_cast<int>(v.shape[3]), flat};
   };
   a.of[0] = one(of_keys.p.q, plan.q);

@@ -164,8 +164,7 @@ __device__ __forceinline__ std::int64_t layer_row(const Dilated& p, const LayerR
     return own < 0 ? -1 : head_rows + own;
   }
   const auto t = static_cast<std::uint32_t>(r.t), h = static_cast<std::uint32_t>(query_head);
-  const std::uint32_t segment = by.length[i].divide(t),
-                      within = t - segment * by.length[i].divisor;
+  const std::uint32_t segment = by.length[i].divide(t), within = t - segment * by.length[i].divisor;
   const std::uint32_t step = by.rate[i].divide(within);
   const std::uint32_t offset = p.offsets == DilatedOffsets::kMod
                                    ? h - by.rate[i].divide(h) * by.rate[i].divisor
@@ -203,8 +202,9 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
         const int part = first + j;
         std::int64_t own = -1;
         if (part < parts) {
-          own = a.parts > 0 ? ((part * a.B + r.b) * a.heads + r.h) * a.tokens + r.t
-                            : layer_row(a.pattern, a.rows, a.divisors, part, r, a.heads, query_head);
+          own = a.parts > 0
+                    ? ((part * a.B + r.b) * a.heads + r.h) * a.tokens + r.t
+                    : layer_row(a.pattern, a.rows, a.divisors, part, r, a.heads, query_head);
         }
         m[j] = kNoScore, l[j] = 0;
         x[j][0] = x[j][1] = x[j][2] = x[j][3] = 0;
@@ -257,10 +257,9 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t pitch = LayerRows::pitch(a.Dv);
   for_each_half_row(a.B, a.Tq, a.H, [&](const HalfRow& at) {
     const Row& r = at.row;
-    const std::int64_t own =
-        at.there && lane < a.pattern.branches
-            ? layer_row(a.pattern, a.rows, a.divisors, lane, r, a.H, r.h)
-            : -1;
+    const std::int64_t own = at.there && lane < a.pattern.branches
+                                 ? layer_row(a.pattern, a.rows, a.divisors, lane, r, a.H, r.h)
+                                 : -1;
     const float dlse = at.there && a.dlse.data != nullptr
                            ? a.dlse.at<const float>(r.b, r.h)[r.t * a.dlse.row]
                            : 0.0f;
@@ -348,7 +347,8 @@ void launch_layer_delta(const char* op, const LayerDeltaArgs& a, cudaStream_t st
 }
 void launch_merge(const char* op, const MergeArgs& a, cudaStream_t stream) {
   const std::int64_t chunks = LayerRows::pitch(a.columns) / 4;
-  launch(op, "merge_kernel", merge_kernel, a, tiles_of(a.B * a.tokens * a.heads * chunks, 32), stream);
+  launch(op, "merge_kernel", merge_kernel, a, tiles_of(a.B * a.tokens * a.heads * chunks, 32),
+         stream);
 }
 void launch_round(const char* op, const RoundArgs& a, cudaStream_t stream) {
   const std::int64_t rows = a.B * a.rows * a.heads;

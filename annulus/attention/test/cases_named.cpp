@@ -317,8 +317,9 @@ void add_long_rows(Builder& b) {
       b.add("long rows, causal", with(p, [](P& x) { x.causal = x.dlse = true, x.Tk = 531; }));
       b.add("long rows, causal, queries without a key",
             with(p, [](P& x) { x.causal = x.dlse = true, x.Tk = 200; }));
-      b.add("long rows, a window",
-            with(p, [](P& x) { x.window_left = 140, x.window_right = 33, x.Tq = 700, x.Tk = 690; }));
+      b.add("long rows, a window", with(p, [](P& x) {
+              x.window_left = 140, x.window_right = 33, x.Tq = 700, x.Tk = 690;
+            }));
       b.add("long rows, GQA, key lengths", with(p, [](P& x) {
               x.B = 3, x.H = 4, x.key_lengths = {400, 129, 0}, x.dlse = true;
             }));
@@ -327,7 +328,8 @@ void add_long_rows(Builder& b) {
       b.add("long rows, portable", with(p, [](P& x) { x.portable = x.causal = true; }));
       for (const Special s :
            {Special::kNanQ, Special::kNanK, Special::kNanV, Special::kInfinityV}) {
-        b.add("long rows, no number in one", with(p, [&](P& x) { x.special = s, x.causal = true; }));
+        b.add("long rows, no number in one",
+              with(p, [&](P& x) { x.special = s, x.causal = true; }));
         b.add("long rows, no number in one, a window",
               with(p, [&](P& x) { x.special = s, x.window_left = x.window_right = 20; }));
       }
@@ -423,7 +425,8 @@ void add_longnet(Builder& b) {
             with(own, [](P& x) { x.causal = x.dlse = true, x.Hkv = 1; }));
       b.add("LongNet, long rows, alpha without a gradient",
             with(own, [](P& x) { x.stop_alpha_gradient = true; }));
-      b.add("grouped, long rows", with(own, [](P& x) { x.mode = DilatedMode::kGrouped, x.H = x.Hkv = 3; }));
+      b.add("grouped, long rows",
+            with(own, [](P& x) { x.mode = DilatedMode::kGrouped, x.H = x.Hkv = 3; }));
       b.add("grouped keys, long rows, causal", with(own, [](P& x) {
               x.mode = DilatedMode::kGroupedKv, x.H = 6, x.Hkv = 3, x.causal = true;
             }));
@@ -568,7 +571,8 @@ const CasesRegistration kDilated(
      .named = [] { return built_by(add_longnet, add_grouped); },
      .fuzz = fuzzed_dilated_attention,
      .bad_calls = dilated_attention_bad_calls,
-     .sanitized = "'LongNet'|ragged|union, n|alpha without a gradient'|'grouped|sixteen|long rows"});
+     .sanitized =
+         "'LongNet'|ragged|union, n|alpha without a gradient'|'grouped|sixteen|long rows"});
 const CasesRegistration kBlocks({.op = "block_sparse_attention",
                                  .named = [] { return built_by(add_blocks); },
                                  .fuzz = fuzzed_block_sparse_attention,

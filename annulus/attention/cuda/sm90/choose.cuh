@@ -43,7 +43,8 @@ inline double estimated_time(const Problem& p, int queries, int keys, double rat
   double all = 0, longest = 0;
   std::int64_t blocks = 0;
   for (int i = 0; i < p.layers; ++i) {
-    const auto padded = static_cast<double>(tiles_of(p.pattern.longest_sweep(i, false), keys) * keys);
+    const auto padded =
+        static_cast<double>(tiles_of(p.pattern.longest_sweep(i, false), keys) * keys);
     const double one = queries * (padded + 1.5 * keys) / rate;
     const std::int64_t own = p.B * p.H * p.pattern.slots(i, true, queries);
     blocks += own;

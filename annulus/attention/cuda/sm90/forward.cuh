@@ -6,7 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "annulus/attention/cuda/forward.cuh"
+#include "annulus/attention/cuda/forward_rows.cuh"
+#include "annulus/attention/cuda/launch.h"
 #include "annulus/attention/cuda/sm90/tile.cuh"
 #include "annulus/cuda/tma.cuh"
 
@@ -168,7 +169,8 @@ __device__ __forceinline__ void add_not_finite(float (&o)[kN], const Problem& p,
 
 // Blocks of threads stay, and take tiles of queries by turns: there and back, as the first ones have the most keys.
 __device__ __forceinline__ std::int64_t block_of_turn(std::int64_t turn) {
-  const auto width = static_cast<std::int64_t>(gridDim.x), own = static_cast<std::int64_t>(blockIdx.x);
+  const auto width = static_cast<std::int64_t>(gridDim.x),
+             own = static_cast<std::int64_t>(blockIdx.x);
   return turn * width + (turn % 2 == 0 ? own : width - 1 - own);
 }
 
@@ -306,7 +308,7 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
     RowStates<2> state;
     Fragments<kKeys> weights;
     // Of a row's keys, those in the tile.
-    const auto part_of_tile = [&](const TileNote& tile, int (&first)[2], int (&last)[2]) {
+    const auto part_of_tile = [&](const TileNote& tile, int(&first)[2], int(&last)[2]) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         first[half] = block.first_key[own_row + 8 * half] - tile.first;
@@ -377,7 +379,9 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
           make_weights(tile);
           wgmma_wait<0>();
           v_ring.release_by_warp(before.at);
-          multiply_by(o, factor);  // asking first whether there is anything to do costs a tenth of the speed
+          multiply_by(
+              o,
+              factor);  // asking first whether there is anything to do costs a tenth of the speed
           weights.template take<T>(s);
           before = stage;
         }
@@ -437,8 +441,9 @@ void launch_forward(const char* op, ForwardArgs a, const KeyMaps& maps, cudaStre
   if (blocks == 0) return;
   allow_shared(op, "forward_kernel", forward_kernel<Tiling>, Tiling::kSharedBytes);
   const std::int64_t places = std::min(blocks, multiprocessors_of(current_device(op)));
-  forward_kernel<Tiling><<<checked_blocks(op, places), Tiling::kThreads, Tiling::kSharedBytes,
-                           stream>>>(a, blocks, maps);
+  forward_kernel<Tiling>
+      <<<checked_blocks(op, places), Tiling::kThreads, Tiling::kSharedBytes, stream>>>(a, blocks,
+                                                                                       maps);
   check_launch(op, "forward_kernel");
 }
 

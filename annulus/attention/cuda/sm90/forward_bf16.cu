@@ -6,8 +6,9 @@ bool available(const char* op) {
   // What was compiled for other devices has no instructions in it, and so hardly a register.
   cudaFuncAttributes attributes;
   annulus::cuda::throw_on_error(
-      cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(
-                                             forward_kernel<ForwardTiling<bfloat16, 64, 2, 128, 3>>)),
+      cudaFuncGetAttributes(
+          &attributes,
+          reinterpret_cast<const void*>(forward_kernel<ForwardTiling<bfloat16, 64, 2, 128, 3>>)),
       op, "cudaFuncGetAttributes");
   return attributes.numRegs > 64;
 }

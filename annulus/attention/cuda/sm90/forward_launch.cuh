@@ -11,7 +11,8 @@ void forward_of(const char* op, const ForwardArgs& a, cudaStream_t stream) {
   const Problem& p = a.p;
   const auto launch = [&]<class Tiling>() {
     KeyMaps maps;
-    maps.any = !p.order.defined() && has_map(p.k, p.B, p.Tk, p.Hkv) && has_map(p.v, p.B, p.Tk, p.Hkv);
+    maps.any =
+        !p.order.defined() && has_map(p.k, p.B, p.Tk, p.Hkv) && has_map(p.v, p.B, p.Tk, p.Hkv);
     if (maps.any) {
       constexpr DType kType = dtype_of<T>;
       maps.k = map_of(op, kType, p.k, p.B, p.Tk, p.Hkv, p.D, Tiling::kKeys);

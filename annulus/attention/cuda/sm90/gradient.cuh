@@ -9,7 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "annulus/attention/cuda/gradient.cuh"
+#include "annulus/attention/cuda/gradient_rows.cuh"
+#include "annulus/attention/cuda/key_block.cuh"
 #include "annulus/attention/cuda/sm90/choose.cuh"
 #include "annulus/attention/cuda/sm90/forward.cuh"
 
@@ -35,8 +36,8 @@ struct GradientTiling {
     SharedBarrier kv_full, q_stages[2 * kStages], do_stages[2 * kStages];
     TileNote note[kStages];
     float lse[kStages][kQueries], delta[kStages][kQueries];
-    std::int64_t row[kStages][kQueries];         // where in dq, or negative
-    int first_query[kKeys], end_query[kKeys];    // of those that see a key
+    std::int64_t row[kStages][kQueries];       // where in dq, or negative
+    int first_query[kKeys], end_query[kKeys];  // of those that see a key
     std::uint32_t found[kGroup / 32];
   };
   static constexpr std::size_t kSharedBytes = kTileBytes + sizeof(Small);
@@ -208,7 +209,7 @@ __device__ __forceinline__ void gather(const GradientArgs& a, typename Tiling::S
     multiply_rows<T>(s, k_tile, group * 64, Tiling::q_tile(shared, stage.at));
     wgmma_commit();
   };
-  const auto part_of_tile = [&](const TileNote& tile, int (&first)[2], int (&last)[2]) {
+  const auto part_of_tile = [&](const TileNote& tile, int(&first)[2], int(&last)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       first[half] = small.first_query[own_row + 8 * half] - tile.first;
@@ -237,8 +238,8 @@ __device__ __forceinline__ void gather(const GradientArgs& a, typename Tiling::S
       const float2 origin = *reinterpret_cast<const float2*>(lse + n * 8);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        s[4 * n + i] = exp2_fast(
-            fmaf(s[4 * n + i], p.exponent_scale, i % 2 == 0 ? -origin.x : -origin.y));
+        s[4 * n + i] =
+            exp2_fast(fmaf(s[4 * n + i], p.exponent_scale, i % 2 == 0 ? -origin.x : -origin.y));
       }
     }
     int first[2], last[2];
@@ -285,7 +286,7 @@ __device__ __forceinline__ void gather(const GradientArgs& a, typename Tiling::S
              [&](int i) { return rows[i]; });
     stage.next(kStages);
     tile = next_tile();
-    wgmma_wait<0>();   // dk
+    wgmma_wait<0>();  // dk
     q_ring.release_by_warp(now.at);
   }
   wgmma_wait<0>();
@@ -304,7 +305,8 @@ __device__ __forceinline__ void gather(const GradientArgs& a, typename Tiling::S
 
 template <class Tiling>
 __global__ void __launch_bounds__(Tiling::kThreads, 1)
-    gradient_kernel(const __grid_constant__ GradientArgs a, const __grid_constant__ QueryMaps maps) {
+    gradient_kernel(const __grid_constant__ GradientArgs a,
+                    const __grid_constant__ QueryMaps maps) {
 #if ANNULUS_DEVICE_HOPPER
   extern __shared__ __align__(1024) unsigned char shared[];
   auto& small = *reinterpret_cast<typename Tiling::Small*>(shared + Tiling::kTileBytes);

@@ -1,4 +1,4 @@
-#include "annulus/attention/cuda/query_gradient.cuh"
+#include "annulus/attention/cuda/sm80/query_gradient.cuh"
 
 namespace annulus::attention::cuda {
 

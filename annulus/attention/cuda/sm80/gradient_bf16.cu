@@ -1,4 +1,4 @@
-#include "annulus/attention/cuda/gradient.cuh"
+#include "annulus/attention/cuda/sm80/gradient.cuh"
 
 namespace annulus::attention::cuda {
 

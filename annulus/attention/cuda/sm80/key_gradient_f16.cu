@@ -1,4 +1,4 @@
-#include "annulus/attention/cuda/key_gradient.cuh"
+#include "annulus/attention/cuda/sm80/key_gradient.cuh"
 
 namespace annulus::attention::cuda {
 

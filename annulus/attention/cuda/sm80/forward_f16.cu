@@ -1,4 +1,4 @@
-#include "annulus/attention/cuda/forward.cuh"
+#include "annulus/attention/cuda/sm80/forward.cuh"
 
 namespace annulus::attention::cuda {
 
