@@ -431,7 +431,7 @@ Tensors packed(Tensors t, const TensorView& cu_seqlens_q, const TensorView& cu_s
   return t;
 }
 
-std::size_t scratch(Plan plan, bool backward, bool deterministic = false) {
+std::size_t scratch(Plan plan, bool backward = false, bool deterministic = false) {
   plan.deterministic = deterministic;
   return dispatch(
       plan.op, plan.device,
@@ -516,8 +516,7 @@ void block_sparse_attention_backward(const TensorView& do_, const TensorView& dl
 
 std::size_t attention_forward_workspace(const TensorView& q, const TensorView& k,
                                         const TensorView& v, const AttentionOptions& options) {
-  return scratch(dense_plan("attention", {q, k, v, {}, {}}, options, Call::kForwardSizes, nullptr),
-                 false);
+  return scratch(dense_plan("attention", {q, k, v, {}, {}}, options, Call::kForwardSizes, nullptr));
 }
 std::size_t attention_backward_workspace(const TensorView& q, const TensorView& k,
                                          const TensorView& v, const AttentionOptions& options,
@@ -531,7 +530,7 @@ std::size_t attention_varlen_forward_workspace(const TensorView& q, const Tensor
                                                const TensorView& cu_seqlens_k,
                                                const AttentionOptions& options) {
   const Tensors t = packed({q, k, v, {}, {}}, cu_seqlens_q, cu_seqlens_k);
-  return scratch(dense_plan("attention_varlen", t, options, Call::kForwardSizes, nullptr), false);
+  return scratch(dense_plan("attention_varlen", t, options, Call::kForwardSizes, nullptr));
 }
 std::size_t attention_varlen_backward_workspace(const TensorView& q, const TensorView& k,
                                                 const TensorView& v, const TensorView& cu_seqlens_q,
@@ -546,8 +545,7 @@ std::size_t dilated_attention_forward_workspace(const TensorView& q, const Tenso
                                                 const TensorView& v,
                                                 const DilatedAttentionOptions& options) {
   return scratch(
-      dilated_plan("dilated_attention", {q, k, v, {}, {}}, options, Call::kForwardSizes, nullptr),
-      false);
+      dilated_plan("dilated_attention", {q, k, v, {}, {}}, options, Call::kForwardSizes, nullptr));
 }
 std::size_t dilated_attention_backward_workspace(const TensorView& q, const TensorView& k,
                                                  const TensorView& v,
@@ -561,8 +559,7 @@ std::size_t block_sparse_attention_forward_workspace(const TensorView& q, const 
                                                      const TensorView& v,
                                                      const BlockSparseAttentionOptions& options) {
   return scratch(blocks_plan("block_sparse_attention", {q, k, v, {}, {}}, options,
-                             Call::kForwardSizes, nullptr),
-                 false);
+                             Call::kForwardSizes, nullptr));
 }
 std::size_t block_sparse_attention_backward_workspace(const TensorView& q, const TensorView& k,
                                                       const TensorView& v,

@@ -95,7 +95,7 @@ P draw_common(Rng& rng, Form form, std::uint64_t seed) {
   }
   // Some fill the tiles of every kernel.
   Rng fills(p.seed ^ 0xf111);
-  if (fills.below(16) == 0) {
+  if (fills.below(40) == 0) {
     p.dtype = fills.below(2) ? DType::kBF16 : DType::kF16;
     p.D = 8 * (1 + fills.below(16));
     p.Dv = fills.below(2) ? p.D : 8 * (1 + fills.below(16));
