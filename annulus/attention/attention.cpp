@@ -253,6 +253,8 @@ Plan dense_plan(const char* op, const Tensors& t, const AttentionOptions& option
     check_cu_seqlens(op, "cu_seqlens_k", t.cu_seqlens_k, plan.Tk, has_data(call));
     dense.cu_queries = integers_of(t.cu_seqlens_q);
     dense.cu_keys = integers_of(t.cu_seqlens_k);
+    // Sizes are those of packed sequences, whether their ends are known or not.
+    if (!has_data(call)) dense.cu_queries.data = dense.cu_keys.data = "";  // not read
     dense.sequences = t.cu_seqlens_q.shape[0] - 1;
   } else {
     check_order(plan, options.order, has_data(call));

@@ -133,10 +133,12 @@ int parts_of(const Plan& plan) {
   if (plan.layers > 1 || no_queries(plan) || no_sequences(plan)) return 1;
   const AnyPattern pattern = pattern_of(plan);
   if (pattern.kind == Kind::kBlocks) return 1;
-  // Hopper's kernels are faster with half of the device than others with all of it. (Whoever asks for the others has the same
-  // scratch.)
-  if (plan.dtype != DType::kF32 && plan.D <= 128 && plan.Dv <= 128 &&
-      pattern.longest_sweep(0, true) > kShortSweep && is_hopper(plan.device.index)) {
+  // Hopper's kernels are faster with a quarter of the device than others with all of it. (Whoever asks for the others, or has
+  // strides for them, has the same scratch.)
+  if (plan.dtype != DType::kF32 && plan.D <= 128 && plan.Dv <= 128 && plan.D % 8 == 0 &&
+      plan.Dv % 8 == 0 && !plan.dropout.any() && pattern.longest_sweep(0, true) > kShortSweep &&
+      is_hopper(plan.device.index) &&
+      4 * plan.B * plan.H * pattern.slots(0, true, 128) >= multiprocessors_of(plan.device.index)) {
     return 1;
   }
   std::int64_t keys = pattern.longest_sweep(0, false);
@@ -467,10 +469,25 @@ std::size_t backward_workspace(const Plan& plan) {
   return scratch_bytes([&](ScratchLayout& layout) { scratch.lay_out(plan, layout); });
 }
 
+namespace {
+
+// Whether Hopper's kernels run for a call. (Of a backward whose inputs are not finite only the device knows that others do.)
+bool on_hopper(const Plan& plan) {
+  KeyGradientArgs a;
+  a.p = problem_of(plan);
+  if (!plan.do_.defined()) {
+    return parts_of(plan) == 1 && sm90::takes_forward(plan.op, plan.dtype, a.p);
+  }
+  a.do_ = operand_of(plan.do_);
+  return in_one_pass(plan) && plan.dq.defined() && plan.dk.defined() && !no_queries(plan) &&
+         !no_keys(plan) && sm90::takes_gradient(plan.op, plan.dtype, a);
+}
+
+}  // namespace
+
 const char* how(const Plan& plan) {
   const DeviceGuard guard(plan.device.index);
-  // Of a backward the same is said: where all gradients are wanted and atomics allowed it takes the same calls.
-  if (!plan.portable && sm90::takes_forward(plan.op, plan.dtype, problem_of(plan))) {
+  if (!plan.portable && on_hopper(plan)) {
     const bool narrow = plan.D <= 64 && plan.Dv <= 64;
     if (plan.dtype == DType::kBF16) {
       return narrow ? "Hopper's tensor cores, bf16, 64 columns"

@@ -228,6 +228,23 @@ TEST_P(Attention, ValuesOfOneGiveOne) {
   }
 }
 
+// What every tile of keys rounds the same way must not add up.
+TEST_P(Attention, EqualScoresOfManyKeysHaveEqualWeights) {
+  constexpr std::int64_t kKeys = 32768;
+  for (const DType t : {DType::kF16, DType::kBF16}) {
+    P p{.Tq = 128, .Tk = kKeys, .D = 64, .Dv = 8, .dtype = t};
+    Vector v(1.0, kKeys * 8);
+    v[std::slice(kKeys * 4, kKeys * 4, 1)] = Vector(-1.0, kKeys * 4);
+    for (const double size : {77.0 / 256, 179.0 / 256, 141.0 / 128}) {
+      const Tensors r =
+          run_all(p, {{"q", Vector(size, 128 * 64)}, {"k", Vector(1.0, kKeys * 64)}, {"v", v}});
+      const double lse = size * 64 / 8 + std::log(static_cast<double>(kKeys));
+      for (const double x : r.at("lse")) ASSERT_NEAR(x, lse, 1e-5);
+      for (const double o : r.at("o")) ASSERT_NEAR(o, 0, 1e-5);
+    }
+  }
+}
+
 TEST_P(Attention, ValuesTimesAPowerOfTwoGiveThatManyTimes) {
   for (const P& p : all_forms()) {
     const Tensors a = run_all(p);

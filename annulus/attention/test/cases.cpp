@@ -241,7 +241,8 @@ Call forward_call(const AttentionProblem& p) {
   }
   const auto lse_of = [](Views out) { return out.size() > 1 ? out[1] : TensorView{}; };
   // Hopper's kernels take whole vectors.
-  call.kernels_by_layout = !p.portable && p.dtype != DType::kF32;
+  call.kernels_by_layout = !p.portable && p.dtype != DType::kF32 && p.D <= 128 && p.Dv <= 128 &&
+                           p.D % 8 == 0 && p.Dv % 8 == 0 && p.dropout == 0 && !p.unite;
   call.run = [=, specs = call.inputs](Views in, Views out, Context& context) {
     context.portable = p.portable;
     run_forward(p, {in, specs}, out[0], lse_of(out), context);

@@ -323,6 +323,7 @@ void add_long_rows(Builder& b) {
       b.add("long rows, GQA, key lengths", with(p, [](P& x) {
               x.B = 3, x.H = 4, x.key_lengths = {400, 129, 0}, x.dlse = true;
             }));
+      b.add("long rows, no key", with(p, [](P& x) { x.Tk = 0, x.dlse = true; }));
       b.add("long rows, an order", with(p, [](P& x) { x.order = x.causal = true; }));
       b.add("long rows, deterministic", with(p, [](P& x) { x.deterministic = x.causal = true; }));
       b.add("long rows, portable", with(p, [](P& x) { x.portable = x.causal = true; }));

@@ -24,6 +24,8 @@ bool takes(const char* op, DType dtype, const Problem& p) {
     return false;
   }
   if (!p.q.whole || !p.k.whole || !p.v.whole) return false;
+  constexpr std::int64_t kMostRows = INT32_MAX - 256;  // what they say of tiles are ints
+  if (p.Tq > kMostRows || p.Tk > kMostRows) return false;
   if (p.pattern.kind == Kind::kBlocks && p.pattern.blocks.size != 128) return false;
   return on_hopper(op);
 }

@@ -31,8 +31,8 @@ inline bool has_map(const Operand& t, std::int64_t batch, std::int64_t rows, std
   const auto fits = [](std::int64_t size, std::int64_t elements) {
     return size <= 1 || (elements > 0 && elements < std::int64_t{1} << 38);
   };
-  return fits(rows, t.row) && fits(heads, t.head) && fits(batch, t.batch) &&
-         rows < std::int64_t{1} << 31;
+  return batch > 0 && rows > 0 && heads > 0 && fits(rows, t.row) && fits(heads, t.head) &&
+         fits(batch, t.batch);
 }
 
 // Time of a launch with tiles of that many queries and keys, in units of products over `rate`. A tile of queries costs one and a

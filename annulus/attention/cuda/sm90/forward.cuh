@@ -111,7 +111,8 @@ __device__ __forceinline__ void weights_of(float (&s)[kN], RowStates<2>& state, 
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     origin[half] = origin_of(high[half]) * scale;
-    factor[half] = exp2_fast(fmaf(state.m[half], scale, -origin[half]));
+    // Exactly 1 where nothing moved: of the rounded origin it would be off the same way in every tile.
+    factor[half] = exp2_fast((state.m[half] - origin_of(high[half])) * scale);
     state.m[half] = high[half];
   }
 #pragma unroll
