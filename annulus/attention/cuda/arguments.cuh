@@ -59,6 +59,24 @@ struct AnyPattern {
                                     : blocks.causal;
   }
 
+  // Of tiles of that many queries and keys: are all of them whole, and does every query of a tile see all keys of it?
+  bool has_only_whole_tiles(int size) const {
+    if (kind == Kind::kDense) {
+      return !dense.cu_queries.defined() && !dense.key_lengths.defined() && dense.left == kFar &&
+             dense.right == kFar && dense.queries % size == 0 && dense.keys % size == 0;
+    }
+    if (kind == Kind::kBlocks) {
+      return !blocks.causal && blocks.size % size == 0 && blocks.queries % blocks.size == 0 &&
+             blocks.keys % blocks.size == 0;
+    }
+    bool whole = !dilated.causal && !dilated.unite;
+    for (int i = 0; i < dilated.branches; ++i) {
+      whole = whole && dilated.tokens % dilated.length[i] == 0 &&
+              dilated.length[i] % (size * dilated.rate[i]) == 0;
+    }
+    return whole;
+  }
+
   // ---- Tiles of the queries (or keys) of a head in a layer, numbered from 0 to slots() - 1. Some numbers may be of no
   // tile.
 
@@ -268,7 +286,7 @@ struct KeyGradientArgs {
 struct GradientArgs : KeyGradientArgs {
   Gradient dq;
   // Whether q, k or do have numbers that are not finite, as the device knows: then the kernels of any GPU run, which keep
-  // them from rows that do not see them, and those of Hopper do not; otherwise the other way round. Null: the former, always.
+  // them from rows that do not see them, and those of Hopper do not; otherwise the other way round. Null: it does not matter.
   const int* not_finite = nullptr;
 };
 

@@ -123,6 +123,12 @@ void visit_type(DType dtype, F&& f) {
   }
 }
 
+template <class F>
+void visit_16_bits(DType dtype, F&& f) {
+  if (dtype == DType::kBF16) return f.template operator()<bfloat16>();
+  f.template operator()<float16>();
+}
+
 std::int64_t query_rows(const Plan& plan) { return plan.B * plan.Tq * plan.H; }
 std::int64_t key_rows(const Plan& plan) { return plan.B * plan.Tk * plan.Hkv; }
 
@@ -221,8 +227,7 @@ void run_forward(const Plan& plan, const ForwardScratch& scratch, cudaStream_t s
   a.states = scratch.states;
   a.parts = scratch.parts;
   if (a.parts == 1 && !plan.portable && sm90::takes_forward(plan.op, plan.dtype, a.p)) {
-    return plan.dtype == DType::kBF16 ? sm90::forward_of<bfloat16>(plan.op, a, stream)
-                                      : sm90::forward_of<float16>(plan.op, a, stream);
+    return visit_16_bits(plan.dtype, [&]<class T>() { sm90::forward_of<T>(plan.op, a, stream); });
   }
   visit_type(plan.dtype, [&]<class T>() { forward_of<T>(plan.op, a, stream); });
 }
@@ -372,19 +377,16 @@ void run_gradient(const Plan& plan, const BackwardScratch& s, cudaStream_t strea
   run_key_gradient(plan, s, stream, [&](const KeyGradientArgs& of_keys) {
     GradientArgs a{of_keys, {of_layers ? s.dq : nullptr, s.dq, {}}};
     if (!plan.portable && sm90::takes_gradient(plan.op, plan.dtype, a)) {
-      a.not_finite = s.not_finite;
-      if (a.first_head == 0) find_not_finite(plan, a, s.not_finite, stream);
-      if (plan.dtype == DType::kBF16) {
-        sm90::gradient_of<bfloat16>(plan.op, a, stream);
-      } else {
-        sm90::gradient_of<float16>(plan.op, a, stream);
+      // Where all see all, numbers that are not finite reach nobody else.
+      const bool whole = a.p.pattern.has_only_whole_tiles(128);
+      if (!whole) {
+        a.not_finite = s.not_finite;
+        if (a.first_head == 0) find_not_finite(plan, a, s.not_finite, stream);
       }
+      visit_16_bits(plan.dtype, [&]<class T>() { sm90::gradient_of<T>(plan.op, a, stream); });
+      if (whole) return;
     }
-    if (plan.dtype == DType::kBF16) {
-      gradient_of<bfloat16>(plan.op, a, stream);
-    } else {
-      gradient_of<float16>(plan.op, a, stream);
-    }
+    visit_16_bits(plan.dtype, [&]<class T>() { gradient_of<T>(plan.op, a, stream); });
   });
   if (of_layers) {
     launch_merge(plan.op, merge_of(plan, {s.dq}, plan.dq), stream);

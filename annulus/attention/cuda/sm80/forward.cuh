@@ -9,7 +9,7 @@
 #include "annulus/attention/cuda/launch.h"
 #include "annulus/attention/cuda/mask.cuh"
 #include "annulus/attention/cuda/query_block.cuh"
-#include "annulus/cuda/check.h"
+#include "annulus/cuda/launch.cuh"
 #include "annulus/cuda/reduce.cuh"
 
 namespace annulus::attention::cuda {
@@ -78,6 +78,7 @@ __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
   using KeyTile = typename Tiling::KeyTile;
   constexpr int kThreads = Tiling::kThreads, kKeys = Tiling::kKeys, kM = Tiling::kM;
   constexpr Flow kFlow = Tiling::kFlow;
+  await_previous_kernel();
   extern __shared__ __align__(1024) unsigned char shared[];
   const std::uint32_t base = shared_address(shared);
   const typename Tiling::QueryTile q_tile{base};
@@ -234,10 +235,8 @@ template <class Tiling>
 void launch_forward(const char* op, ForwardArgs a, cudaStream_t stream) {
   const std::int64_t blocks = a.p.number_blocks(a.p.H, true, Tiling::kQueries) * a.parts;
   if (blocks == 0) return;
-  allow_shared(op, "forward_kernel", forward_kernel<Tiling>, Tiling::kSharedBytes);
-  forward_kernel<Tiling>
-      <<<checked_blocks(op, blocks), Tiling::kThreads, Tiling::kSharedBytes, stream>>>(a);
-  check_launch(op, "forward_kernel");
+  launch_kernel(op, "forward_kernel", forward_kernel<Tiling>, checked_blocks(op, blocks),
+                Tiling::kThreads, Tiling::kSharedBytes, stream, a);
 }
 
 template <class T>

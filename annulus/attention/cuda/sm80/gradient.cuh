@@ -12,7 +12,7 @@
 #include "annulus/attention/cuda/gradient_rows.cuh"
 #include "annulus/attention/cuda/key_block.cuh"
 #include "annulus/attention/cuda/launch.h"
-#include "annulus/cuda/check.h"
+#include "annulus/cuda/launch.cuh"
 #include "annulus/cuda/reduce.cuh"
 
 namespace annulus::attention::cuda {
@@ -76,6 +76,7 @@ __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
   constexpr int kThreads = Tiling::kThreads, kKeys = Tiling::kKeys, kQueries = Tiling::kQueries,
                 kPart = Tiling::kPart, kM = Tiling::kM, kSlots = Tiling::kSlots;
   constexpr bool kInRegisters = Tiling::kInRegisters, kLate = Tiling::kLate;
+  await_previous_kernel();
   if (a.not_finite != nullptr && *a.not_finite == 0) return;
   extern __shared__ __align__(1024) unsigned char shared[];
   const std::uint32_t base = shared_address(shared);
@@ -337,10 +338,8 @@ template <class Tiling>
 void launch_gradient(const char* op, GradientArgs a, cudaStream_t stream) {
   const std::int64_t blocks = a.p.number_blocks(a.p.Hkv, false, Tiling::kKeys);
   if (blocks == 0) return;
-  allow_shared(op, "gradient_kernel", gradient_kernel<Tiling>, Tiling::kSharedBytes);
-  gradient_kernel<Tiling>
-      <<<checked_blocks(op, blocks), Tiling::kThreads, Tiling::kSharedBytes, stream>>>(a);
-  check_launch(op, "gradient_kernel");
+  launch_kernel(op, "gradient_kernel", gradient_kernel<Tiling>, checked_blocks(op, blocks),
+                Tiling::kThreads, Tiling::kSharedBytes, stream, a);
 }
 
 // Tiles of 128 keys have the least traffic of shared memory a product; those of 64 are for short sweeps, and where 128 would

@@ -10,7 +10,7 @@
 #include "annulus/attention/cuda/gradient_rows.cuh"
 #include "annulus/attention/cuda/key_block.cuh"
 #include "annulus/attention/cuda/launch.h"
-#include "annulus/cuda/check.h"
+#include "annulus/cuda/launch.cuh"
 #include "annulus/cuda/reduce.cuh"
 
 namespace annulus::attention::cuda {
@@ -55,6 +55,7 @@ __global__ void __launch_bounds__(KeyGradientTiling<T, kColumns, kShort>::kThrea
   constexpr int kThreads = Tiling::kThreads, kQueries = Tiling::kQueries, kM = Tiling::kM,
                 kStages = Tiling::kStages;
   constexpr bool kOfKeys = kSums != Sums::kValues, kOfValues = kSums != Sums::kKeys;
+  await_previous_kernel();
   extern __shared__ __align__(1024) unsigned char shared[];
   const std::uint32_t base = shared_address(shared);
   const KeyTile k_tile{base}, v_tile{base + KeyTile::kBytes};
@@ -204,11 +205,8 @@ template <class T, int kColumns, bool kShort, Sums kSums>
 void launch_key_sums(const char* op, const KeyGradientArgs& a, std::int64_t blocks,
                      cudaStream_t stream) {
   using Tiling = KeyGradientTiling<T, kColumns, kShort>;
-  allow_shared(op, "key_gradient_kernel", key_gradient_kernel<T, kColumns, kShort, kSums>,
-               Tiling::kSharedBytes);
-  key_gradient_kernel<T, kColumns, kShort, kSums>
-      <<<checked_blocks(op, blocks), Tiling::kThreads, Tiling::kSharedBytes, stream>>>(a);
-  check_launch(op, "key_gradient_kernel");
+  launch_kernel(op, "key_gradient_kernel", key_gradient_kernel<T, kColumns, kShort, kSums>,
+                checked_blocks(op, blocks), Tiling::kThreads, Tiling::kSharedBytes, stream, a);
 }
 
 template <class T, int kColumns, bool kShort>

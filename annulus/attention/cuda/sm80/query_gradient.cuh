@@ -10,7 +10,7 @@
 #include "annulus/attention/cuda/launch.h"
 #include "annulus/attention/cuda/mask.cuh"
 #include "annulus/attention/cuda/query_block.cuh"
-#include "annulus/cuda/check.h"
+#include "annulus/cuda/launch.cuh"
 #include "annulus/cuda/reduce.cuh"
 
 namespace annulus::attention::cuda {
@@ -48,6 +48,7 @@ __global__ void __launch_bounds__(QueryGradientTiling<T, kColumns, kShort>::kThr
   using KeyTile = typename Tiling::KeyTile;
   constexpr int kThreads = Tiling::kThreads, kKeys = Tiling::kKeys, kM = Tiling::kM,
                 kStages = Tiling::kStages;
+  await_previous_kernel();
   extern __shared__ __align__(1024) unsigned char shared[];
   const std::uint32_t base = shared_address(shared);
   const typename Tiling::QueryTile q_tile{base}, do_tile{base + Tiling::QueryTile::kBytes};
@@ -154,11 +155,8 @@ void launch_query_gradient(const char* op, QueryGradientArgs a, cudaStream_t str
   using Tiling = QueryGradientTiling<T, kColumns, kShort>;
   const std::int64_t blocks = a.p.number_blocks(a.p.H, true, Tiling::kQueries);
   if (blocks == 0) return;
-  allow_shared(op, "query_gradient_kernel", query_gradient_kernel<T, kColumns, kShort>,
-               Tiling::kSharedBytes);
-  query_gradient_kernel<T, kColumns, kShort>
-      <<<checked_blocks(op, blocks), Tiling::kThreads, Tiling::kSharedBytes, stream>>>(a);
-  check_launch(op, "query_gradient_kernel");
+  launch_kernel(op, "query_gradient_kernel", query_gradient_kernel<T, kColumns, kShort>,
+                checked_blocks(op, blocks), Tiling::kThreads, Tiling::kSharedBytes, stream, a);
 }
 
 template <class T>

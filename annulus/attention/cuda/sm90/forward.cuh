@@ -9,6 +9,7 @@
 #include "annulus/attention/cuda/forward_rows.cuh"
 #include "annulus/attention/cuda/launch.h"
 #include "annulus/attention/cuda/sm90/tile.cuh"
+#include "annulus/cuda/launch.cuh"
 #include "annulus/cuda/tma.cuh"
 
 namespace annulus::attention::cuda::sm90 {
@@ -34,7 +35,10 @@ struct ForwardTiling {
 
   using QueryTile = Panels<kQueries, kColumns>;
   using KeyTile = Panels<kKeys, kColumns>;
-  static constexpr int kTileBytes = QueryTile::kBytes + 2 * kStages * KeyTile::kBytes;
+  // The next tile of queries comes while this one is at work, where there is room for both.
+  static constexpr int kKeyBytes = 2 * kStages * KeyTile::kBytes, kMostTileBytes = 220 * 1024;
+  static constexpr int kQueryStages = kKeyBytes + 2 * QueryTile::kBytes <= kMostTileBytes ? 2 : 1;
+  static constexpr int kTileBytes = kKeyBytes + kQueryStages * QueryTile::kBytes;
 
   // A tile of queries, and of each row the first key and the end, counted from seen.first.
   struct Block : QueryBlock {
@@ -44,11 +48,22 @@ struct ForwardTiling {
   struct Small {
     // Of two tiles of queries, the one at hand and the next.
     Block block[2];
-    SharedBarrier blocks[2 * 2], q_stages[2], k_stages[2 * kStages], v_stages[2 * kStages];
+    SharedBarrier blocks[2 * 2], q_stages[2 * kQueryStages];
+    SharedBarrier k_stages[2 * kStages], v_stages[2 * kStages];
     TileNote note[kStages];
     int not_finite[kStages];  // were there any in the tile of values? Said of tiles that are masked
   };
   static constexpr std::size_t kSharedBytes = kTileBytes + sizeof(Small);
+
+  static __device__ KeyTile k_tile(unsigned char* shared, int stage) {
+    return {shared + 2 * stage * KeyTile::kBytes};
+  }
+  static __device__ KeyTile v_tile(unsigned char* shared, int stage) {
+    return {shared + (2 * stage + 1) * KeyTile::kBytes};
+  }
+  static __device__ QueryTile q_tile(unsigned char* shared, int stage) {
+    return {shared + kKeyBytes + stage * QueryTile::kBytes};
+  }
 };
 
 struct KeyMaps {
@@ -181,21 +196,19 @@ __device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t block
                                             const KeyMaps& maps, typename Tiling::Small& small,
                                             unsigned char* shared) {
   using T = typename Tiling::T;
-  using QueryTile = typename Tiling::QueryTile;
   using KeyTile = typename Tiling::KeyTile;
   constexpr int kStages = Tiling::kStages, kKeys = Tiling::kKeys, kOwn = 1;  // kOwn: named barrier
   const int thread = static_cast<int>(threadIdx.x) % kGroup;
   const bool leads = thread == 0;
-  const Pipeline block_ring(small.blocks, 2), q_ring(small.q_stages, 1);
+  const Pipeline block_ring(small.blocks, 2), q_ring(small.q_stages, Tiling::kQueryStages);
   const Pipeline k_ring(small.k_stages, kStages), v_ring(small.v_stages, kStages);
-  unsigned char* const k_tiles = shared + QueryTile::kBytes;
-  unsigned char* const v_tiles = k_tiles + kStages * KeyTile::kBytes;
   PipelineStage at_block = Pipeline::producer(), at_queries = Pipeline::producer();
   PipelineStage stage = Pipeline::producer();
-  for (std::int64_t turn = 0;; ++turn, at_block.next(2)) {
+  // Says what the tile of queries of a turn is.
+  const auto describe = [&](std::int64_t turn, const PipelineStage& at) {
     const std::int64_t number = block_of_turn(turn);
-    auto& block = small.block[at_block.at];
-    block_ring.acquire(at_block);
+    auto& block = small.block[at.at];
+    block_ring.acquire(at);
     if (leads) {
       if (number < blocks) {
         block.template start<T>(p, Tiling::kQueries, number);
@@ -204,25 +217,30 @@ __device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t block
       }
     }
     sync_threads(kOwn, kGroup);
-    const int rows = block.count;
     for (int row = thread; row < Tiling::kQueries; row += kGroup) {
       Range r;
-      if (row < rows) r = block.sweep.seen_from(block.query(row));
+      if (row < block.count) r = block.sweep.seen_from(block.query(row));
       block.first_key[row] = r.empty() ? 0 : static_cast<int>(r.first - block.seen.first);
       block.end_key[row] = r.empty() ? 0 : static_cast<int>(r.end - block.seen.first);
     }
+    if (leads) {
+      KeyWalk walk;
+      if (block.count > 0) walk.start(block.sweep, block.seen, kKeys);
+      block.tiled = !walk.done();
+    }
+    block_ring.commit(at);
+  };
+  // A tile of queries is described before it is needed, but not before all are through with the last but one: when a stage
+  // has been used that had a tile of keys of the last, or when that has no more of them.
+  for (std::int64_t turn = 0;; ++turn) {
+    auto& block = small.block[at_block.at ^ 1];
+    const int rows = turn == 0 ? 0 : block.count;
+    if (rows < 0) break;
     KeyWalk walk;
     if (rows > 0) walk.start(block.sweep, block.seen, kKeys);
-    if (leads) block.tiled = !walk.done();
-    block_ring.commit(at_block);
-    if (rows < 0) break;
-    if (walk.done()) continue;
-    q_ring.acquire(at_queries);
-    load_rows<T>(QueryTile{shared}, p.q.at<const T>(block.b, block.h), p.q, p, block.sweep.queries,
-                 block.first, rows, p.D);
-    q_ring.full[0].arrive_when_copied();
-    at_queries.next(1);
-    for (; !walk.done(); stage.next(kStages)) {
+    for (int tiles = 0;; ++tiles) {
+      if (tiles == kStages + 1 || (walk.done() && tiles <= kStages)) describe(turn, at_block);
+      if (walk.done()) break;
       const Range tile = walk.tile(kKeys);
       walk.next(block.sweep, block.seen, kKeys);
       const auto count = static_cast<int>(tile.end - tile.first);
@@ -252,10 +270,17 @@ __device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t block
                                 walk.done(), !by_engine};
         k_ring.commit(stage);
       }
-      load(k_ring, KeyTile{k_tiles + stage.at * KeyTile::kBytes}, block.k, p.k, maps.k, p.D);
+      load(k_ring, Tiling::k_tile(shared, stage.at), block.k, p.k, maps.k, p.D);
       if (!by_engine) k_ring.full[stage.at].arrive_when_copied();
+      if (tiles == 0) {  // behind the keys: their room may be free sooner than that of the queries
+        q_ring.acquire(at_queries);
+        load_rows<T>(Tiling::q_tile(shared, at_queries.at), p.q.at<const T>(block.b, block.h), p.q,
+                     p, block.sweep.queries, block.first, rows, p.D);
+        q_ring.full[at_queries.at].arrive_when_copied();
+        at_queries.next(Tiling::kQueryStages);
+      }
       v_ring.acquire(stage);
-      const KeyTile v_tile{v_tiles + stage.at * KeyTile::kBytes};
+      const KeyTile v_tile = Tiling::v_tile(shared, stage.at);
       load(v_ring, v_tile, block.v, p.v, maps.v, p.Dv);
       if (masked) {
         copy_async_wait_all();
@@ -265,7 +290,9 @@ __device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t block
       } else if (!by_engine) {
         v_ring.full[stage.at].arrive_when_copied();
       }
+      stage.next(kStages);
     }
+    at_block.next(2);
   }
   copy_async_wait_all();
 }
@@ -275,18 +302,14 @@ template <class Tiling>
 __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Small& small,
                                        unsigned char* shared, int group) {
   using T = typename Tiling::T;
-  using QueryTile = typename Tiling::QueryTile;
   using KeyTile = typename Tiling::KeyTile;
   constexpr int kStages = Tiling::kStages, kKeys = Tiling::kKeys, kConsumers = Tiling::kConsumers;
   constexpr int kTurn = 2;  // named barriers, one a group
   const Problem& p = a.p;
   const int thread = static_cast<int>(threadIdx.x) % kGroup;
   const int lane = thread % 32, own_row = group * 64 + thread / 32 * 16 + lane / 4;
-  const Pipeline block_ring(small.blocks, 2), q_ring(small.q_stages, 1);
+  const Pipeline block_ring(small.blocks, 2), q_ring(small.q_stages, Tiling::kQueryStages);
   const Pipeline k_ring(small.k_stages, kStages), v_ring(small.v_stages, kStages);
-  const QueryTile q_tile{shared};
-  unsigned char* const k_tiles = shared + QueryTile::kBytes;
-  unsigned char* const v_tiles = k_tiles + kStages * KeyTile::kBytes;
   // Warpgroups take turns in asking for products, so that one's are made while another has weights to make.
   const auto await_turn = [&] { sync_threads(kTurn + group, 2 * kGroup); };
   const auto pass_turn = [&] {
@@ -332,7 +355,8 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
     };
     const auto ask_for_scores = [&] {
       wgmma_fence();
-      multiply_rows<T>(s, q_tile, group * 64, KeyTile{k_tiles + stage.at * KeyTile::kBytes});
+      multiply_rows<T>(s, Tiling::q_tile(shared, at_queries.at), group * 64,
+                       Tiling::k_tile(shared, stage.at));
       wgmma_commit();
     };
     const auto add_values = [&](const PipelineStage& at, const TileNote& tile) {
@@ -345,13 +369,12 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
         add_not_finite<T>(o, p, block, tile.first, tile.count, first, last);
       }
       wgmma_fence();
-      add_product<T>(o, weights, KeyTile{v_tiles + at.at * KeyTile::kBytes});
+      add_product<T>(o, weights, Tiling::v_tile(shared, at.at));
       wgmma_commit();
     };
 
     if (block.tiled) {
       q_ring.wait(at_queries);
-      at_queries.next(1);
       fence_shared_writes();
       TileNote tile = next_tile();
       bool more = true;  // tiles, of the block
@@ -386,10 +409,14 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
           weights.template take<T>(s);
           before = stage;
         }
+        q_ring.release_by_warp(at_queries.at);
         add_values(before, tile);
         wgmma_wait<0>();
         v_ring.release_by_warp(before.at);
+      } else {
+        q_ring.release_by_warp(at_queries.at);
       }
+      at_queries.next(Tiling::kQueryStages);
       // Tiles that only others need.
       while (more) {
         more = next_tile().last == 0;
@@ -400,7 +427,6 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
         v_ring.release_by_warp(stage.at);
         stage.next(kStages);
       }
-      q_ring.release_by_warp(0);
     }
     store_rows<T>(a, block, group * 64 + thread / 32 * 16, state, acc);
     block_ring.release_by_warp(at_block.at);
@@ -419,11 +445,12 @@ __global__ void __launch_bounds__(Tiling::kThreads, 1)
   if (threadIdx.x == 0) {
     constexpr int kStages = Tiling::kStages, kWarps = 4 * Tiling::kConsumers;
     Pipeline(small.blocks, 2).init(2, kGroup, kWarps);
-    Pipeline(small.q_stages, 1).init(1, kGroup, kWarps);
+    Pipeline(small.q_stages, Tiling::kQueryStages).init(Tiling::kQueryStages, kGroup, kWarps);
     Pipeline(small.k_stages, kStages).init(kStages, kGroup + 1, kWarps);
     Pipeline(small.v_stages, kStages).init(kStages, kGroup, kWarps);
     fence_barriers();
   }
+  await_previous_kernel();
   __syncthreads();
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kGroup, 0);
   if (group == 0) {
@@ -440,12 +467,9 @@ template <class Tiling>
 void launch_forward(const char* op, ForwardArgs a, const KeyMaps& maps, cudaStream_t stream) {
   const std::int64_t blocks = a.p.number_blocks(a.p.H, true, Tiling::kQueries);
   if (blocks == 0) return;
-  allow_shared(op, "forward_kernel", forward_kernel<Tiling>, Tiling::kSharedBytes);
   const std::int64_t places = std::min(blocks, multiprocessors_of(current_device(op)));
-  forward_kernel<Tiling>
-      <<<checked_blocks(op, places), Tiling::kThreads, Tiling::kSharedBytes, stream>>>(a, blocks,
-                                                                                       maps);
-  check_launch(op, "forward_kernel");
+  launch_kernel(op, "forward_kernel", forward_kernel<Tiling>, checked_blocks(op, places),
+                Tiling::kThreads, Tiling::kSharedBytes, stream, a, blocks, maps);
 }
 
 }  // namespace annulus::attention::cuda::sm90

@@ -22,7 +22,7 @@ struct GradientTiling {
   static constexpr int kColumns = kColumns_, kQueries = kQueries_;
   static constexpr int kConsumers = 2, kKeys = 64 * kConsumers, kStages = 2;
   static constexpr int kThreads = kGroup * (kConsumers + 1);
-  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 
   using KeyTile = Panels<kKeys, kColumns>;
   using QueryTile = Panels<kQueries, kColumns>;
@@ -135,7 +135,7 @@ __device__ __forceinline__ void bring_queries(const GradientArgs& a, const Query
   }
   q_ring.acquire(stage);
   if (leads) small.note[stage.at] = {};
-  q_ring.commit(stage);
+  q_ring.full[stage.at].arrive_when_copied();
   q_ring.commit(stage);
   copy_async_wait_all();
 }
@@ -219,18 +219,20 @@ __device__ __forceinline__ void gather(const GradientArgs& a, typename Tiling::S
 
   small.kv_full.wait(0);
   fence_shared_writes();
+  // Scores are asked for a tile ahead, so that they are made while dq is added to its sums. (Behind the last tile: of what
+  // there was before, which nobody reads.)
   TileNote tile = next_tile();
   bool any = false;
+  ask_for_scores();
+  wgmma_wait<0>();
   for (int parity = 0; tile.count > 0; parity ^= 1) {
     const PipelineStage now = stage;
-    ask_for_scores();
     const auto do_tile = Tiling::do_tile(shared, now.at);
     do_ring.wait(now);
     if (tile.by_threads != 0) fence_shared_writes();
     wgmma_fence();
     multiply_rows<T>(dp, v_tile, group * 64, do_tile);
     wgmma_commit();
-    wgmma_wait<1>();  // scores
 
     const float* const lse = small.lse[now.at] + lane % 4 * 2;
 #pragma unroll
@@ -279,14 +281,15 @@ __device__ __forceinline__ void gather(const GradientArgs& a, typename Tiling::S
     any = true;
     wgmma_wait<1>();  // dv and dq
     do_ring.release_by_warp(now.at);
+    stage.next(kStages);
+    tile = next_tile();
+    ask_for_scores();
     float* const to = a.dq.layers != nullptr ? a.dq.layers : a.dq.sum;
     const std::int64_t* const rows =
         small.row[now.at] + (kQueries == 128 ? group * 64 : 0) + warp * 16;
     add_rows(dq_sums, p.scale, to, kQueries == 128 ? 0 : group * 64, p.D,
              [&](int i) { return rows[i]; });
-    stage.next(kStages);
-    tile = next_tile();
-    wgmma_wait<0>();  // dk
+    wgmma_wait<0>();  // dk, and the next scores
     q_ring.release_by_warp(now.at);
   }
   wgmma_wait<0>();
@@ -310,7 +313,8 @@ __global__ void __launch_bounds__(Tiling::kThreads, 1)
 #if ANNULUS_DEVICE_HOPPER
   extern __shared__ __align__(1024) unsigned char shared[];
   auto& small = *reinterpret_cast<typename Tiling::Small*>(shared + Tiling::kTileBytes);
-  if (*a.not_finite != 0) return;
+  await_previous_kernel();
+  if (a.not_finite != nullptr && *a.not_finite != 0) return;
   if (threadIdx.x == 0) {
     small.start(a, Tiling::kKeys);
     small.kv_full.init(kGroup);
@@ -335,10 +339,8 @@ template <class Tiling>
 void launch_gradient(const char* op, GradientArgs a, const QueryMaps& maps, cudaStream_t stream) {
   const std::int64_t blocks = a.p.number_blocks(a.p.Hkv, false, Tiling::kKeys);
   if (blocks == 0) return;
-  allow_shared(op, "gradient_kernel", gradient_kernel<Tiling>, Tiling::kSharedBytes);
-  gradient_kernel<Tiling>
-      <<<checked_blocks(op, blocks), Tiling::kThreads, Tiling::kSharedBytes, stream>>>(a, maps);
-  check_launch(op, "gradient_kernel");
+  launch_kernel(op, "gradient_kernel", gradient_kernel<Tiling>, checked_blocks(op, blocks),
+                Tiling::kThreads, Tiling::kSharedBytes, stream, a, maps);
 }
 
 template <class T>
