@@ -409,14 +409,10 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
           weights.template take<T>(s);
           before = stage;
         }
-        q_ring.release_by_warp(at_queries.at);
         add_values(before, tile);
         wgmma_wait<0>();
         v_ring.release_by_warp(before.at);
-      } else {
-        q_ring.release_by_warp(at_queries.at);
       }
-      at_queries.next(Tiling::kQueryStages);
       // Tiles that only others need.
       while (more) {
         more = next_tile().last == 0;
@@ -427,6 +423,8 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
         v_ring.release_by_warp(stage.at);
         stage.next(kStages);
       }
+      q_ring.release_by_warp(at_queries.at);
+      at_queries.next(Tiling::kQueryStages);
     }
     store_rows<T>(a, block, group * 64 + thread / 32 * 16, state, acc);
     block_ring.release_by_warp(at_block.at);

@@ -20,15 +20,15 @@ template <class T_, int kColumns_, int kQueries_>
 struct GradientTiling {
   using T = T_;
   static constexpr int kColumns = kColumns_, kQueries = kQueries_;
-  static constexpr int kConsumers = 2, kKeys = 64 * kConsumers, kStages = 2;
+  static constexpr int kConsumers = 2, kKeys = 64 * kConsumers, kStages = 2, kScores = 3;
   static constexpr int kThreads = kGroup * (kConsumers + 1);
-  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
   using KeyTile = Panels<kKeys, kColumns>;
   using QueryTile = Panels<kQueries, kColumns>;
   using ScoreTile = Panels<kKeys, kQueries>;
   static constexpr int kTileBytes =
-      2 * KeyTile::kBytes + 2 * kStages * QueryTile::kBytes + 2 * ScoreTile::kBytes;
+      2 * KeyTile::kBytes + 2 * kStages * QueryTile::kBytes + kScores * ScoreTile::kBytes;
   // A warpgroup's half of dq: 64 of the queries, or 64 of the columns.
   static_assert(kQueries == 128 ? kColumns == 64 : kQueries == 64 && kColumns == 128);
 
@@ -176,7 +176,7 @@ __device__ __forceinline__ void gather(const GradientArgs& a, typename Tiling::S
                                        unsigned char* shared, int group) {
   using T = typename Tiling::T;
   constexpr int kStages = Tiling::kStages, kQueries = Tiling::kQueries;
-  constexpr int kRanges = 2, kBoth = 4;  // named barriers; 1 is that of those who bring tiles
+  constexpr int kRanges = 2, kDone = 4;  // named barriers; 1 is that of those who bring tiles
   const Problem& p = a.p;
   const int thread = static_cast<int>(threadIdx.x) % kGroup;
   const int lane = thread % 32, warp = thread / 32, first_row = group * 64 + warp * 16;
@@ -219,20 +219,40 @@ __device__ __forceinline__ void gather(const GradientArgs& a, typename Tiling::S
 
   small.kv_full.wait(0);
   fence_shared_writes();
-  // Scores are asked for a tile ahead, so that they are made while dq is added to its sums. (Behind the last tile: of what
-  // there was before, which nobody reads.)
+  // dq of a tile is made a tile later, when the other half of its scores' gradients has long come: a warpgroup may be up to a
+  // tile ahead of the other, so that one has products to make while the other has weights to make. (Of scores that are asked
+  // for a tile ahead d128 is 12 % slower.) Before the first tile dq is that of whatever lies there, and goes nowhere.
+  const auto await_other = [&](int turn) {
+    sync_threads(kDone + 2 * (group ^ 1) + turn % 2, 2 * kGroup);
+  };
+  const auto say_done = [&](int turn) { arrive_threads(kDone + 2 * group + turn % 2, 2 * kGroup); };
+  const auto ask_for_dq = [&](int place) {
+    wgmma_fence();
+    multiply_columns<T>(dq, Tiling::scores(shared, place), kQueries == 128 ? group : 0, k_tile,
+                        kQueries == 128 ? 0 : group);
+    wgmma_commit();
+  };
+  std::int64_t due[2] = {-1, -1};  // the lane's rows of dq
+  const auto add_dq = [&] {
+    float* const to = a.dq.layers != nullptr ? a.dq.layers : a.dq.sum;
+    add_rows(dq_sums, p.scale, to, kQueries == 128 ? 0 : group * 64, p.D,
+             [&](int i) { return due[i / 8]; });
+  };
+  say_done(1);
+  int place = 0, place_before = Tiling::kScores - 1;  // of scores
   TileNote tile = next_tile();
   bool any = false;
-  ask_for_scores();
-  wgmma_wait<0>();
-  for (int parity = 0; tile.count > 0; parity ^= 1) {
+  int turn = 0;
+  for (; tile.count > 0; ++turn) {
     const PipelineStage now = stage;
+    ask_for_scores();
     const auto do_tile = Tiling::do_tile(shared, now.at);
     do_ring.wait(now);
     if (tile.by_threads != 0) fence_shared_writes();
     wgmma_fence();
     multiply_rows<T>(dp, v_tile, group * 64, do_tile);
     wgmma_commit();
+    wgmma_wait<1>();  // scores
 
     const float* const lse = small.lse[now.at] + lane % 4 * 2;
 #pragma unroll
@@ -261,38 +281,39 @@ __device__ __forceinline__ void gather(const GradientArgs& a, typename Tiling::S
       }
     }
     if (tile.masked != 0) keep_between(dp, first, last, 0.0f);
-    // (Before dp is waited for it would be sooner, but 16 registers too many; with weights in 16 bits only, 3 % slower.)
+    // (Before dp is waited for it would be sooner, but 16 registers too many; with weights in 16 bits only, up to 6 % slower.)
     weights.template take<T>(s);
     wgmma_fence();
     add_product<T>(dv, weights, do_tile, any);
     wgmma_commit();
     ds.template take<T>(dp);
-    const auto scores = Tiling::scores(shared, parity);
-    store_fragments(ds, scores, first_row);
+    store_fragments(ds, Tiling::scores(shared, place), first_row);
     fence_shared_writes();
-    sync_threads(kBoth, 2 * kGroup);  // and dq of the tile before the last is done
 
-    wgmma_fence();
-    multiply_columns<T>(dq, scores, kQueries == 128 ? group : 0, k_tile,
-                        kQueries == 128 ? 0 : group);
-    wgmma_commit();
+    await_other(turn + 1);
+    ask_for_dq(place_before);
     add_product<T>(dk, ds, Tiling::q_tile(shared, now.at), any);
     wgmma_commit();
     any = true;
     wgmma_wait<1>();  // dv and dq
+    say_done(turn);
     do_ring.release_by_warp(now.at);
+    add_dq();
+    const std::int64_t* const rows =
+        small.row[now.at] + (kQueries == 128 ? group * 64 : 0) + warp * 16 + lane / 4;
+    due[0] = rows[0];
+    due[1] = rows[8];
+    place_before = place;
+    place = place + 1 == Tiling::kScores ? 0 : place + 1;
     stage.next(kStages);
     tile = next_tile();
-    ask_for_scores();
-    float* const to = a.dq.layers != nullptr ? a.dq.layers : a.dq.sum;
-    const std::int64_t* const rows =
-        small.row[now.at] + (kQueries == 128 ? group * 64 : 0) + warp * 16;
-    add_rows(dq_sums, p.scale, to, kQueries == 128 ? 0 : group * 64, p.D,
-             [&](int i) { return rows[i]; });
-    wgmma_wait<0>();  // dk, and the next scores
+    wgmma_wait<0>();  // dk
     q_ring.release_by_warp(now.at);
   }
+  await_other(turn + 1);
+  ask_for_dq(place_before);
   wgmma_wait<0>();
+  add_dq();
   if (!any) {
 #pragma unroll
     for (int i = 0; i < Tiling::kColumns / 2; ++i) dk[i] = dv[i] = 0;
