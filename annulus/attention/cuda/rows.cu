@@ -184,7 +184,7 @@ constexpr int kMergeVectors = 4;
 ANNULUS_HD int merge_threads(int columns) {  // of a row
   return static_cast<int>(tiles_of(LayerRows::pitch(columns), 4 * kMergeVectors));
 }
-__global__ void __launch_bounds__(kThreads, 3) merge_kernel(const __grid_constant__ MergeArgs a) {
+__global__ void __launch_bounds__(kThreads, 2) merge_kernel(const __grid_constant__ MergeArgs a) {
   await_previous_kernel();
   constexpr int kVectors = kMergeVectors, kAtOnce = 2;
   const int pitch = static_cast<int>(LayerRows::pitch(a.columns)),
