@@ -371,10 +371,12 @@ void launch_layer_delta(const char* op, const LayerDeltaArgs& a, cudaStream_t st
 }
 void launch_merge(const char* op, const MergeArgs& a, cudaStream_t stream) {
   if (a.B * a.tokens * a.heads == 0 || a.columns == 0) return;
-  const std::int64_t rows = tiles_of(a.tokens, kThreads / merge_threads(a.columns));
-  // More of both are taken one after the other.
-  const dim3 grid(static_cast<unsigned>(std::min<std::int64_t>(rows, std::int64_t{1} << 20)),
-                  static_cast<unsigned>(std::min<std::int64_t>(a.B * a.heads, 65535)));
+  // Not more blocks than a few a multiprocessor: what a thread finds out first is for several rows.
+  constexpr std::int64_t kMostBlocks = 512;
+  const std::int64_t heads = std::min<std::int64_t>(a.B * a.heads, kMostBlocks);
+  const std::int64_t tiles =
+      std::min(tiles_of(a.tokens, kThreads / merge_threads(a.columns)), kMostBlocks / heads);
+  const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(heads));
   launch_kernel(op, "merge_kernel", merge_kernel, grid, kThreads, 0, stream, a);
 }
 void launch_round(const char* op, const RoundArgs& a, cudaStream_t stream) {

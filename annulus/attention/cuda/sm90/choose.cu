@@ -36,7 +36,10 @@ bool takes_forward(const char* op, DType dtype, const Problem& p) {
   return p.longest_sweep(true) > kShortSweep && takes(op, dtype, p);
 }
 bool takes_gradient(const char* op, DType dtype, const KeyGradientArgs& a) {
-  return a.p.longest_sweep(false) > kShortSweep && a.do_.whole && takes(op, dtype, a.p);
+  const Problem& p = a.p;
+  const std::int64_t rows = p.B * p.H * (p.layers > 1 ? p.rows.count : p.Tq);
+  if (rows * p.D / 8 >= UINT32_MAX) return false;  // they count dq in vectors of 8
+  return p.longest_sweep(false) > kShortSweep && a.do_.whole && takes(op, dtype, p);
 }
 
 }  // namespace annulus::attention::cuda::sm90

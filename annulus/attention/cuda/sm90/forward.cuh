@@ -42,7 +42,10 @@ struct ForwardTiling {
 
   // A tile of queries, and of each row the first key and the end, counted from seen.first.
   struct Block : QueryBlock {
-    bool tiled;  // are there keys?
+    static constexpr int kKeys = kKeys_;
+    // The tiles of keys, and the keys that every query sees: a tile within needs no mask.
+    int tiles, all_first, all_end;
+    int key_head;
     int first_key[kQueries], end_key[kQueries];
   };
   struct Small {
@@ -190,7 +193,36 @@ __device__ __forceinline__ std::int64_t block_of_turn(std::int64_t turn) {
   return turn * width + (turn % 2 == 0 ? own : width - 1 - own);
 }
 
-// One warpgroup: queries, then keys and values tile by tile.
+// Tiles of keys of a tile of queries, and where the i-th begins. (Those of a list are its
+// blocks, of which none begins before the first that is seen.)
+template <class Block>
+__device__ __forceinline__ int first_of_tile(const Block& block, int i) {
+  const BlockList& list = block.sweep.blocks;
+  if (list.defined()) return static_cast<int>(list.at(i) * list.size);
+  return static_cast<int>(block.seen.first) + i * Block::kKeys;
+}
+template <class Block>
+__device__ __forceinline__ int tiles_in(const Block& block) {
+  const BlockList& list = block.sweep.blocks;
+  if (!list.defined()) {
+    return block.seen.empty()
+               ? 0
+               : static_cast<int>(tiles_of(block.seen.end - block.seen.first, Block::kKeys));
+  }
+  int low = 0, high = static_cast<int>(list.count);  // the blocks that begin before the end
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (list.at(middle) * list.size < block.seen.end) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// One warpgroup: queries, then keys and values tile by tile. (Whatever they do for a tile takes time from everybody: with the
+// arithmetic of a KeyWalk in 64 bits, by all threads, short sweeps took 15 % more.)
 template <class Tiling>
 __device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t blocks,
                                             const KeyMaps& maps, typename Tiling::Small& small,
@@ -205,13 +237,17 @@ __device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t block
   PipelineStage at_block = Pipeline::producer(), at_queries = Pipeline::producer();
   PipelineStage stage = Pipeline::producer();
   // Says what the tile of queries of a turn is.
-  const auto describe = [&](std::int64_t turn, const PipelineStage& at) {
+  const auto describe = [&](int turn) {
     const std::int64_t number = block_of_turn(turn);
-    auto& block = small.block[at.at];
-    block_ring.acquire(at);
+    auto& block = small.block[at_block.at];
+    block_ring.acquire(at_block);
     if (leads) {
       if (number < blocks) {
         block.template start<T>(p, Tiling::kQueries, number);
+        block.tiles = block.count > 0 ? tiles_in(block) : 0;
+        block.all_first = static_cast<int>(block.all.first);
+        block.all_end = static_cast<int>(min(block.all.end, block.seen.end));
+        block.key_head = static_cast<int>(block.h / p.group);
       } else {
         block.count = -1;
       }
@@ -223,71 +259,80 @@ __device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t block
       block.first_key[row] = r.empty() ? 0 : static_cast<int>(r.first - block.seen.first);
       block.end_key[row] = r.empty() ? 0 : static_cast<int>(r.end - block.seen.first);
     }
-    if (leads) {
-      KeyWalk walk;
-      if (block.count > 0) walk.start(block.sweep, block.seen, kKeys);
-      block.tiled = !walk.done();
-    }
-    block_ring.commit(at);
+    block_ring.commit(at_block);
+  };
+  // Behind the first keys: their room may be free sooner than that of the queries.
+  const auto load_queries = [&](const typename Tiling::Block& block) {
+    q_ring.acquire(at_queries);
+    load_rows<T>(Tiling::q_tile(shared, at_queries.at), p.q.at<const T>(block.b, block.h), p.q, p,
+                 block.sweep.queries, block.first, block.count, p.D);
+    q_ring.full[at_queries.at].arrive_when_copied();
+    at_queries.next(Tiling::kQueryStages);
   };
   // A tile of queries is described before it is needed, but not before all are through with the last but one: when a stage
   // has been used that had a tile of keys of the last, or when that has no more of them.
-  for (std::int64_t turn = 0;; ++turn) {
-    auto& block = small.block[at_block.at ^ 1];
-    const int rows = turn == 0 ? 0 : block.count;
-    if (rows < 0) break;
-    KeyWalk walk;
-    if (rows > 0) walk.start(block.sweep, block.seen, kKeys);
-    for (int tiles = 0;; ++tiles) {
-      if (tiles == kStages + 1 || (walk.done() && tiles <= kStages)) describe(turn, at_block);
-      if (walk.done()) break;
-      const Range tile = walk.tile(kKeys);
-      walk.next(block.sweep, block.seen, kKeys);
-      const auto count = static_cast<int>(tile.end - tile.first);
-      const bool masked = block.masks(p, tile, kKeys);
-      const bool by_engine = maps.any && !masked && block.sweep.keys.step == 1;
-      const auto load = [&](const Pipeline& ring, const KeyTile& to, const void* from,
-                            const Operand& operand, const TensorMap& map, int columns) {
-        if (!by_engine) {
-          load_rows<T>(to, static_cast<const T*>(from), operand, p, block.sweep.keys, tile.first,
-                       count, columns);
-        } else if (leads) {
-          ring.expect(stage, KeyTile::kBytes);
+  bool alone = false;  // one thread has gone through stages that the others have not waited for
+  for (int turn = 0;; ++turn) {
+    const auto& block = small.block[at_block.at ^ 1];
+    if (turn > 0 && block.count < 0) break;
+    const int tiles = turn > 0 ? block.tiles : 0;
+    const Line& line = block.sweep.keys;
+    int next = tiles > 0 ? first_of_tile(block, 0) : 0;
+    for (int i = 0;; ++i) {
+      if (i == kStages + 1 || (i == tiles && i <= kStages)) describe(turn);
+      if (i == tiles) break;
+      const int first = next;
+      if (i + 1 < tiles) next = first_of_tile(block, i + 1);
+      const TileNote note{first - static_cast<int>(block.seen.first),
+                          min(kKeys, static_cast<int>(block.seen.end) - first),
+                          first < block.all_first || first + kKeys > block.all_end, i + 1 == tiles,
+                          !maps.any || line.step != 1};
+      // Mostly the copy engine brings a tile, and one thread is enough to ask for it.
+      if (note.masked == 0 && note.by_threads == 0) {
+        alone = true;
+        if (leads) {
+          const auto load = [&](const Pipeline& ring, const KeyTile& to, const TensorMap& map) {
 #pragma unroll
-          for (int i = 0; i < Tiling::kColumns / 64; ++i) {
-            load_box(to.data + i * KeyTile::kPanel, map,
-                     {64 * i, static_cast<int>(block.sweep.keys.at(tile.first)),
-                      static_cast<int>(block.h / p.group), static_cast<int>(block.b)},
-                     ring.full + stage.at);
-          }
-        } else {
-          ring.commit(stage);
+            for (int panel = 0; panel < Tiling::kColumns / 64; ++panel) {
+              load_box(to.data + panel * KeyTile::kPanel, map,
+                       {64 * panel, static_cast<int>(line.first) + first, block.key_head,
+                        static_cast<int>(block.b)},
+                       ring.full + stage.at);
+            }
+          };
+          k_ring.acquire(stage);
+          small.note[stage.at] = note;
+          k_ring.expect(stage, KeyTile::kBytes, kGroup + 1);
+          load(k_ring, Tiling::k_tile(shared, stage.at), maps.k);
+          v_ring.acquire(stage);
+          v_ring.expect(stage, KeyTile::kBytes, kGroup);
+          load(v_ring, Tiling::v_tile(shared, stage.at), maps.v);
         }
-      };
+        if (i == 0) load_queries(block);
+        stage.next(kStages);
+        continue;
+      }
+      if (alone) sync_threads(kOwn, kGroup);
+      alone = false;
       k_ring.acquire(stage);
       if (leads) {
-        small.note[stage.at] = {static_cast<int>(tile.first - block.seen.first), count, masked,
-                                walk.done(), !by_engine};
+        small.note[stage.at] = note;
+        small.note[stage.at].by_threads = 1;
         k_ring.commit(stage);
       }
-      load(k_ring, Tiling::k_tile(shared, stage.at), block.k, p.k, maps.k, p.D);
-      if (!by_engine) k_ring.full[stage.at].arrive_when_copied();
-      if (tiles == 0) {  // behind the keys: their room may be free sooner than that of the queries
-        q_ring.acquire(at_queries);
-        load_rows<T>(Tiling::q_tile(shared, at_queries.at), p.q.at<const T>(block.b, block.h), p.q,
-                     p, block.sweep.queries, block.first, rows, p.D);
-        q_ring.full[at_queries.at].arrive_when_copied();
-        at_queries.next(Tiling::kQueryStages);
-      }
+      load_rows<T>(Tiling::k_tile(shared, stage.at), static_cast<const T*>(block.k), p.k, p, line,
+                   first, note.count, p.D);
+      k_ring.full[stage.at].arrive_when_copied();
+      if (i == 0) load_queries(block);
       v_ring.acquire(stage);
       const KeyTile v_tile = Tiling::v_tile(shared, stage.at);
-      load(v_ring, v_tile, block.v, p.v, maps.v, p.Dv);
-      if (masked) {
+      load_rows<T>(v_tile, static_cast<const T*>(block.v), p.v, p, line, first, note.count, p.Dv);
+      if (note.masked != 0) {
         copy_async_wait_all();
         const bool any = sync_threads_or(kOwn, kGroup, clear_not_finite<T>(v_tile));
         if (leads) small.not_finite[stage.at] = any;
         v_ring.commit(stage);
-      } else if (!by_engine) {
+      } else {
         v_ring.full[stage.at].arrive_when_copied();
       }
       stage.next(kStages);
@@ -373,7 +418,7 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
       wgmma_commit();
     };
 
-    if (block.tiled) {
+    if (block.tiles > 0) {
       q_ring.wait(at_queries);
       fence_shared_writes();
       TileNote tile = next_tile();

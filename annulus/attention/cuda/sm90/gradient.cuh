@@ -36,7 +36,7 @@ struct GradientTiling {
     SharedBarrier kv_full, q_stages[2 * kStages], do_stages[2 * kStages];
     TileNote note[kStages];
     float lse[kStages][kQueries], delta[kStages][kQueries];
-    std::int64_t row[kStages][kQueries];       // where in dq, or negative
+    std::uint32_t row[kStages][kQueries];      // where in dq, in vectors of 8, or kNowhere
     int first_query[kKeys], end_query[kKeys];  // of those that see a key
     std::uint32_t found[kGroup / 32];
   };
@@ -54,6 +54,8 @@ struct GradientTiling {
     return {q_tile(shared, 2 * kStages).data + i * ScoreTile::kBytes};
   }
 };
+
+inline constexpr std::uint32_t kNowhere = ~0u;
 
 struct QueryMaps {
   TensorMap q, do_;
@@ -127,7 +129,7 @@ __device__ __forceinline__ void bring_queries(const GradientArgs& a, const Query
       small.lse[stage.at][thread] =
           there ? weight_origin(p.lse.at<const float>(small.b, h)[t * p.lse.row]) : 0.0f;
       small.delta[stage.at][thread] = there ? a.delta.data[i] : 0.0f;
-      small.row[stage.at][thread] = there ? row * LayerRows::pitch(p.D) : -1;
+      small.row[stage.at][thread] = there ? static_cast<std::uint32_t>(row * p.D / 8) : kNowhere;
     }
     q_ring.commit(stage);
     do_ring.acquire(stage);
@@ -232,11 +234,11 @@ __device__ __forceinline__ void gather(const GradientArgs& a, typename Tiling::S
                         kQueries == 128 ? 0 : group);
     wgmma_commit();
   };
-  std::int64_t due[2] = {-1, -1};  // the lane's rows of dq
+  std::uint32_t due[2] = {kNowhere, kNowhere};  // the lane's rows of dq
   const auto add_dq = [&] {
     float* const to = a.dq.layers != nullptr ? a.dq.layers : a.dq.sum;
     add_rows(dq_sums, p.scale, to, kQueries == 128 ? 0 : group * 64, p.D,
-             [&](int i) { return due[i / 8]; });
+             [&](int i) { return due[i / 8] == kNowhere ? -1 : std::int64_t{due[i / 8]} * 8; });
   };
   say_done(1);
   int place = 0, place_before = Tiling::kScores - 1;  // of scores
@@ -299,7 +301,7 @@ __device__ __forceinline__ void gather(const GradientArgs& a, typename Tiling::S
     say_done(turn);
     do_ring.release_by_warp(now.at);
     add_dq();
-    const std::int64_t* const rows =
+    const std::uint32_t* const rows =
         small.row[now.at] + (kQueries == 128 ? group * 64 : 0) + warp * 16 + lane / 4;
     due[0] = rows[0];
     due[1] = rows[8];
