@@ -307,14 +307,20 @@ struct BlockPlace {
       block -= blocks;
     }
     slots = p.slots[layer];
-    const std::int64_t together = p.pattern.is_causal() ? kTogether : 1;
-    const std::int64_t first = block / (slots * together) * together;
-    const std::int64_t width = all - first < together ? all - first : together;
-    block -= first * slots;
-    slot = slots - 1 - block / width;
-    const std::int64_t head = first + block % width;
-    b = head / heads;
-    h = head % heads;
+    // (Divisions are what takes time here.)
+    std::int64_t head = block / slots;
+    if (!p.pattern.is_causal()) {
+      slot = slots - 1 - (block - head * slots);
+    } else {
+      const std::int64_t first = head / kTogether * kTogether;
+      const std::int64_t width = all - first < kTogether ? all - first : kTogether;
+      block -= first * slots;
+      const std::int64_t row = width == kTogether ? block / kTogether : block / width;
+      slot = slots - 1 - row;
+      head = first + block - row * width;
+    }
+    b = p.B == 1 ? 0 : head / heads;
+    h = head - b * heads;
   }
 };
 

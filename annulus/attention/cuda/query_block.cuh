@@ -50,8 +50,9 @@ struct QueryBlock {
     const Range part{first, first + count};
     seen = own.seen_by_any(part);
     all = own.seen_by_all(part);
-    k = p.k.at<T>(at.b, at.h / p.group);
-    v = p.v.at<T>(at.b, at.h / p.group);
+    const std::int64_t key_head = p.group == 1 ? at.h : at.h / p.group;
+    k = p.k.at<T>(at.b, key_head);
+    v = p.v.at<T>(at.b, key_head);
   }
 
   __device__ std::int64_t query(int row) const { return sweep.queries.at(first + row); }

@@ -40,6 +40,7 @@ struct ForwardTiling {
   static constexpr int kQueryStages = kKeyBytes + 2 * QueryTile::kBytes <= kMostTileBytes ? 2 : 1;
   static constexpr int kTileBytes = kKeyBytes + kQueryStages * QueryTile::kBytes;
 
+  static constexpr int kBlocks = 3;
   // A tile of queries, and of each row the first key and the end, counted from seen.first.
   struct Block : QueryBlock {
     static constexpr int kKeys = kKeys_;
@@ -49,9 +50,9 @@ struct ForwardTiling {
     int first_key[kQueries], end_key[kQueries];
   };
   struct Small {
-    // Of two tiles of queries, the one at hand and the next.
-    Block block[2];
-    SharedBarrier blocks[2 * 2], q_stages[2 * kQueryStages];
+    // Of the tile of queries whose keys are used, of that whose keys come, and of the next.
+    Block block[kBlocks];
+    SharedBarrier blocks[2 * kBlocks], q_stages[2 * kQueryStages];
     SharedBarrier k_stages[2 * kStages], v_stages[2 * kStages];
     TileNote note[kStages];
     int not_finite[kStages];  // were there any in the tile of values? Said of tiles that are masked
@@ -229,37 +230,41 @@ __device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t block
                                             unsigned char* shared) {
   using T = typename Tiling::T;
   using KeyTile = typename Tiling::KeyTile;
-  constexpr int kStages = Tiling::kStages, kKeys = Tiling::kKeys, kOwn = 1;  // kOwn: named barrier
+  constexpr int kStages = Tiling::kStages, kKeys = Tiling::kKeys, kBlocks = Tiling::kBlocks;
+  constexpr int kOwn = 1, kDescriber = 3;  // a named barrier, a warp
   const int thread = static_cast<int>(threadIdx.x) % kGroup;
   const bool leads = thread == 0;
-  const Pipeline block_ring(small.blocks, 2), q_ring(small.q_stages, Tiling::kQueryStages);
+  const int lane = thread % 32, warp = thread / 32;
+  const Pipeline block_ring(small.blocks, kBlocks), q_ring(small.q_stages, Tiling::kQueryStages);
   const Pipeline k_ring(small.k_stages, kStages), v_ring(small.v_stages, kStages);
-  PipelineStage at_block = Pipeline::producer(), at_queries = Pipeline::producer();
+  PipelineStage at_block, at_description = Pipeline::producer(), at_queries = Pipeline::producer();
   PipelineStage stage = Pipeline::producer();
-  // Says what the tile of queries of a turn is.
+  // Says what the tile of queries of a turn is: the last warp, a tile of queries ahead, as it takes as long as several tiles
+  // of keys.
   const auto describe = [&](int turn) {
     const std::int64_t number = block_of_turn(turn);
-    auto& block = small.block[at_block.at];
-    block_ring.acquire(at_block);
-    if (leads) {
+    auto& block = small.block[at_description.at];
+    block_ring.acquire(at_description);
+    if (lane == 0) {
       if (number < blocks) {
         block.template start<T>(p, Tiling::kQueries, number);
         block.tiles = block.count > 0 ? tiles_in(block) : 0;
         block.all_first = static_cast<int>(block.all.first);
         block.all_end = static_cast<int>(min(block.all.end, block.seen.end));
-        block.key_head = static_cast<int>(block.h / p.group);
+        block.key_head = static_cast<int>(p.group == 1 ? block.h : block.h / p.group);
       } else {
         block.count = -1;
       }
     }
-    sync_threads(kOwn, kGroup);
-    for (int row = thread; row < Tiling::kQueries; row += kGroup) {
+    __syncwarp();
+    for (int row = lane; row < Tiling::kQueries; row += 32) {
       Range r;
       if (row < block.count) r = block.sweep.seen_from(block.query(row));
       block.first_key[row] = r.empty() ? 0 : static_cast<int>(r.first - block.seen.first);
       block.end_key[row] = r.empty() ? 0 : static_cast<int>(r.end - block.seen.first);
     }
-    block_ring.commit(at_block);
+    block_ring.commit(at_description);
+    at_description.next(kBlocks);
   };
   // Behind the first keys: their room may be free sooner than that of the queries.
   const auto load_queries = [&](const typename Tiling::Block& block) {
@@ -269,18 +274,19 @@ __device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t block
     q_ring.full[at_queries.at].arrive_when_copied();
     at_queries.next(Tiling::kQueryStages);
   };
-  // A tile of queries is described before it is needed, but not before all are through with the last but one: when a stage
-  // has been used that had a tile of keys of the last, or when that has no more of them.
   bool alone = false;  // one thread has gone through stages that the others have not waited for
   for (int turn = 0;; ++turn) {
-    const auto& block = small.block[at_block.at ^ 1];
-    if (turn > 0 && block.count < 0) break;
-    const int tiles = turn > 0 ? block.tiles : 0;
+    // (Of turn 0 there is none yet: one call of describe() is a thousand instructions.)
+    if (turn > 0) block_ring.wait(at_block);
+    const auto& block = small.block[at_block.at];
+    const bool last = turn > 0 && block.count < 0;
+    if (warp == kDescriber && !last) describe(turn);
+    if (last) break;
+    if (turn == 0) continue;
+    const int tiles = block.tiles;
     const Line& line = block.sweep.keys;
     int next = tiles > 0 ? first_of_tile(block, 0) : 0;
-    for (int i = 0;; ++i) {
-      if (i == kStages + 1 || (i == tiles && i <= kStages)) describe(turn);
-      if (i == tiles) break;
+    for (int i = 0; i < tiles; ++i) {
       const int first = next;
       if (i + 1 < tiles) next = first_of_tile(block, i + 1);
       const TileNote note{first - static_cast<int>(block.seen.first),
@@ -337,7 +343,8 @@ __device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t block
       }
       stage.next(kStages);
     }
-    at_block.next(2);
+    block_ring.release_by_warp(at_block.at);
+    at_block.next(kBlocks);
   }
   copy_async_wait_all();
 }
@@ -353,7 +360,8 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
   const Problem& p = a.p;
   const int thread = static_cast<int>(threadIdx.x) % kGroup;
   const int lane = thread % 32, own_row = group * 64 + thread / 32 * 16 + lane / 4;
-  const Pipeline block_ring(small.blocks, 2), q_ring(small.q_stages, Tiling::kQueryStages);
+  const Pipeline block_ring(small.blocks, Tiling::kBlocks),
+      q_ring(small.q_stages, Tiling::kQueryStages);
   const Pipeline k_ring(small.k_stages, kStages), v_ring(small.v_stages, kStages);
   // Warpgroups take turns in asking for products, so that one's are made while another has weights to make.
   const auto await_turn = [&] { sync_threads(kTurn + group, 2 * kGroup); };
@@ -363,7 +371,7 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
   if (group == kConsumers - 1) pass_turn();
 
   PipelineStage at_block, at_queries, stage;
-  for (;; at_block.next(2)) {
+  for (;; at_block.next(Tiling::kBlocks)) {
     block_ring.wait(at_block);
     auto& block = small.block[at_block.at];
     if (block.count < 0) break;
@@ -487,7 +495,7 @@ __global__ void __launch_bounds__(Tiling::kThreads, 1)
   auto& small = *reinterpret_cast<typename Tiling::Small*>(shared + Tiling::kTileBytes);
   if (threadIdx.x == 0) {
     constexpr int kStages = Tiling::kStages, kWarps = 4 * Tiling::kConsumers;
-    Pipeline(small.blocks, 2).init(2, kGroup, kWarps);
+    Pipeline(small.blocks, Tiling::kBlocks).init(Tiling::kBlocks, 32, kWarps + 4);
     Pipeline(small.q_stages, Tiling::kQueryStages).init(Tiling::kQueryStages, kGroup, kWarps);
     Pipeline(small.k_stages, kStages).init(kStages, kGroup + 1, kWarps);
     Pipeline(small.v_stages, kStages).init(kStages, kGroup, kWarps);
