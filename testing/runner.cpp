@@ -34,7 +34,7 @@ using Shuffled = std::array<Layout, kLayouts.size()>;
 struct Setting {
   Device device = kCPU;
   Layout layout = Layout::kContiguous;  // of all tensors,
-  std::optional<Shuffled> each = {};    // or in turn, inputs first: no two of up to six are alike
+  std::optional<Shuffled> each = {};    // or in turn, inputs first: no two of up to seven are alike
   int threads = 1;
 
   Layout layout_of(std::size_t tensor) const {
@@ -93,7 +93,7 @@ class CaseRun {
     const std::vector<Values> inputs = draw_inputs(case_);
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       setting_ = {.device = device_,
-                  .layout = kLayouts[static_cast<std::size_t>(rng.below(6))],
+                  .layout = rng.pick<Layout>(kLayouts),
                   .threads = 1 + static_cast<int>(rng.below(2))};
       check_call(case_.calls[i], inputs[i], oracles);
     }

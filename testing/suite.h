@@ -18,7 +18,7 @@ namespace annulus::testing {
 
 // The numbers are always checked; these come on top.
 enum Oracle : unsigned {
-  kLayoutsOracle = 1u << 0,     // six layouts, and one that differs by tensor: equal bits
+  kLayoutsOracle = 1u << 0,     // all layouts, and one that differs by tensor: equal bits
   kThreadsOracle = 1u << 1,     // threads 1, 2, 4, 8 (on CUDA: repeated launches), equal bits
   kWorkspaceOracle = 1u << 2,   // the workspace query is exact: that size works, a byte less throws
   kAllocationOracle = 1u << 3,  // every allocation fails once; the next call is right

@@ -10,8 +10,8 @@
 namespace annulus::testing {
 
 const char* name_of(Layout layout) {
-  constexpr const char* kNames[] = {"contiguous", "transposed",           "padded rows",
-                                    "packed",     "expanded or reversed", "odd offset"};
+  constexpr const char* kNames[] = {"contiguous",           "transposed", "padded rows",  "packed",
+                                    "expanded or reversed", "odd offset", "reversed rows"};
   return kNames[static_cast<std::size_t>(layout)];
 }
 
@@ -148,6 +148,10 @@ void TestTensor::lay_out(Layout layout, const std::vector<double>* values) {
     stride[0] = reversed ? -stride[0] : 0;
   }
   if (layout == Layout::kOddOffset) lead = 1;
+  for (std::size_t dim = 0; layout == Layout::kReversed && dim + 1 < rank; ++dim) {
+    lead += std::max<std::int64_t>(spec_.shape[dim] - 1, 0) * stride[dim];
+    stride[dim] = -stride[dim];
+  }
   first_ = kCanaryElements + lead;
   elements_ = 2 * kCanaryElements + lead + std::max<std::int64_t>(step, 1);
   for_each_offset(view_, [&](std::size_t, std::int64_t at) { offset_.push_back(first_ + at); });

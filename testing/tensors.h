@@ -1,4 +1,4 @@
-// Tensors for a case: values drawn as double and rounded to the dtype, laid out in one of six ways
+// Tensors for a case: values drawn as double and rounded to the dtype, laid out in one of seven ways
 // between two canaries, on either device. What a call may not touch is compared byte by byte
 // afterwards: all of an input, and of an output the canaries and the gaps between its elements.
 #pragma once
@@ -25,10 +25,12 @@ enum class Layout : std::uint8_t {
   kExpanded,    // stride 0 over the first dimension where the values allow it; otherwise that
                 // dimension reversed (negative stride) and every second element used
   kOddOffset,   // dense but one element off: aligned to its element and to nothing more
+  kReversed,    // dense, and every dimension but the last reversed: negative strides, aligned so that
+                // kernels take whole vectors
 };
-inline constexpr std::array<Layout, 6> kLayouts = {Layout::kContiguous, Layout::kTransposed,
-                                                   Layout::kPaddedRows, Layout::kPacked,
-                                                   Layout::kExpanded,   Layout::kOddOffset};
+inline constexpr std::array<Layout, 7> kLayouts = {
+    Layout::kContiguous, Layout::kTransposed, Layout::kPaddedRows, Layout::kPacked,
+    Layout::kExpanded,   Layout::kOddOffset,  Layout::kReversed};
 const char* name_of(Layout layout);
 
 inline constexpr std::int64_t kCanaryElements = 1024;

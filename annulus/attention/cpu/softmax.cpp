@@ -356,9 +356,15 @@ bool counts(const Tile& t, std::int64_t r, int c) {
          (m.keep == nullptr || m.keep[r * t.ld + c] != 0);
 }
 
-template <bool kMasked, bool, bool, bool>
-bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor, std::uint16_t*,
-                bool) {
+// A lane's weight in a right panel of bf16 (see writes_panels()).
+constexpr std::int64_t kUnit = 4;
+std::uint16_t& in_panel(std::uint16_t* panel, const Tile& t, std::int64_t row, int lane) {
+  return panel[row / kUnit * kUnit * t.lanes + lane * kUnit + row % kUnit];
+}
+
+template <bool kMasked, bool, bool, bool kPanel>
+bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor,
+                [[maybe_unused]] std::uint16_t* panel, bool) {
   constexpr double kLog2OfE = std::numbers::log2e;
   bool any = false;
   for (int c = 0; c < t.lanes; ++c) {
@@ -379,6 +385,12 @@ bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor, s
     for (std::int64_t r = t.first; r < t.end; ++r) {
       float& s = t.s[r * t.ld + c];
       sum += s = s == kNoScore ? 0.0f : static_cast<float>(right * std::exp(s - exact));
+      if constexpr (kPanel) in_panel(panel, t, r, c) = bfloat16(s).bits;
+    }
+    if constexpr (
+        kPanel) {  // the rest of the first unit and of the last, which the product reads, too
+      for (std::int64_t r = t.first; r % kUnit != 0;) in_panel(panel, t, --r, c) = 0;
+      for (std::int64_t r = t.end; r % kUnit != 0; ++r) in_panel(panel, t, r, c) = 0;
     }
     l[c] = l[c] * factor[c] + sum;
     m[c] = now;

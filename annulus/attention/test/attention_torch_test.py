@@ -170,7 +170,7 @@ def test_dropout_is_the_hash(device):
     q, k = torch.zeros(2, B, T, H, 8, device=device)
     v = torch.eye(T, device=device)[None, :, None].expand(B, T, H, T)
     mask = annulus.attention(q, k, v, dropout_p=p, dropout_seed=seed).permute(0, 2, 1, 3) * T  # (B, H, Tq, Tk)
-    torch.testing.assert_close(mask, samples.dropout(p, seed, B, H, T, T).to(mask))
+    torch.testing.assert_close(mask, samples.dropout(p, seed, B, H, T, T, mask.device).to(mask))
     assert abs((mask > 0).float().mean() - (1 - p)) < 0.02
     other = annulus.attention(q, k, v, dropout_p=p, dropout_seed=seed + 1).permute(0, 2, 1, 3) * T
     assert ((mask > 0) != (other > 0)).float().mean() > 0.3

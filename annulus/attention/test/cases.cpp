@@ -78,7 +78,8 @@ std::string describe(const AttentionProblem& p) {
     real("density", p.density);
     flag("shared_list", p.shared_list);
   }
-  static constexpr const char* kSpecials[] = {"", "nan_q", "nan_k", "nan_v", "inf_v"};
+  static constexpr const char* kSpecials[] = {"",       "nan_q",  "nan_k", "nan_v", "inf_v",
+                                              "nan_do", "inf_do", "inf_q", "inf_k"};
   flag(kSpecials[static_cast<int>(p.special)], p.special != Special::kNone);
   if (!p.lse) return s + " grads=none,no_lse";
   s += p.need_dq ? (p.need_dkv ? " grads=dq,dk,dv" : " grads=dq")
@@ -322,6 +323,18 @@ Call backward_call(const AttentionProblem& p, const Call& forward) {
 
 // --- values ----------------------------------------------------------------------------------------------------
 
+struct Spoilt {
+  std::string_view tensor;
+  double value = 0;
+};
+Spoilt spoilt_of(Special special) {
+  const double nan = std::nan(""), infinity = std::numeric_limits<double>::infinity();
+  const Spoilt kAll[] = {
+      {},          {"q", nan},       {"k", nan},      {"v", nan},     {"v", infinity},
+      {"do", nan}, {"do", infinity}, {"q", infinity}, {"k", infinity}};
+  return kAll[static_cast<std::size_t>(special)];
+}
+
 void draw(const AttentionProblem& p, Rng& rng, const TensorSpec& spec, std::span<double> values) {
   if (!is_floating(spec.dtype)) return;  // see refine
   // dlse as large as the <do, v> that it is added to: of a query with one key nothing but dlse is left, beside the roundings of
@@ -330,10 +343,8 @@ void draw(const AttentionProblem& p, Rng& rng, const TensorSpec& spec, std::span
                       : spec.name == "dlse" ? std::sqrt(static_cast<double>(p.Dv))
                                             : 1;
   for (double& v : values) v = size * rng.normal();
-  const bool spoilt = (spec.name == "q" && p.special == Special::kNanQ) ||
-                      (spec.name == "k" && p.special == Special::kNanK) ||
-                      (spec.name == "v" && p.special >= Special::kNanV);
-  if (!spoilt || values.empty()) return;
+  const Spoilt spoilt = spoilt_of(p.special);
+  if (spec.name != spoilt.tensor || values.empty()) return;
   // Everything that its head and sample make of it is NaN, so the others must prove the rest.
   const auto axes = spec.shape.size();
   const std::int64_t columns = spec.shape[axes - 1], heads = spec.shape[axes - 2],
@@ -341,8 +352,22 @@ void draw(const AttentionProblem& p, Rng& rng, const TensorSpec& spec, std::span
   const auto all = static_cast<std::int64_t>(values.size());
   const std::int64_t last_head = all - rows * heads * columns + (heads - 1) * columns;
   const std::int64_t at = last_head + rng.below(rows) * heads * columns + rng.below(columns);
-  values[static_cast<std::size_t>(at)] =
-      p.special == Special::kInfinityV ? std::numeric_limits<double>::infinity() : std::nan("");
+  values[static_cast<std::size_t>(at)] = spoilt.value;
+}
+
+// Products of f32 are bf16x3 on CUDA, which makes a NaN of an infinity. A score that is +inf is one by definition, and one
+// that is -inf is not: where q or k has an infinity, the other's numbers that it meets are positive.
+void make_positive_beside(const AttentionProblem& p, std::vector<std::vector<double>>& inputs) {
+  const std::size_t own = p.special == Special::kInfinityQ ? 0 : 1;
+  const auto columns = static_cast<std::size_t>(p.D);
+  const auto at =
+      std::find_if(inputs[own].begin(), inputs[own].end(), [](double x) { return std::isinf(x); });
+  if (at == inputs[own].end()) return;
+  auto& other = inputs[1 - own];
+  for (std::size_t i = static_cast<std::size_t>(at - inputs[own].begin()) % columns;
+       i < other.size(); i += columns) {
+    other[i] = std::abs(other[i]);
+  }
 }
 
 }  // namespace
@@ -369,6 +394,8 @@ Case attention_case(AttentionProblem p) {
   };
   // Here and not in the draw, which repeats the first entry of a short tensor for every sample now and then.
   c.refine = [p](std::vector<std::vector<double>>& inputs) {
+    const bool of_scores = p.special == Special::kInfinityQ || p.special == Special::kInfinityK;
+    if (of_scores && p.dtype == DType::kF32) make_positive_beside(p, inputs);
     std::size_t at = 3;
     for (const NamedIntegers& i : integers_of(p)) {
       inputs[at++].assign(i.values.begin(), i.values.end());

@@ -43,8 +43,18 @@ struct AttentionProblem {
   bool need_dq = true, need_dkv = true;
   bool wide_integers = true;  // i64; i32 otherwise
   double q_size = 1;          // of its values, which are normal
-  // Values that are no numbers, in one row of the last head of the last sample.
-  enum class Special { kNone, kNanQ, kNanK, kNanV, kInfinityV } special = Special::kNone;
+  // A value that is no number, in one row of the last head of the last sample.
+  enum class Special : std::uint8_t {
+    kNone,
+    kNanQ,
+    kNanK,
+    kNanV,
+    kInfinityV,
+    kNanDo,
+    kInfinityDo,
+    kInfinityQ,
+    kInfinityK,
+  } special = Special::kNone;
   std::uint64_t seed = 0;
 };
 

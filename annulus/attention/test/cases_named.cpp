@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "annulus/attention/test/cases.h"
+#include "annulus/attention/test/named.h"
 
 namespace annulus::testing {
 
@@ -14,34 +15,7 @@ using P = AttentionProblem;
 using Form = P::Form;
 using Special = P::Special;
 
-constexpr std::array kAllDTypes = {DType::kF32, DType::kF16, DType::kBF16};
-
-class Builder {
- public:
-  Case& add(const std::string& name, P p) {
-    p.seed = 1000 + cases_.size();
-    p.wide_integers = p.seed % 2 == 0;
-    cases_.push_back(attention_case(p));
-    cases_.back().params = "'" + name + "' " + cases_.back().params;
-    return cases_.back();
-  }
-  void add_dtypes(const std::string& name, P p) {
-    for (const DType t : kAllDTypes) {
-      p.dtype = t;
-      add(name, p);
-    }
-  }
-  std::vector<Case> take() { return std::move(cases_); }
-
- private:
-  std::vector<Case> cases_;
-};
-
-template <class F>
-P with(P p, F change) {
-  change(p);
-  return p;
-}
+using Builder = NamedCases;
 
 // --- attention -------------------------------------------------------------------------------------------------
 
@@ -303,10 +277,6 @@ void add_varlen(Builder& b) {
 
 // --- dilated ---------------------------------------------------------------------------------------------------
 
-// Rows that fill the tiles of every kernel: 16-bit numbers, whole vectors, hundreds of tokens.
-P long_rows(std::int64_t D, DType t) {
-  return {.Tq = 400, .Tk = 400, .H = 2, .Hkv = 2, .D = D, .Dv = D, .dtype = t};
-}
 constexpr std::array kHalves = {DType::kBF16, DType::kF16};
 
 void add_long_rows(Builder& b) {
@@ -560,7 +530,8 @@ const CasesRegistration kDense(
      .named =
          [] {
            return built_by(add_sizes, add_empty, add_masks, add_heads, add_orders, add_key_lengths,
-                           add_values, add_gradients, add_many_keys, add_varlen, add_long_rows);
+                           add_values, add_gradients, add_many_keys, add_varlen, add_long_rows,
+                           add_not_finite);
          },
      .fuzz = fuzzed_attention,
      .bad_calls = attention_bad_calls,

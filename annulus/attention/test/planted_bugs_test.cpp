@@ -158,6 +158,15 @@ std::vector<Planted> wrong_numbers() {
            }
          }
        })},
+      {"0 times a NaN of the do of a query that sees other keys", "backward dv",
+       of(with(windowed, [](P& p) { p.special = P::Special::kNanDo; })), after([](Tensors& t) {
+         const Vector dv = t["dv"];
+         for (std::size_t i = 0; i < dv.size(); ++i) {
+           for (std::size_t j = i % 16; j < dv.size(); j += 16) {
+             if (i / 144 == j / 144 && std::isnan(dv[j])) t["dv"][i] = dv[j];
+           }
+         }
+       })},
   };
 }
 

@@ -48,7 +48,7 @@ def mix64(x):
     return _mix(x, 0xFF51AFD7ED558CCD, 33, 33, 0xC4CEB9FE1A85EC53)
 
 
-def dropout(p, seed, B, H, Tq, Tk, first_sample=0):
+def dropout(p, seed, B, H, Tq, Tk, device, first_sample=0):
     """(B, H, Tq, Tk): 0 or 1 / (1 - p), by the hash of annulus/attention/dropout.h."""
 
     def row(b, h, i):
@@ -59,7 +59,7 @@ def dropout(p, seed, B, H, Tq, Tk, first_sample=0):
         return [float(mix32((mix32(j ^ low) + high) % 2**32) >= int(p * 2**32)) for j in range(Tk)]
 
     kept = [[[row(b, h, i) for i in range(Tq)] for h in range(H)] for b in range(B)]
-    return torch.tensor(kept, dtype=torch.float64).reshape(B, H, Tq, Tk) / (1 - p)
+    return torch.tensor(kept, dtype=torch.float64, device=device).reshape(B, H, Tq, Tk) / (1 - p)
 
 
 def _ranks(T, order, device):
@@ -110,7 +110,7 @@ def blocks(Tq, Tk, device, mask, size, causal=False, order=None):
 
 def attention(q, k, v, *, return_lse=False, softmax_scale=None, dropout_p=0.0, dropout_seed=0, **options):
     sizes = q.shape[0], q.shape[2], q.shape[1], k.shape[1]
-    z = dropout(dropout_p, dropout_seed, *sizes).to(q.device) if dropout_p else 1.0
+    z = dropout(dropout_p, dropout_seed, *sizes, q.device) if dropout_p else 1.0
     o, lse = attend(q, k, v, [dense(*sizes[2:], q.device, **options)], softmax_scale, z)
     return (o, lse) if return_lse else o
 
@@ -119,7 +119,7 @@ def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, *, return_lse=False, d
     parts, ends = [], zip(*(cu.tolist() for cu in (cu_seqlens_q, cu_seqlens_k)))
     (q0, k0), *ends = ends
     for b, (q1, k1) in enumerate(ends):
-        z = dropout(dropout_p, dropout_seed, 1, q.shape[1], q1 - q0, k1 - k0, b) if dropout_p else 1.0
+        z = dropout(dropout_p, dropout_seed, 1, q.shape[1], q1 - q0, k1 - k0, q.device, b) if dropout_p else 1.0
         branch = dense(q1 - q0, k1 - k0, q.device, **options)
         parts.append(attend(q[None, q0:q1], k[None, k0:k1], v[None, k0:k1], [branch], z=z))
         q0, k0 = q1, k1
