@@ -1,6 +1,8 @@
-#include "annulus/attention/cuda/sm90/choose.cuh"
-
 #include <atomic>
+#include <cstdint>
+
+#include "annulus/attention/cuda/launch.h"
+#include "annulus/attention/cuda/sm90/launch.h"
 
 namespace annulus::attention::cuda::sm90 {
 

@@ -8,18 +8,12 @@
 
 #include "annulus/attention/cuda/forward_rows.cuh"
 #include "annulus/attention/cuda/launch.h"
+#include "annulus/attention/cuda/sm90/maps.h"
 #include "annulus/attention/cuda/sm90/tile.cuh"
 #include "annulus/cuda/launch.cuh"
 #include "annulus/cuda/tma.cuh"
 
 namespace annulus::attention::cuda::sm90 {
-
-// What those who bring a tile say of it, so that nobody else has to walk. Keys are counted from the block's first.
-struct TileNote {
-  int first, count;
-  int masked, last;
-  int by_threads;  // copies were made by threads, not by the copy engine
-};
 
 template <class T_, int kColumns_, int kConsumers_, int kKeys_, int kStages_>
 struct ForwardTiling {
@@ -29,7 +23,7 @@ struct ForwardTiling {
   static constexpr int kQueries = 64 * kConsumers;
   static constexpr int kThreads = kGroup * (kConsumers + 1);
   // Together no more than what the launch gave, 168 (or 128) each, or nobody gets anything. Of 128 columns consumers need all
-  // that there are: with 224 they are 6 % slower.
+  // that there are: with 224 they are about 11 % slower.
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kColumns == 64 ? 56 : 40;
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kColumns == 64 ? 224 : 232;
 
@@ -69,30 +63,6 @@ struct ForwardTiling {
     return {shared + kKeyBytes + stage * QueryTile::kBytes};
   }
 };
-
-struct KeyMaps {
-  TensorMap k, v;
-  bool any = false;
-};
-
-// ---- What a warpgroup does with scores: lane l of a warp has rows l / 4 and l / 4 + 8 of its 16, as s[4 n + 2 half + e] in
-// column 8 n + 2 (l % 4) + e.
-
-template <int kN>
-__device__ __forceinline__ void keep_between(float (&s)[kN], const int (&first)[2],
-                                             const int (&end)[2], float other) {
-  const int column = static_cast<int>(threadIdx.x) % 4 * 2;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int low = first[half] - column, high = end[half] - column;
-#pragma unroll
-    for (int i = 0; i < kN / 2; ++i) {
-      const int at = i / 2 * 8 + i % 2;
-      float& x = s[i / 2 * 4 + half * 2 + i % 2];
-      x = at >= low && at < high ? x : other;
-    }
-  }
-}
 
 // Scores become weights; `factor` is what sums so far are to be multiplied by. Both rows go side by side, in chains short
 // enough that no instruction waits for the one before.
@@ -225,9 +195,8 @@ __device__ __forceinline__ int tiles_in(const Block& block) {
 // One warpgroup: queries, then keys and values tile by tile. (Whatever they do for a tile takes time from everybody: with the
 // arithmetic of a KeyWalk in 64 bits, by all threads, short sweeps took 15 % more.)
 template <class Tiling>
-__device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t blocks,
-                                            const KeyMaps& maps, typename Tiling::Small& small,
-                                            unsigned char* shared) {
+__device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t blocks, const Maps& maps,
+                                            typename Tiling::Small& small, unsigned char* shared) {
   using T = typename Tiling::T;
   using KeyTile = typename Tiling::KeyTile;
   constexpr int kStages = Tiling::kStages, kKeys = Tiling::kKeys, kBlocks = Tiling::kBlocks;
@@ -309,10 +278,10 @@ __device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t block
           k_ring.acquire(stage);
           small.note[stage.at] = note;
           k_ring.expect(stage, KeyTile::kBytes, kGroup + 1);
-          load(k_ring, Tiling::k_tile(shared, stage.at), maps.k);
+          load(k_ring, Tiling::k_tile(shared, stage.at), maps.one);
           v_ring.acquire(stage);
           v_ring.expect(stage, KeyTile::kBytes, kGroup);
-          load(v_ring, Tiling::v_tile(shared, stage.at), maps.v);
+          load(v_ring, Tiling::v_tile(shared, stage.at), maps.two);
         }
         if (i == 0) load_queries(block);
         stage.next(kStages);
@@ -458,7 +427,7 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
           v_ring.release_by_warp(before.at);
           multiply_by(
               o,
-              factor);  // asking first whether there is anything to do costs a tenth of the speed
+              factor);  // asking first whether there is anything to do costs up to a seventh of the speed
           weights.template take<T>(s);
           before = stage;
         }
@@ -489,7 +458,7 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
 template <class Tiling>
 __global__ void __launch_bounds__(Tiling::kThreads, 1)
     forward_kernel(const __grid_constant__ ForwardArgs a, std::int64_t blocks,
-                   const __grid_constant__ KeyMaps maps) {
+                   const __grid_constant__ Maps maps) {
 #if ANNULUS_DEVICE_HOPPER
   extern __shared__ __align__(1024) unsigned char shared[];
   auto& small = *reinterpret_cast<typename Tiling::Small*>(shared + Tiling::kTileBytes);
@@ -515,7 +484,7 @@ __global__ void __launch_bounds__(Tiling::kThreads, 1)
 }
 
 template <class Tiling>
-void launch_forward(const char* op, ForwardArgs a, const KeyMaps& maps, cudaStream_t stream) {
+void launch_forward(const char* op, ForwardArgs a, const Maps& maps, cudaStream_t stream) {
   const std::int64_t blocks = a.p.number_blocks(a.p.H, true, Tiling::kQueries);
   if (blocks == 0) return;
   const std::int64_t places = std::min(blocks, multiprocessors_of(current_device(op)));

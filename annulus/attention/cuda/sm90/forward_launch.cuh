@@ -1,24 +1,41 @@
-// One type's forward: its tilings, and what they reach on an H200 in TFLOP/s (32768 tokens, full).
+// One type's forward: its tilings, and close to what they reach on an H200 in TFLOP/s (32768 tokens, full).
 #pragma once
 
-#include "annulus/attention/cuda/sm90/choose.cuh"
+#include <algorithm>
+#include <cstdint>
+
 #include "annulus/attention/cuda/sm90/forward.cuh"
+#include "annulus/attention/cuda/sm90/launch.h"
 
 namespace annulus::attention::cuda::sm90 {
+
+// Time of a launch with tiles of that many queries and keys, in units of products over `rate`. A tile of queries costs one and a
+// half tiles of keys more than it has: at its ends nothing overlaps. Where all have the same keys, multiprocessors take as
+// many rounds as there are; otherwise the short ones fill what is left, but for half of a long one.
+inline double estimated_time(const Problem& p, int queries, int keys, double rate,
+                             std::int64_t multiprocessors) {
+  double all = 0, longest = 0;
+  std::int64_t blocks = 0;
+  for (int i = 0; i < p.layers; ++i) {
+    const auto padded =
+        static_cast<double>(tiles_of(p.pattern.longest_sweep(i, false), keys) * keys);
+    const double one = queries * (padded + 1.5 * keys) / rate;
+    const std::int64_t own = p.B * p.H * p.pattern.slots(i, true, queries);
+    blocks += own;
+    all += one * static_cast<double>(own);
+    longest = std::max(longest, one);
+  }
+  if (blocks == 0) return 0;
+  if (p.pattern.is_causal()) return all / static_cast<double>(multiprocessors) + longest / 2;
+  return all / static_cast<double>(blocks) * static_cast<double>(tiles_of(blocks, multiprocessors));
+}
 
 template <class T>
 void forward_of(const char* op, const ForwardArgs& a, cudaStream_t stream) {
   const Problem& p = a.p;
   const auto launch = [&]<class Tiling>() {
-    KeyMaps maps;
-    maps.any =
-        !p.order.defined() && has_map(p.k, p.B, p.Tk, p.Hkv) && has_map(p.v, p.B, p.Tk, p.Hkv);
-    if (maps.any) {
-      constexpr DType kType = dtype_of<T>;
-      maps.k = map_of(op, kType, p.k, p.B, p.Tk, p.Hkv, p.D, Tiling::kKeys);
-      maps.v = map_of(op, kType, p.v, p.B, p.Tk, p.Hkv, p.Dv, Tiling::kKeys);
-    }
-    launch_forward<Tiling>(op, a, maps, stream);
+    launch_forward<Tiling>(
+        op, a, maps_of<T>(op, p, p.k, p.D, p.v, p.Dv, p.Tk, p.Hkv, Tiling::kKeys), stream);
   };
   const bool narrow = p.D <= 64 && p.Dv <= 64;
   if (p.pattern.kind == Kind::kBlocks) {  // tiles that are blocks

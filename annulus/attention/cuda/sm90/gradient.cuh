@@ -11,8 +11,12 @@
 
 #include "annulus/attention/cuda/gradient_rows.cuh"
 #include "annulus/attention/cuda/key_block.cuh"
-#include "annulus/attention/cuda/sm90/choose.cuh"
-#include "annulus/attention/cuda/sm90/forward.cuh"
+#include "annulus/attention/cuda/launch.h"
+#include "annulus/attention/cuda/sm90/launch.h"
+#include "annulus/attention/cuda/sm90/maps.h"
+#include "annulus/attention/cuda/sm90/tile.cuh"
+#include "annulus/cuda/launch.cuh"
+#include "annulus/cuda/tma.cuh"
 
 namespace annulus::attention::cuda::sm90 {
 
@@ -57,16 +61,11 @@ struct GradientTiling {
 
 inline constexpr std::uint32_t kNowhere = ~0u;
 
-struct QueryMaps {
-  TensorMap q, do_;
-  bool any = false;
-};
-
 #if ANNULUS_DEVICE_HOPPER
 
 // One warpgroup: the keys and values, then queries and what belongs to them tile by tile.
 template <class Tiling>
-__device__ __forceinline__ void bring_queries(const GradientArgs& a, const QueryMaps& maps,
+__device__ __forceinline__ void bring_queries(const GradientArgs& a, const Maps& maps,
                                               typename Tiling::Small& small,
                                               unsigned char* shared) {
   using T = typename Tiling::T;
@@ -115,7 +114,7 @@ __device__ __forceinline__ void bring_queries(const GradientArgs& a, const Query
       }
     };
     q_ring.acquire(stage);
-    load(q_ring, Tiling::q_tile(shared, stage.at), p.q, maps.q, p.D);
+    load(q_ring, Tiling::q_tile(shared, stage.at), p.q, maps.one, p.D);
     if (leads) {
       small.note[stage.at] = {static_cast<int>(tile.first), queries, masked, 0, !by_engine};
     }
@@ -133,7 +132,7 @@ __device__ __forceinline__ void bring_queries(const GradientArgs& a, const Query
     }
     q_ring.commit(stage);
     do_ring.acquire(stage);
-    load(do_ring, Tiling::do_tile(shared, stage.at), a.do_, maps.do_, p.Dv);
+    load(do_ring, Tiling::do_tile(shared, stage.at), a.do_, maps.two, p.Dv);
   }
   q_ring.acquire(stage);
   if (leads) small.note[stage.at] = {};
@@ -142,7 +141,7 @@ __device__ __forceinline__ void bring_queries(const GradientArgs& a, const Query
   copy_async_wait_all();
 }
 
-// d = A^T B, of A's columns first_column..first_column+63, and the 64 of B from b_column on.
+// d = A^T B, of 64 columns of either: those of a panel.
 template <class T, class PanelsA, class PanelsB>
 __device__ __forceinline__ void multiply_columns(float (&d)[32], PanelsA a, int a_panel, PanelsB b,
                                                  int b_panel) {
@@ -331,8 +330,7 @@ __device__ __forceinline__ void gather(const GradientArgs& a, typename Tiling::S
 
 template <class Tiling>
 __global__ void __launch_bounds__(Tiling::kThreads, 1)
-    gradient_kernel(const __grid_constant__ GradientArgs a,
-                    const __grid_constant__ QueryMaps maps) {
+    gradient_kernel(const __grid_constant__ GradientArgs a, const __grid_constant__ Maps maps) {
 #if ANNULUS_DEVICE_HOPPER
   extern __shared__ __align__(1024) unsigned char shared[];
   auto& small = *reinterpret_cast<typename Tiling::Small*>(shared + Tiling::kTileBytes);
@@ -359,7 +357,7 @@ __global__ void __launch_bounds__(Tiling::kThreads, 1)
 }
 
 template <class Tiling>
-void launch_gradient(const char* op, GradientArgs a, const QueryMaps& maps, cudaStream_t stream) {
+void launch_gradient(const char* op, GradientArgs a, const Maps& maps, cudaStream_t stream) {
   const std::int64_t blocks = a.p.number_blocks(a.p.Hkv, false, Tiling::kKeys);
   if (blocks == 0) return;
   launch_kernel(op, "gradient_kernel", gradient_kernel<Tiling>, checked_blocks(op, blocks),
@@ -370,14 +368,8 @@ template <class T>
 void gradient_of(const char* op, const GradientArgs& a, cudaStream_t stream) {
   const Problem& p = a.p;
   const auto launch = [&]<class Tiling>() {
-    QueryMaps maps;
-    maps.any = !p.order.defined() && has_map(p.q, p.B, p.Tq, p.H) && has_map(a.do_, p.B, p.Tq, p.H);
-    if (maps.any) {
-      constexpr DType kType = dtype_of<T>;
-      maps.q = map_of(op, kType, p.q, p.B, p.Tq, p.H, p.D, Tiling::kQueries);
-      maps.do_ = map_of(op, kType, a.do_, p.B, p.Tq, p.H, p.Dv, Tiling::kQueries);
-    }
-    launch_gradient<Tiling>(op, a, maps, stream);
+    launch_gradient<Tiling>(
+        op, a, maps_of<T>(op, p, p.q, p.D, a.do_, p.Dv, p.Tq, p.H, Tiling::kQueries), stream);
   };
   if (p.D <= 64 && p.Dv <= 64) return launch.template operator()<GradientTiling<T, 64, 128>>();
   launch.template operator()<GradientTiling<T, 128, 64>>();

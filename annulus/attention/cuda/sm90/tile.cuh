@@ -1,7 +1,7 @@
 // Tiles as wgmma reads them: panels of 64 columns, a row of a panel 128 bytes, whose chunks of 16 bytes are swapped as
-// cuda/wgmma.cuh says. Rows are copied by cp.async and not by the copy engine: a line of rows may have any step, begin
-// anywhere and follow an order, and end before the tensor does, which a tensor map can say only in part; the threads that ask
-// for copies have nothing else to do.
+// cuda/wgmma.cuh says. Whole tiles of rows that follow each other come by the copy engine (maps.h), all others by cp.async:
+// a line of rows may have any step, begin anywhere and follow an order, and end before the tensor does, which a tensor map can
+// say only in part.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +28,32 @@ struct Panels {
     return chunk / 8 * kPanel + row * 128 + ((chunk % 8 ^ row % 8) << 4);
   }
 };
+
+// What those who bring a tile say of it, so that nobody else has to walk. Keys are counted from the block's first.
+struct TileNote {
+  int first, count;
+  int masked, last;
+  int by_threads;  // copies were made by threads, not by the copy engine
+};
+
+// Scores of a warpgroup: lane l of a warp has rows l / 4 and l / 4 + 8 of its 16, as s[4 n + 2 half + e] in
+// column 8 n + 2 (l % 4) + e.
+
+template <int kN>
+__device__ __forceinline__ void keep_between(float (&s)[kN], const int (&first)[2],
+                                             const int (&end)[2], float other) {
+  const int column = static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int low = first[half] - column, high = end[half] - column;
+#pragma unroll
+    for (int i = 0; i < kN / 2; ++i) {
+      const int at = i / 2 * 8 + i % 2;
+      float& x = s[i / 2 * 4 + half * 2 + i % 2];
+      x = at >= low && at < high ? x : other;
+    }
+  }
+}
 
 #if ANNULUS_DEVICE_HOPPER
 
@@ -90,7 +116,7 @@ __device__ __forceinline__ bool clear_not_finite(Tile tile) {
 
 // ---- Products of a warpgroup, which has 64 rows of the left operand. The caller fences before the first, and commits.
 
-// d = or += A B^T: rows of both dotted with each other; A's from first_row on.
+// d = A B^T: rows of both dotted with each other; A's from first_row on.
 template <class T, int kN, class PanelsA, class PanelsB>
 __device__ __forceinline__ void multiply_rows(float (&d)[kN], PanelsA a, int first_row, PanelsB b) {
   static_assert(kN * 2 == PanelsB::kRows && PanelsA::kColumns == PanelsB::kColumns);
