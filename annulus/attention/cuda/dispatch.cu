@@ -386,7 +386,10 @@ void run_gradient(const Plan& plan, const BackwardScratch& s, cudaStream_t strea
       visit_16_bits(plan.dtype, [&]<class T>() { sm90::gradient_of<T>(plan.op, a, stream); });
       if (whole) return;
     }
-    visit_16_bits(plan.dtype, [&]<class T>() { gradient_of<T>(plan.op, a, stream); });
+    visit_16_bits(plan.dtype, [&]<class T>() {
+      if (plan.D <= 64 && plan.Dv <= 64) return gradient_of<T, 64>(plan.op, a, stream);
+      gradient_of<T, 128>(plan.op, a, stream);
+    });
   });
   if (of_layers) {
     launch_merge(plan.op, merge_of(plan, {s.dq}, plan.dq), stream);

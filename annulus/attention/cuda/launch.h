@@ -74,8 +74,8 @@ template <class T>
 void forward_of(const char* op, const ForwardArgs& a, cudaStream_t stream);
 template <class T>
 void query_gradient_of(const char* op, const QueryGradientArgs& a, cudaStream_t stream);
-// Of 16-bit numbers and 128 columns at most.
-template <class T>
+// Of 16-bit numbers and kColumns columns at most: 64 or 128.
+template <class T, int kColumns>
 void gradient_of(const char* op, const GradientArgs& a, cudaStream_t stream);
 template <class T>
 void key_gradient_of(const char* op, const KeyGradientArgs& a, cudaStream_t stream);

@@ -343,24 +343,29 @@ void launch_gradient(const char* op, GradientArgs a, cudaStream_t stream) {
 }
 
 // Tiles of 128 keys have the least traffic of shared memory a product; those of 64 are for short sweeps, and where 128 would
-// leave half of the device idle.
-template <class T>
+// leave half of the device idle. Of few tiles each should have all warps of a multiprocessor.
+template <class T, int kColumns>
 void gradient_of(const char* op, const GradientArgs& a, cudaStream_t stream) {
-  using Half64 = GradientTiling<T, 64, 4, 1, 1, 64, 1, 2, true>;
-  using Wide64 = GradientTiling<T, 64, 4, 2, 2, 64, 1, 1, false, 4>;
-  using Most64 = GradientTiling<T, 64, 4, 1, 2, 32, 2, 2, true>;
-  using Half128 = GradientTiling<T, 128, 4, 1, 1, 64, 1, 2>;
-  using Most128 = GradientTiling<T, 128, 4, 2, 2, 32, 1, 1>;
   const Fill fill = fill_of(op, a.p, a.p.Hkv, false, 128);
-  const bool half = a.p.longest_sweep(false) <= 64 || fill == Fill::kHalf;
-  if (a.p.D <= 64 && a.p.Dv <= 64) {
-    // Of few tiles each should have all warps of a multiprocessor.
-    if (half) return launch_gradient<Half64>(op, a, stream);
-    if (fill == Fill::kOnce) return launch_gradient<Wide64>(op, a, stream);
-    return launch_gradient<Most64>(op, a, stream);
+  const bool is_short = a.p.longest_sweep(false) <= kShortSweep;
+  if constexpr (kColumns == 64) {
+    using Short = GradientTiling<T, 64, 4, 1, 1, 64, 1, 2, true>;
+    using Few = GradientTiling<T, 64, 4, 2, 1, 64, 1, 1>;
+    using Wide = GradientTiling<T, 64, 4, 2, 2, 64, 1, 1, false, 4>;
+    using Most = GradientTiling<T, 64, 4, 1, 2, 32, 2, 2, true>;
+    if (is_short) return launch_gradient<Short>(op, a, stream);
+    if (fill == Fill::kHalf) return launch_gradient<Few>(op, a, stream);
+    if (fill == Fill::kOnce) return launch_gradient<Wide>(op, a, stream);
+    launch_gradient<Most>(op, a, stream);
+  } else {
+    static_assert(kColumns == 128);
+    using Short = GradientTiling<T, 128, 4, 1, 1, 64, 1, 2>;
+    using Few = GradientTiling<T, 128, 4, 2, 1, 32, 1, 1>;
+    using Most = GradientTiling<T, 128, 4, 2, 2, 32, 1, 1>;
+    if (is_short) return launch_gradient<Short>(op, a, stream);
+    if (fill == Fill::kHalf) return launch_gradient<Few>(op, a, stream);
+    launch_gradient<Most>(op, a, stream);
   }
-  if (half) return launch_gradient<Half128>(op, a, stream);
-  return launch_gradient<Most128>(op, a, stream);
 }
 
 }  // namespace annulus::attention::cuda

@@ -2,6 +2,6 @@
 
 namespace annulus::attention::cuda {
 
-template void gradient_of<bfloat16>(const char*, const GradientArgs&, cudaStream_t);
+template void gradient_of<float16, 64>(const char*, const GradientArgs&, cudaStream_t);
 
 }  // namespace annulus::attention::cuda
