@@ -312,6 +312,9 @@ __device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t block
       }
       stage.next(kStages);
     }
+    // Whoever has nothing to do sleeps here: waiting for a stage takes turns from those who work.
+    if (alone) sync_threads(kOwn, kGroup);
+    alone = false;
     block_ring.release_by_warp(at_block.at);
     at_block.next(kBlocks);
   }
