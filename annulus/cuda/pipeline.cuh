@@ -37,19 +37,6 @@ struct SharedBarrier {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&word))
                  : "memory");
   }
-  // For `count` threads.
-  __device__ void arrive(unsigned count) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&word)),
-                 "r"(count)
-                 : "memory");
-  }
-  // Lets the phase wait for that many bytes, too.
-  __device__ void expect(unsigned bytes) {
-    asm volatile(
-        "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&word)),
-        "r"(bytes)
-        : "memory");
-  }
   // Arrives, and lets the phase wait for that many bytes, too.
   __device__ void arrive_expecting(unsigned bytes) {
     asm volatile(
@@ -120,12 +107,6 @@ struct Pipeline {
   }
   __device__ __forceinline__ void expect(const PipelineStage& s, unsigned bytes) const {
     full[s.at].arrive_expecting(bytes);
-  }
-  // By one of `producers` for all of them.
-  __device__ __forceinline__ void expect(const PipelineStage& s, unsigned bytes,
-                                         unsigned producers) const {
-    full[s.at].expect(bytes);
-    full[s.at].arrive(producers);
   }
   // What the threads wrote themselves is there.
   __device__ __forceinline__ void commit(const PipelineStage& s) const { full[s.at].arrive(); }

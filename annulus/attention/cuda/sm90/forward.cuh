@@ -29,39 +29,21 @@ struct ForwardTiling {
 
   using QueryTile = Panels<kQueries, kColumns>;
   using KeyTile = Panels<kKeys, kColumns>;
-  // The next tile of queries comes while this one is at work, where there is room for both.
-  static constexpr int kKeyBytes = 2 * kStages * KeyTile::kBytes, kMostTileBytes = 220 * 1024;
-  static constexpr int kQueryStages = kKeyBytes + 2 * QueryTile::kBytes <= kMostTileBytes ? 2 : 1;
-  static constexpr int kTileBytes = kKeyBytes + kQueryStages * QueryTile::kBytes;
+  static constexpr int kTileBytes = QueryTile::kBytes + 2 * kStages * KeyTile::kBytes;
 
-  static constexpr int kBlocks = 3;
   // A tile of queries, and of each row the first key and the end, counted from seen.first.
   struct Block : QueryBlock {
-    static constexpr int kKeys = kKeys_;
-    // The tiles of keys, and the keys that every query sees: a tile within needs no mask.
-    int tiles, all_first, all_end;
-    int key_head;
+    bool tiled;  // are there keys?
     int first_key[kQueries], end_key[kQueries];
   };
   struct Small {
-    // Of the tile of queries whose keys are used, of that whose keys come, and of the next.
-    Block block[kBlocks];
-    SharedBarrier blocks[2 * kBlocks], q_stages[2 * kQueryStages];
-    SharedBarrier k_stages[2 * kStages], v_stages[2 * kStages];
+    // Of two tiles of queries, the one at hand and the next.
+    Block block[2];
+    SharedBarrier blocks[2 * 2], q_stages[2], k_stages[2 * kStages], v_stages[2 * kStages];
     TileNote note[kStages];
     int not_finite[kStages];  // were there any in the tile of values? Said of tiles that are masked
   };
   static constexpr std::size_t kSharedBytes = kTileBytes + sizeof(Small);
-
-  static __device__ KeyTile k_tile(unsigned char* shared, int stage) {
-    return {shared + 2 * stage * KeyTile::kBytes};
-  }
-  static __device__ KeyTile v_tile(unsigned char* shared, int stage) {
-    return {shared + (2 * stage + 1) * KeyTile::kBytes};
-  }
-  static __device__ QueryTile q_tile(unsigned char* shared, int stage) {
-    return {shared + kKeyBytes + stage * QueryTile::kBytes};
-  }
 };
 
 // Scores become weights; `factor` is what sums so far are to be multiplied by. Both rows go side by side, in chains short
@@ -164,159 +146,99 @@ __device__ __forceinline__ std::int64_t block_of_turn(std::int64_t turn) {
   return turn * width + (turn % 2 == 0 ? own : width - 1 - own);
 }
 
-// Tiles of keys of a tile of queries, and where the i-th begins. (Those of a list are its
-// blocks, of which none begins before the first that is seen.)
-template <class Block>
-__device__ __forceinline__ int first_of_tile(const Block& block, int i) {
-  const BlockList& list = block.sweep.blocks;
-  if (list.defined()) return static_cast<int>(list.at(i) * list.size);
-  return static_cast<int>(block.seen.first) + i * Block::kKeys;
-}
-template <class Block>
-__device__ __forceinline__ int tiles_in(const Block& block) {
-  const BlockList& list = block.sweep.blocks;
-  if (!list.defined()) {
-    return block.seen.empty()
-               ? 0
-               : static_cast<int>(tiles_of(block.seen.end - block.seen.first, Block::kKeys));
-  }
-  int low = 0, high = static_cast<int>(list.count);  // the blocks that begin before the end
-  while (low < high) {
-    const int middle = (low + high) / 2;
-    if (list.at(middle) * list.size < block.seen.end) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
-
-// One warpgroup: queries, then keys and values tile by tile. (Whatever they do for a tile takes time from everybody: with the
-// arithmetic of a KeyWalk in 64 bits, by all threads, short sweeps took 15 % more.)
+// One warpgroup: queries, then keys and values tile by tile. It takes about 230 instructions a tile and 900, one after the
+// other, to start a tile of queries, 7 us: of short sweeps that is a third of the time. (Measured, and not kept: room for the
+// next queries, their description made a tile ahead, by these threads or by a warp of its own, and one thread that asks for
+// tiles: LongNet's branches 3 % slower to 10 % faster, long rows 2 to 9 % slower, and it is not known why.)
 template <class Tiling>
 __device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t blocks, const Maps& maps,
                                             typename Tiling::Small& small, unsigned char* shared) {
   using T = typename Tiling::T;
+  using QueryTile = typename Tiling::QueryTile;
   using KeyTile = typename Tiling::KeyTile;
-  constexpr int kStages = Tiling::kStages, kKeys = Tiling::kKeys, kBlocks = Tiling::kBlocks;
-  constexpr int kOwn = 1, kDescriber = 3;  // a named barrier, a warp
+  constexpr int kStages = Tiling::kStages, kKeys = Tiling::kKeys, kOwn = 1;  // kOwn: named barrier
   const int thread = static_cast<int>(threadIdx.x) % kGroup;
   const bool leads = thread == 0;
-  const int lane = thread % 32, warp = thread / 32;
-  const Pipeline block_ring(small.blocks, kBlocks), q_ring(small.q_stages, Tiling::kQueryStages);
+  const Pipeline block_ring(small.blocks, 2), q_ring(small.q_stages, 1);
   const Pipeline k_ring(small.k_stages, kStages), v_ring(small.v_stages, kStages);
-  PipelineStage at_block, at_description = Pipeline::producer(), at_queries = Pipeline::producer();
+  unsigned char* const k_tiles = shared + QueryTile::kBytes;
+  unsigned char* const v_tiles = k_tiles + kStages * KeyTile::kBytes;
+  PipelineStage at_block = Pipeline::producer(), at_queries = Pipeline::producer();
   PipelineStage stage = Pipeline::producer();
-  // Says what the tile of queries of a turn is: the last warp, a tile of queries ahead, as it takes as long as several tiles
-  // of keys.
-  const auto describe = [&](int turn) {
+  for (std::int64_t turn = 0;; ++turn, at_block.next(2)) {
     const std::int64_t number = block_of_turn(turn);
-    auto& block = small.block[at_description.at];
-    block_ring.acquire(at_description);
-    if (lane == 0) {
+    auto& block = small.block[at_block.at];
+    block_ring.acquire(at_block);
+    if (leads) {
       if (number < blocks) {
         block.template start<T>(p, Tiling::kQueries, number);
-        block.tiles = block.count > 0 ? tiles_in(block) : 0;
-        block.all_first = static_cast<int>(block.all.first);
-        block.all_end = static_cast<int>(min(block.all.end, block.seen.end));
-        block.key_head = static_cast<int>(p.group == 1 ? block.h : block.h / p.group);
       } else {
         block.count = -1;
       }
     }
-    __syncwarp();
-    for (int row = lane; row < Tiling::kQueries; row += 32) {
+    sync_threads(kOwn, kGroup);
+    const int rows = block.count;
+    for (int row = thread; row < Tiling::kQueries; row += kGroup) {
       Range r;
-      if (row < block.count) r = block.sweep.seen_from(block.query(row));
+      if (row < rows) r = block.sweep.seen_from(block.query(row));
       block.first_key[row] = r.empty() ? 0 : static_cast<int>(r.first - block.seen.first);
       block.end_key[row] = r.empty() ? 0 : static_cast<int>(r.end - block.seen.first);
     }
-    block_ring.commit(at_description);
-    at_description.next(kBlocks);
-  };
-  // Behind the first keys: their room may be free sooner than that of the queries.
-  const auto load_queries = [&](const typename Tiling::Block& block) {
+    KeyWalk walk;
+    if (rows > 0) walk.start(block.sweep, block.seen, kKeys);
+    if (leads) block.tiled = !walk.done();
+    block_ring.commit(at_block);
+    if (rows < 0) break;
+    if (walk.done()) continue;
     q_ring.acquire(at_queries);
-    load_rows<T>(Tiling::q_tile(shared, at_queries.at), p.q.at<const T>(block.b, block.h), p.q, p,
-                 block.sweep.queries, block.first, block.count, p.D);
-    q_ring.full[at_queries.at].arrive_when_copied();
-    at_queries.next(Tiling::kQueryStages);
-  };
-  bool alone = false;  // one thread has gone through stages that the others have not waited for
-  for (int turn = 0;; ++turn) {
-    // (Of turn 0 there is none yet: one call of describe() is a thousand instructions.)
-    if (turn > 0) block_ring.wait(at_block);
-    const auto& block = small.block[at_block.at];
-    const bool last = turn > 0 && block.count < 0;
-    if (warp == kDescriber && !last) describe(turn);
-    if (last) break;
-    if (turn == 0) continue;
-    const int tiles = block.tiles;
-    const Line& line = block.sweep.keys;
-    int next = tiles > 0 ? first_of_tile(block, 0) : 0;
-    for (int i = 0; i < tiles; ++i) {
-      const int first = next;
-      if (i + 1 < tiles) next = first_of_tile(block, i + 1);
-      const TileNote note{first - static_cast<int>(block.seen.first),
-                          min(kKeys, static_cast<int>(block.seen.end) - first),
-                          first < block.all_first || first + kKeys > block.all_end, i + 1 == tiles,
-                          !maps.any || line.step != 1};
-      // Mostly the copy engine brings a tile, and one thread is enough to ask for it.
-      if (note.masked == 0 && note.by_threads == 0) {
-        alone = true;
-        if (leads) {
-          const auto load = [&](const Pipeline& ring, const KeyTile& to, const TensorMap& map) {
+    load_rows<T>(QueryTile{shared}, p.q.at<const T>(block.b, block.h), p.q, p, block.sweep.queries,
+                 block.first, rows, p.D);
+    q_ring.full[0].arrive_when_copied();
+    at_queries.next(1);
+    for (; !walk.done(); stage.next(kStages)) {
+      const Range tile = walk.tile(kKeys);
+      walk.next(block.sweep, block.seen, kKeys);
+      const auto count = static_cast<int>(tile.end - tile.first);
+      const bool masked = block.masks(p, tile, kKeys);
+      const bool by_engine = maps.any && !masked && block.sweep.keys.step == 1;
+      const auto load = [&](const Pipeline& ring, const KeyTile& to, const void* from,
+                            const Operand& operand, const TensorMap& map, int columns) {
+        if (!by_engine) {
+          load_rows<T>(to, static_cast<const T*>(from), operand, p, block.sweep.keys, tile.first,
+                       count, columns);
+        } else if (leads) {
+          ring.expect(stage, KeyTile::kBytes);
 #pragma unroll
-            for (int panel = 0; panel < Tiling::kColumns / 64; ++panel) {
-              load_box(to.data + panel * KeyTile::kPanel, map,
-                       {64 * panel, static_cast<int>(line.first) + first, block.key_head,
-                        static_cast<int>(block.b)},
-                       ring.full + stage.at);
-            }
-          };
-          k_ring.acquire(stage);
-          small.note[stage.at] = note;
-          k_ring.expect(stage, KeyTile::kBytes, kGroup + 1);
-          load(k_ring, Tiling::k_tile(shared, stage.at), maps.one);
-          v_ring.acquire(stage);
-          v_ring.expect(stage, KeyTile::kBytes, kGroup);
-          load(v_ring, Tiling::v_tile(shared, stage.at), maps.two);
+          for (int i = 0; i < Tiling::kColumns / 64; ++i) {
+            load_box(to.data + i * KeyTile::kPanel, map,
+                     {64 * i, static_cast<int>(block.sweep.keys.at(tile.first)),
+                      static_cast<int>(block.h / p.group), static_cast<int>(block.b)},
+                     ring.full + stage.at);
+          }
+        } else {
+          ring.commit(stage);
         }
-        if (i == 0) load_queries(block);
-        stage.next(kStages);
-        continue;
-      }
-      if (alone) sync_threads(kOwn, kGroup);
-      alone = false;
+      };
       k_ring.acquire(stage);
       if (leads) {
-        small.note[stage.at] = note;
-        small.note[stage.at].by_threads = 1;
+        small.note[stage.at] = {static_cast<int>(tile.first - block.seen.first), count, masked,
+                                walk.done(), !by_engine};
         k_ring.commit(stage);
       }
-      load_rows<T>(Tiling::k_tile(shared, stage.at), static_cast<const T*>(block.k), p.k, p, line,
-                   first, note.count, p.D);
-      k_ring.full[stage.at].arrive_when_copied();
-      if (i == 0) load_queries(block);
+      load(k_ring, KeyTile{k_tiles + stage.at * KeyTile::kBytes}, block.k, p.k, maps.one, p.D);
+      if (!by_engine) k_ring.full[stage.at].arrive_when_copied();
       v_ring.acquire(stage);
-      const KeyTile v_tile = Tiling::v_tile(shared, stage.at);
-      load_rows<T>(v_tile, static_cast<const T*>(block.v), p.v, p, line, first, note.count, p.Dv);
-      if (note.masked != 0) {
+      const KeyTile v_tile{v_tiles + stage.at * KeyTile::kBytes};
+      load(v_ring, v_tile, block.v, p.v, maps.two, p.Dv);
+      if (masked) {
         copy_async_wait_all();
         const bool any = sync_threads_or(kOwn, kGroup, clear_not_finite<T>(v_tile));
         if (leads) small.not_finite[stage.at] = any;
         v_ring.commit(stage);
-      } else {
+      } else if (!by_engine) {
         v_ring.full[stage.at].arrive_when_copied();
       }
-      stage.next(kStages);
     }
-    // Whoever has nothing to do sleeps here: waiting for a stage takes turns from those who work.
-    if (alone) sync_threads(kOwn, kGroup);
-    alone = false;
-    block_ring.release_by_warp(at_block.at);
-    at_block.next(kBlocks);
   }
   copy_async_wait_all();
 }
@@ -326,15 +248,18 @@ template <class Tiling>
 __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Small& small,
                                        unsigned char* shared, int group) {
   using T = typename Tiling::T;
+  using QueryTile = typename Tiling::QueryTile;
   using KeyTile = typename Tiling::KeyTile;
   constexpr int kStages = Tiling::kStages, kKeys = Tiling::kKeys, kConsumers = Tiling::kConsumers;
   constexpr int kTurn = 2;  // named barriers, one a group
   const Problem& p = a.p;
   const int thread = static_cast<int>(threadIdx.x) % kGroup;
   const int lane = thread % 32, own_row = group * 64 + thread / 32 * 16 + lane / 4;
-  const Pipeline block_ring(small.blocks, Tiling::kBlocks),
-      q_ring(small.q_stages, Tiling::kQueryStages);
+  const Pipeline block_ring(small.blocks, 2), q_ring(small.q_stages, 1);
   const Pipeline k_ring(small.k_stages, kStages), v_ring(small.v_stages, kStages);
+  const QueryTile q_tile{shared};
+  unsigned char* const k_tiles = shared + QueryTile::kBytes;
+  unsigned char* const v_tiles = k_tiles + kStages * KeyTile::kBytes;
   // Warpgroups take turns in asking for products, so that one's are made while another has weights to make.
   const auto await_turn = [&] { sync_threads(kTurn + group, 2 * kGroup); };
   const auto pass_turn = [&] {
@@ -343,7 +268,7 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
   if (group == kConsumers - 1) pass_turn();
 
   PipelineStage at_block, at_queries, stage;
-  for (;; at_block.next(Tiling::kBlocks)) {
+  for (;; at_block.next(2)) {
     block_ring.wait(at_block);
     auto& block = small.block[at_block.at];
     if (block.count < 0) break;
@@ -380,8 +305,7 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
     };
     const auto ask_for_scores = [&] {
       wgmma_fence();
-      multiply_rows<T>(s, Tiling::q_tile(shared, at_queries.at), group * 64,
-                       Tiling::k_tile(shared, stage.at));
+      multiply_rows<T>(s, q_tile, group * 64, KeyTile{k_tiles + stage.at * KeyTile::kBytes});
       wgmma_commit();
     };
     const auto add_values = [&](const PipelineStage& at, const TileNote& tile) {
@@ -394,12 +318,13 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
         add_not_finite<T>(o, p, block, tile.first, tile.count, first, last);
       }
       wgmma_fence();
-      add_product<T>(o, weights, Tiling::v_tile(shared, at.at));
+      add_product<T>(o, weights, KeyTile{v_tiles + at.at * KeyTile::kBytes});
       wgmma_commit();
     };
 
-    if (block.tiles > 0) {
+    if (block.tiled) {
       q_ring.wait(at_queries);
+      at_queries.next(1);
       fence_shared_writes();
       TileNote tile = next_tile();
       bool more = true;  // tiles, of the block
@@ -428,8 +353,7 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
           make_weights(tile);
           wgmma_wait<0>();
           v_ring.release_by_warp(before.at);
-          // (Asking first whether there is anything to do costs up to a seventh of the speed; so does releasing queries before
-          // the last product: addresses of tiles are no longer the same in all lanes for the compiler.)
+          // (Asking first whether there is anything to do costs up to a seventh of the speed.)
           multiply_by(o, factor);
           weights.template take<T>(s);
           before = stage;
@@ -448,8 +372,7 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
         v_ring.release_by_warp(stage.at);
         stage.next(kStages);
       }
-      q_ring.release_by_warp(at_queries.at);
-      at_queries.next(Tiling::kQueryStages);
+      q_ring.release_by_warp(0);
     }
     store_rows<T>(a, block, group * 64 + thread / 32 * 16, state, acc);
     block_ring.release_by_warp(at_block.at);
@@ -467,8 +390,8 @@ __global__ void __launch_bounds__(Tiling::kThreads, 1)
   auto& small = *reinterpret_cast<typename Tiling::Small*>(shared + Tiling::kTileBytes);
   if (threadIdx.x == 0) {
     constexpr int kStages = Tiling::kStages, kWarps = 4 * Tiling::kConsumers;
-    Pipeline(small.blocks, Tiling::kBlocks).init(Tiling::kBlocks, 32, kWarps + 4);
-    Pipeline(small.q_stages, Tiling::kQueryStages).init(Tiling::kQueryStages, kGroup, kWarps);
+    Pipeline(small.blocks, 2).init(2, kGroup, kWarps);
+    Pipeline(small.q_stages, 1).init(1, kGroup, kWarps);
     Pipeline(small.k_stages, kStages).init(kStages, kGroup + 1, kWarps);
     Pipeline(small.v_stages, kStages).init(kStages, kGroup, kWarps);
     fence_barriers();
