@@ -1,0 +1,289 @@
+// Messages by MPI_Isend and MPI_Irecv, tested and never waited for. Messages own their memory (link.h), which here is
+// a copy each way: what a rank that stops answering may still write to or read from is ours, not the caller's.
+#include "annulus/dist/mpi.h"
+
+#include <mpi.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <deque>
+#include <iostream>
+#include <list>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "annulus/core/errors.h"
+#include "annulus/dist/link.h"
+
+namespace annulus::dist {
+
+namespace {
+
+constexpr int kDataTag = 1, kNoticeTag = 2;
+constexpr std::size_t kPiece = std::size_t{1} << 30;  // MPI counts in int
+
+using Clock = std::chrono::steady_clock;
+double since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+std::string text_of_error(int code) {
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  return {text, static_cast<std::size_t>(length)};
+}
+
+void check(int code, int peer, const char* what) {
+  if (code != MPI_SUCCESS) throw LinkError(peer, std::string(what) + ": " + text_of_error(code));
+}
+
+// A message on its way, in as many pieces as MPI can count.
+struct Flight {
+  Message message;
+  std::vector<MPI_Request> requests;
+  std::size_t received = 0;
+
+  // True when all pieces are through. Requests that are become MPI_REQUEST_NULL.
+  bool test(int peer, const char* what) {
+    while (!requests.empty()) {
+      int done = 0;
+      MPI_Status status;
+      check(MPI_Test(&requests.front(), &done, &status), peer, what);
+      if (!done) return false;
+      int bytes = 0;
+      MPI_Get_count(&status, MPI_BYTE, &bytes);
+      if (bytes > 0) received += static_cast<std::size_t>(bytes);
+      requests.erase(requests.begin());
+    }
+    return true;
+  }
+};
+
+template <class F>
+void each_piece(Message& message, F&& f) {
+  for (auto rest = message.bytes(); !rest.empty();) {
+    const auto piece = rest.first(std::min(rest.size(), kPiece));
+    f(piece.data(), static_cast<int>(piece.size()));
+    rest = rest.subspan(piece.size());
+  }
+}
+
+class MpiLink final : public Link {
+ public:
+  MpiLink(MPI_Comm of, double deadline_s) {
+    MPI_Errhandler handler;
+    MPI_Comm_get_errhandler(of, &handler);
+    MPI_Comm_set_errhandler(of, MPI_ERRORS_RETURN);
+    MPI_Request request = MPI_REQUEST_NULL;
+    int code = MPI_Comm_idup(of, &comm_, &request);
+    const Clock::time_point start = Clock::now();
+    int done = 0;
+    while (code == MPI_SUCCESS && !done && since(start) < deadline_s) {
+      code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+      if (!done) std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+    MPI_Comm_set_errhandler(of, handler);
+    MPI_Errhandler_free(&handler);
+    if (code != MPI_SUCCESS || !done) {
+      throw RankLost(
+          "[mpi_communicator] a rank is lost before any data: " +
+              (code != MPI_SUCCESS ? text_of_error(code)
+                                   : "not all came within " + std::to_string(deadline_s) + " s"),
+          -1, -1, RankLost::Direction::kReceive, since(start));
+    }
+    MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(comm_, &rank_);
+    MPI_Comm_size(comm_, &size_);
+    peers_ = std::vector<Peer>(static_cast<std::size_t>(size_));
+    listen();
+  }
+  ~MpiLink() override;
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+
+  void send(int to, Message message) override {
+    Flight& flight = peer(to).out.emplace_back();
+    flight.message = std::move(message);
+    each_piece(flight.message, [&](std::byte* data, int bytes) {
+      flight.requests.push_back(MPI_REQUEST_NULL);
+      check(MPI_Isend(data, bytes, MPI_BYTE, to, kDataTag, comm_, &flight.requests.back()), to,
+            "sending to it failed");
+    });
+  }
+  std::uint64_t delivered(int to) override {
+    Peer& p = peer(to);
+    while (!p.out.empty() && p.out.front().test(to, "sending to it failed")) {
+      p.out.pop_front();
+      ++p.delivered;
+      idle_ = 0;
+    }
+    return p.delivered;
+  }
+  void expect(int from, std::size_t payload_bytes) override {
+    Flight& flight = peer(from).in.emplace_back();
+    flight.message = Message(payload_bytes);
+    each_piece(flight.message, [&](std::byte* data, int bytes) {
+      flight.requests.push_back(MPI_REQUEST_NULL);
+      check(MPI_Irecv(data, bytes, MPI_BYTE, from, kDataTag, comm_, &flight.requests.back()), from,
+            "receiving from it failed");
+    });
+  }
+  std::optional<Message> take(int from) override {
+    std::deque<Flight>& in = peer(from).in;
+    if (in.empty() || !in.front().test(from, "receiving from it failed")) return std::nullopt;
+    Message message = std::move(in.front().message);
+    message.cut(in.front().received);
+    in.pop_front();
+    idle_ = 0;
+    return message;
+  }
+
+  void notify(const Notice& notice) noexcept override {
+    for (int r = 0; r < size_; ++r) {
+      if (r == rank_) continue;
+      try {
+        Word& word = words_.emplace_back();
+        word.notice = notice;
+        MPI_Isend(&word.notice, sizeof notice, MPI_BYTE, r, kNoticeTag, comm_, &word.request);
+      } catch (const std::exception&) {  // no memory: that rank finds out by its deadline
+      }
+    }
+  }
+  std::optional<Notice> heard() override {
+    forget_said();
+    int done = 0;
+    MPI_Status status;
+    const int code = MPI_Test(&ear_->request, &done, &status);
+    if (code == MPI_SUCCESS && !done) return std::nullopt;
+    int bytes = 0;
+    if (code == MPI_SUCCESS) MPI_Get_count(&status, MPI_BYTE, &bytes);
+    const Notice notice = ear_->notice;
+    listen();
+    idle_ = 0;
+    if (bytes != sizeof notice) return std::nullopt;  // not one of ours
+    return notice;
+  }
+
+  // There is nothing to sleep on: a few rounds at full speed, then ever longer naps, so that more ranks than cores
+  // get on.
+  void pause(double seconds) override {
+    if (++idle_ < 64) return std::this_thread::yield();
+    const double nap = std::min(1e-3, 1e-5 * static_cast<double>(idle_ - 63));
+    std::this_thread::sleep_for(std::chrono::duration<double>(std::min(seconds, nap)));
+  }
+
+ private:
+  struct Word {
+    Notice notice;
+    MPI_Request request = MPI_REQUEST_NULL;
+  };
+  struct Peer {
+    std::deque<Flight> out, in;
+    std::uint64_t delivered = 0;
+  };
+  Peer& peer(int r) { return peers_[static_cast<std::size_t>(r)]; }
+
+  void listen() {
+    MPI_Irecv(&ear_->notice, sizeof ear_->notice, MPI_BYTE, MPI_ANY_SOURCE, kNoticeTag, comm_,
+              &ear_->request);
+  }
+  void forget_said() {
+    std::erase_if(words_, [](Word& word) {
+      int done = 0;
+      return MPI_Test(&word.request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || done;
+    });
+  }
+  bool quiet();
+
+  MPI_Comm comm_ = MPI_COMM_NULL;
+  int rank_ = 0, size_ = 1;
+  std::vector<Peer> peers_;
+  std::list<Word> words_;  // that were said and may not have left yet
+  std::unique_ptr<Word> ear_ = std::make_unique<Word>();
+  int idle_ = 0;  // pauses since something came
+};
+
+// Nothing is under way any more.
+bool MpiLink::quiet() {
+  forget_said();
+  bool all = words_.empty();
+  for (int r = 0; r < size_; ++r) {
+    for (std::deque<Flight>* flights : {&peer(r).out, &peer(r).in}) {
+      std::erase_if(*flights, [&](Flight& f) {
+        try {
+          return f.test(r, "");
+        } catch (const LinkError&) {
+          return true;
+        }
+      });
+      all = all && flights->empty();
+    }
+  }
+  return all;
+}
+
+MpiLink::~MpiLink() {
+  int over = 0;
+  MPI_Finalized(&over);
+  if (over) return;
+  try {
+    for (Peer& p : peers_) {
+      for (Flight& f : p.in) {
+        for (MPI_Request& request : f.requests) MPI_Cancel(&request);
+      }
+    }
+    const Clock::time_point start = Clock::now();
+    while (!quiet() && since(start) < 0.1) std::this_thread::yield();
+    if (quiet()) {
+      int done = 0;
+      MPI_Cancel(&ear_->request);
+      while (!done && since(start) < 0.2) MPI_Test(&ear_->request, &done, MPI_STATUS_IGNORE);
+      if (done) {
+        MPI_Comm_free(&comm_);
+        return;
+      }
+    }
+    // A rank is lost, and MPI may still touch these: they stay as long as the process does.
+    new std::vector<Peer>(std::move(peers_));
+    new std::list<Word>(std::move(words_));
+    (void)ear_.release();
+  } catch (const std::exception&) {
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Link> mpi_link(double deadline_s, int fortran_handle) {
+  int ready = 0;
+  MPI_Initialized(&ready);
+  if (!ready) throw InvalidArgument("[mpi_communicator] MPI_Init must be called before it");
+  return std::make_unique<MpiLink>(fortran_handle == kMpiWorld
+                                       ? MPI_COMM_WORLD
+                                       : MPI_Comm_f2c(static_cast<MPI_Fint>(fortran_handle)),
+                                   deadline_s);
+}
+
+}  // namespace annulus::dist
+
+namespace annulus {
+
+std::unique_ptr<Communicator> mpi_communicator(const CommunicatorOptions& options,
+                                               int fortran_handle) {
+  auto group = dist::communicator_over(dist::mpi_link(options.deadline_s, fortran_handle), options);
+  group->agree("", "");
+  return group;
+}
+
+void mpi_leave(int code) {
+  std::cout.flush();
+  std::fflush(nullptr);
+  _exit(code);
+}
+
+}  // namespace annulus
