@@ -92,6 +92,7 @@ class LinkCommunicator final : public Communicator {
                    const std::string& why);
   void tell(const Notice& notice) noexcept;
   void receive(double waited);
+  bool sent(const Pending& p, double waited);
   void listen();
   Notice blame(const Notice& mine);
   [[noreturn]] void lose(Notice verdict);
@@ -298,6 +299,17 @@ void LinkCommunicator::receive(double waited) {
   }
 }
 
+bool LinkCommunicator::sent(const Pending& p, double waited) {
+  if (p.to == rank()) return true;
+  try {
+    return link_->delivered(p.to) >= p.sent_to;
+  } catch (const LinkError& e) {
+    Notice lost = notice_of(p, p.to, kSend, waited, e.what());
+    lost.proven = 1;
+    lose(lost);
+  }
+}
+
 void LinkCommunicator::listen() {
   while (const std::optional<Notice> heard = link_->heard()) {
     if (heard->by < 0 || heard->by >= size()) continue;
@@ -325,12 +337,12 @@ void LinkCommunicator::wait(Pending& p) {
   Clock::time_point start = Clock::now(), seen = start;
   const double deadline = options_.deadline_s;
   double overslept = 0;
-  bool told = false;
+  int told = -1;  // for whom this rank waits, as the others know it
   for (;;) {
     listen();
     receive(since(start));
     const bool received = p.missing == 0;
-    if (received && (p.to == rank() || link_->delivered(p.to) >= p.sent_to)) break;
+    if (received && sent(p, since(start))) break;
 
     // A rank that was itself stopped meanwhile has not waited, and hears first what became of the others.
     const double absent = since(seen) + overslept;
@@ -348,19 +360,19 @@ void LinkCommunicator::wait(Pending& p) {
     Notice mine = notice_of(p, on, direction, waited, "it did not answer within the deadline");
     mine.kind = Notice::Kind::kWaiting;
     // Before the deadline, so that it is known by then; not at once, so that a ring at work says nothing.
-    if (!told && waited >= deadline / 8) {
+    if (told != on && waited >= deadline / 8) {
       tell(mine);
-      told = true;
+      told = on;
     }
     if (waited >= deadline) lose(blame(mine));
-    double next = (told ? deadline : deadline / 8) - waited;
+    double next = (told >= 0 ? deadline : deadline / 8) - waited;
     if (peer(on).left) next = std::min(next, kGrace / 4);
     const Clock::time_point paused = Clock::now();
     link_->pause(std::max(next, 1e-4));
     overslept = std::max(since(paused) - next, 0.0);
     seen = Clock::now();
   }
-  if (told) tell(notice(Notice::Kind::kBusy, rank(), kSend, ""));
+  if (told >= 0) tell(notice(Notice::Kind::kBusy, rank(), kSend, ""));
 }
 
 // --- losses ---

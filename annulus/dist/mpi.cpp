@@ -79,24 +79,44 @@ class MpiLink final : public Link {
     MPI_Errhandler handler;
     MPI_Comm_get_errhandler(of, &handler);
     MPI_Comm_set_errhandler(of, MPI_ERRORS_RETURN);
-    MPI_Request request = MPI_REQUEST_NULL;
-    int code = MPI_Comm_idup(of, &comm_, &request);
     const Clock::time_point start = Clock::now();
-    int done = 0;
-    while (code == MPI_SUCCESS && !done && since(start) < deadline_s) {
-      code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
-      if (!done) std::this_thread::sleep_for(std::chrono::microseconds(200));
-    }
-    MPI_Comm_set_errhandler(of, handler);
-    MPI_Errhandler_free(&handler);
-    if (code != MPI_SUCCESS || !done) {
+    // Both are of all ranks, of which one may never come: begun, tested, given up.
+    const auto together = [&](int code, MPI_Request request) {
+      int done = 0;
+      while (code == MPI_SUCCESS && !done && since(start) < deadline_s) {
+        code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+        if (!done) std::this_thread::sleep_for(std::chrono::microseconds(200));
+      }
+      if (code == MPI_SUCCESS && done) return;
       throw RankLost(
           "[mpi_communicator] a rank is lost before any data: " +
               (code != MPI_SUCCESS ? text_of_error(code)
                                    : "not all came within " + std::to_string(deadline_s) + " s"),
           -1, -1, RankLost::Direction::kReceive, since(start));
+    };
+    MPI_Request request = MPI_REQUEST_NULL;
+    try {
+      const int code = MPI_Comm_idup(of, &*comm_of_, &request);
+      together(code, request);
+    } catch (const RankLost&) {
+      (void)comm_of_.release();  // MPI may still write there
+      MPI_Comm_set_errhandler(of, handler);
+      throw;
     }
+    MPI_Comm_set_errhandler(of, handler);
+    MPI_Errhandler_free(&handler);
+    comm_ = *comm_of_;
     MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+    auto life = std::make_unique<std::uint64_t>(
+        static_cast<std::uint64_t>(Clock::now().time_since_epoch().count()));
+    try {
+      const int code = MPI_Ibcast(life.get(), 1, MPI_UINT64_T, 0, comm_, &request);
+      together(code, request);
+    } catch (const RankLost&) {
+      (void)life.release();
+      throw;
+    }
+    life_ = *life;
     MPI_Comm_rank(comm_, &rank_);
     MPI_Comm_size(comm_, &size_);
     peers_ = std::vector<Peer>(static_cast<std::size_t>(size_));
@@ -145,29 +165,30 @@ class MpiLink final : public Link {
   }
 
   void notify(const Notice& notice) noexcept override {
+    lost_ = lost_ || notice.kind == Notice::Kind::kLost;
     for (int r = 0; r < size_; ++r) {
       if (r == rank_) continue;
       try {
         Word& word = words_.emplace_back();
-        word.notice = notice;
-        MPI_Isend(&word.notice, sizeof notice, MPI_BYTE, r, kNoticeTag, comm_, &word.request);
+        word.said = {life_, notice};
+        MPI_Isend(&word.said, sizeof word.said, MPI_BYTE, r, kNoticeTag, comm_, &word.request);
       } catch (const std::exception&) {  // no memory: that rank finds out by its deadline
       }
     }
   }
   std::optional<Notice> heard() override {
     forget_said();
-    int done = 0;
-    MPI_Status status;
-    const int code = MPI_Test(&ear_->request, &done, &status);
-    if (code == MPI_SUCCESS && !done) return std::nullopt;
-    int bytes = 0;
-    if (code == MPI_SUCCESS) MPI_Get_count(&status, MPI_BYTE, &bytes);
-    const Notice notice = ear_->notice;
-    listen();
-    idle_ = 0;
-    if (bytes != sizeof notice) return std::nullopt;  // not one of ours
-    return notice;
+    for (;;) {
+      int done = 0, bytes = 0;
+      MPI_Status status;
+      const int code = MPI_Test(&ear_->request, &done, &status);
+      if (code == MPI_SUCCESS && !done) return std::nullopt;
+      if (code == MPI_SUCCESS) MPI_Get_count(&status, MPI_BYTE, &bytes);
+      const Said said = ear_->said;
+      listen();
+      idle_ = 0;
+      if (bytes == sizeof said && said.life == life_) return said.notice;
+    }
   }
 
   // There is nothing to sleep on: a few rounds at full speed, then ever longer naps, so that more ranks than cores
@@ -179,8 +200,13 @@ class MpiLink final : public Link {
   }
 
  private:
-  struct Word {
+  // MPI gives the number of a communicator that was freed to a later one: what was said in the former may come late.
+  struct Said {
+    std::uint64_t life = 0;
     Notice notice;
+  };
+  struct Word {
+    Said said;
     MPI_Request request = MPI_REQUEST_NULL;
   };
   struct Peer {
@@ -190,7 +216,7 @@ class MpiLink final : public Link {
   Peer& peer(int r) { return peers_[static_cast<std::size_t>(r)]; }
 
   void listen() {
-    MPI_Irecv(&ear_->notice, sizeof ear_->notice, MPI_BYTE, MPI_ANY_SOURCE, kNoticeTag, comm_,
+    MPI_Irecv(&ear_->said, sizeof ear_->said, MPI_BYTE, MPI_ANY_SOURCE, kNoticeTag, comm_,
               &ear_->request);
   }
   void forget_said() {
@@ -201,7 +227,10 @@ class MpiLink final : public Link {
   }
   bool quiet();
 
+  std::unique_ptr<MPI_Comm> comm_of_ = std::make_unique<MPI_Comm>(MPI_COMM_NULL);
   MPI_Comm comm_ = MPI_COMM_NULL;
+  std::uint64_t life_ = 0;  // of this communicator, the same on all ranks
+  bool lost_ = false;
   int rank_ = 0, size_ = 1;
   std::vector<Peer> peers_;
   std::list<Word> words_;  // that were said and may not have left yet
@@ -235,12 +264,15 @@ MpiLink::~MpiLink() {
   try {
     for (Peer& p : peers_) {
       for (Flight& f : p.in) {
-        for (MPI_Request& request : f.requests) MPI_Cancel(&request);
+        for (MPI_Request& request : f.requests) {
+          if (request != MPI_REQUEST_NULL) MPI_Cancel(&request);
+        }
       }
     }
     const Clock::time_point start = Clock::now();
     while (!quiet() && since(start) < 0.1) std::this_thread::yield();
-    if (quiet()) {
+    // After a loss the number of this communicator is never used again, as ranks may still send on it.
+    if (quiet() && !lost_) {
       int done = 0;
       MPI_Cancel(&ear_->request);
       while (!done && since(start) < 0.2) MPI_Test(&ear_->request, &done, MPI_STATUS_IGNORE);
