@@ -251,7 +251,7 @@ std::shared_ptr<Pending> LinkCommunicator::begin(const Hop& hop, std::span<const
       link_->expect(pending->from, part.receive_bytes);
       link_->send(pending->to,
                   make_message(header, {static_cast<const std::byte*>(part.send), part.send_bytes},
-                               options_.checksum));
+                               options_.checksum, link_->pool()));
     } catch (const LinkError& e) {
       pending->given_up = true;
       Notice lost = notice_of(*pending, e.rank, kSend, 0, e.what());

@@ -45,6 +45,12 @@ class Link {
 
   // Until something may have come, and at most that long.
   virtual void pause(double seconds) = 0;
+
+  // Where messages of this rank get their memory.
+  const std::shared_ptr<Pool>& pool() const { return pool_; }
+
+ private:
+  std::shared_ptr<Pool> pool_ = std::make_shared<Pool>();
 };
 
 std::vector<std::unique_ptr<Link>> local_links(int size);

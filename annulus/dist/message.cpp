@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <tuple>
+#include <utility>
 
 namespace annulus::dist {
 
@@ -68,9 +69,46 @@ std::uint64_t xxh64(std::span<const std::byte> bytes) {
 
 // --- messages ---
 
-Message::Message(std::size_t payload_bytes)
-    : data_(std::make_unique_for_overwrite<std::byte[]>(sizeof(Header) + payload_bytes)),
-      size_(sizeof(Header) + payload_bytes) {}
+Pool::Memory Pool::take(std::size_t& bytes) {
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto& [there, memory] : free_) {
+      if (there < bytes || there > bytes + bytes / 4) continue;  // large enough, and little wasted
+      bytes = there;
+      Memory taken = std::move(memory);
+      std::swap(there, free_.back().first);
+      std::swap(memory, free_.back().second);
+      free_.pop_back();
+      return taken;
+    }
+  }
+  return std::make_unique_for_overwrite<std::byte[]>(bytes);
+}
+
+void Pool::give(Memory memory, std::size_t bytes) noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    if (free_.size() == kMost) free_.erase(free_.begin());  // shapes have changed: the oldest goes
+    free_.emplace_back(bytes, std::move(memory));
+  } catch (const std::exception&) {  // no room in the list: it is freed
+  }
+}
+
+void ToPool::operator()(std::byte* memory) const noexcept {
+  Pool::Memory owned(memory);
+  if (pool) pool->give(std::move(owned), bytes);
+}
+
+Message::Message(std::size_t payload_bytes, std::shared_ptr<Pool> pool)
+    : size_(sizeof(Header) + payload_bytes) {
+  // Small ones come as fast from the allocator.
+  constexpr std::size_t kSmall = 1 << 15;
+  if (size_ < kSmall) pool.reset();
+  std::size_t bytes = size_;
+  Pool::Memory memory =
+      pool ? pool->take(bytes) : std::make_unique_for_overwrite<std::byte[]>(bytes);
+  data_ = std::unique_ptr<std::byte[], ToPool>(memory.release(), ToPool{std::move(pool), bytes});
+}
 
 Header Message::header() const {
   Header header;
@@ -90,8 +128,9 @@ Message Message::copy() const {
   return other;
 }
 
-Message make_message(Header header, std::span<const std::byte> payload, bool checksum) {
-  Message message(payload.size());
+Message make_message(Header header, std::span<const std::byte> payload, bool checksum,
+                     std::shared_ptr<Pool> pool) {
+  Message message(payload.size(), std::move(pool));
   // The sum is of the copy: what was sent is what was summed, whatever its owner does meanwhile.
   if (!payload.empty()) std::memcpy(message.payload().data(), payload.data(), payload.size());
   header.bytes = payload.size();

@@ -6,10 +6,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "annulus/core/errors.h"
 
@@ -50,12 +53,31 @@ struct Header {
 };
 static_assert(sizeof(Header) == 88);
 
+// Memory of messages that are done with, for the next ones: fresh pages would cost as much as a copy, and MPI several.
+class Pool {
+ public:
+  using Memory = std::unique_ptr<std::byte[]>;
+  Memory take(std::size_t& bytes);  // uninitialised; bytes becomes what there is
+  void give(Memory memory, std::size_t bytes) noexcept;
+
+ private:
+  static constexpr std::size_t kMost = 8;  // K and V, coming and going, of two hops
+  std::mutex mutex_;                       // a message may end on the thread of another rank
+  std::vector<std::pair<std::size_t, Memory>> free_;
+};
+
+struct ToPool {
+  std::shared_ptr<Pool> pool;  // none: it is freed
+  std::size_t bytes = 0;
+  void operator()(std::byte* memory) const noexcept;
+};
+
 // A header and its payload in one piece of memory, which the message owns: what is in flight outlives the buffers of
 // a caller that has given up.
 class Message {
  public:
   Message() = default;
-  explicit Message(std::size_t payload_bytes);  // uninitialised
+  explicit Message(std::size_t payload_bytes, std::shared_ptr<Pool> pool = {});  // uninitialised
 
   std::span<std::byte> bytes() { return {data_.get(), size_}; }
   std::span<const std::byte> bytes() const { return {data_.get(), size_}; }
@@ -67,11 +89,12 @@ class Message {
   Message copy() const;
 
  private:
-  std::unique_ptr<std::byte[]> data_;
+  std::unique_ptr<std::byte[], ToPool> data_;
   std::size_t size_ = 0;
 };
 
-Message make_message(Header header, std::span<const std::byte> payload, bool checksum);
+Message make_message(Header header, std::span<const std::byte> payload, bool checksum,
+                     std::shared_ptr<Pool> pool = {});
 
 // Why `message` is not the one that `due` describes; empty where it is.
 std::string why_not(const Message& message, const Header& due);

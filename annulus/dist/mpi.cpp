@@ -147,7 +147,7 @@ class MpiLink final : public Link {
   }
   void expect(int from, std::size_t payload_bytes) override {
     Flight& flight = peer(from).in.emplace_back();
-    flight.message = Message(payload_bytes);
+    flight.message = Message(payload_bytes, pool());
     each_piece(flight.message, [&](std::byte* data, int bytes) {
       flight.requests.push_back(MPI_REQUEST_NULL);
       check(MPI_Irecv(data, bytes, MPI_BYTE, from, kDataTag, comm_, &flight.requests.back()), from,
