@@ -13,8 +13,8 @@
 //     MPI_Finalize();
 //   }
 //
-// mpirun ends all ranks of a job when one of them dies, before they can report it; with --enable-recovery it leaves
-// them to find out. Then each ends by itself, but mpirun may return 0: look at the ranks' own exit codes.
+// mpirun ends all ranks of a job when one of them dies or leaves without MPI_Finalize, maybe before they can report it;
+// with --enable-recovery it leaves them to find out. Then each ends by itself, but mpirun may return 0: look at the ranks' own exit codes.
 #pragma once
 
 #include <memory>

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -222,6 +223,29 @@ TEST(Lost, TheCommunicatorIsClosedSaysSoAndANewOneWorks) {
   EXPECT_EQ(inputs, (std::vector<int>{1, 2, 3}));
   auto left = local_communicators(2);
   expect_fine(on_all(left, [](Communicator& c) { Schedule(c, 10).run(); }));
+}
+
+// Rank 3 waits for rank 2, which is slow, then waits for rank 1, which is gone: not rank 2 is to blame.
+TEST(Lost, WhoWaitsForAnotherIsNotBlamed) {
+  constexpr double kDeadline = 1;
+  auto ranks = local_communicators(4, {.deadline_s = kDeadline});
+  const auto errors = on_all(ranks, [&](Communicator& c) {
+    int mine = 0, got = 0;
+    const Part part{&mine, sizeof mine, &got, sizeof got};
+    for (int hop = 0; hop < 3; ++hop) {
+      auto transfer = c.shift({.op = "slow", .hop = hop}, {&part, 1});
+      if (hop == 1 && c.rank() == 1) {  // gone: it takes and sends nothing any more
+        std::this_thread::sleep_for(std::chrono::duration<double>(2.5 * kDeadline));
+      }
+      if (hop == 1 && c.rank() == 2) {  // slow: half a deadline
+        std::this_thread::sleep_for(std::chrono::duration<double>(0.5 * kDeadline));
+      }
+      transfer->wait();
+    }
+  });
+  for (const std::string& e : errors) {
+    EXPECT_NE(e.find("[slow] rank 1"), std::string::npos) << e;
+  }
 }
 
 TEST(Lost, ARankThatGivesUpIsKnownAtOnce) {

@@ -43,6 +43,9 @@ def every_case():
             count += 1
             # Of two ranks that differ rank 0 is taken to be right.
             yield ranks, fault, count % ranks if ranks > 2 else 1, "hello", -1, 0
+        for fault in ("kill", "stop", "exit"):
+            count += 1
+            yield ranks, fault, count % ranks, "init", -1, 0
 
 
 def choose(cases, number):
@@ -102,12 +105,14 @@ def run_ring(program, case, number, folder):
 
 def judge(program, case, number):
     """Returns what is wrong, as text; none where nothing is."""
-    ranks, fault, rank, _, _, receiving = case
+    ranks, fault, rank, operator, _, receiving = case
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         ended, output = run_ring(program, case, number, folder)
         wrong = [] if ended else [f"did not end within {HARD_S} s"]
         lost = (rank - 1) % ranks if receiving and fault in OF_MESSAGE else rank
+        if operator == "init":
+            lost = -1  # of a rank that never came MPI does not say which
         hops = set()
         for r in range(ranks):
             code, said = read(folder / f"exit.{r}").strip(), read(folder / f"said.{r}").splitlines()

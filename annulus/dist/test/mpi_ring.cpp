@@ -42,6 +42,12 @@ int main(int argc, char** argv) {
   fault.exit = [] { _exit(3); };
   std::ofstream(folder + "/pid." + std::to_string(rank)) << getpid() << std::endl;
 
+  if (fault.op == "init" && fault.rank == rank) {  // before the ranks have met
+    if (fault.kind == FaultKind::kKill) fault.kill();
+    if (fault.kind == FaultKind::kStop) fault.stop();
+    if (fault.kind == FaultKind::kExit) fault.exit();
+  }
+
   const auto start = std::chrono::steady_clock::now();
   const auto say = [&](int code, const std::string& what) {
     const double seconds =
