@@ -10,5 +10,6 @@
 #include "annulus/core/errors.h"
 #include "annulus/core/info.h"
 #include "annulus/core/tensor.h"
+#include "annulus/dist/communicator.h"
 #include "annulus/lrpe_cosine/lrpe_cosine.h"
 #include "annulus/ring_rnn/ring_rnn.h"

@@ -27,6 +27,12 @@ install(TARGETS ${targets} EXPORT annulusTargets COMPONENT development
   FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT annulusTargets NAMESPACE annulus:: DESTINATION ${package_dir}
   COMPONENT development)
+# With a shared library it would need what that keeps to itself.
+if(ANNULUS_HAVE_MPI AND NOT BUILD_SHARED_LIBS)
+  install(TARGETS annulus_mpi EXPORT annulusMpiTargets COMPONENT development
+    ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+  install(EXPORT annulusMpiTargets NAMESPACE annulus:: DESTINATION ${package_dir} COMPONENT development)
+endif()
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/annulusConfig.cmake.in
   ${PROJECT_BINARY_DIR}/annulusConfig.cmake INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/annulusConfigVersion.cmake

@@ -1,0 +1,150 @@
+// Every fault at every hop, among threads. A case is a ring of its own; since most of a case is waiting, many run at
+// once. In each every rank that is left must throw RankLost in time, all must name the same rank and hop, the
+// communicator must then be closed, no wrong value may have been taken for a right one, and a new ring must work.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "annulus/dist/link.h"
+#include "annulus/dist/test/fault.h"
+#include "annulus/dist/test/schedule.h"
+
+namespace annulus::dist::testing {
+namespace {
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr double kDeadline = 1.0;
+#else
+constexpr double kDeadline = 0.4;
+#endif
+constexpr std::size_t kAtOnce = 16, kLength = 50;
+
+struct Outcome {
+  enum { kDone, kLost, kEnded, kWrong } how = kWrong;
+  std::string what;
+  int rank = -2, hop = -2;
+  double seconds = 0;
+};
+
+Outcome run_rank(std::unique_ptr<Communicator>& group) {
+  Outcome outcome;
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    Schedule(*group, kLength).run();
+    outcome.how = Outcome::kDone;
+  } catch (const RankLost& e) {
+    outcome = {Outcome::kLost, e.what(), e.rank, e.hop, 0};
+  } catch (const Killed&) {
+    outcome.how = Outcome::kEnded;
+  } catch (const Exited&) {
+    group.reset();
+    outcome.how = Outcome::kEnded;
+  } catch (const std::bad_alloc&) {  // as an operator does
+    group->abandon("out of memory");
+    try {
+      group->barrier();
+    } catch (const RankLost& e) {
+      outcome = {Outcome::kLost, e.what(), e.rank, e.hop, 0};
+    }
+  } catch (const std::exception& e) {
+    outcome.what = e.what();
+  }
+  outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return outcome;
+}
+
+std::vector<Outcome> run_ring(std::vector<std::unique_ptr<Communicator>>& ranks) {
+  std::vector<Outcome> outcomes(ranks.size());
+  std::vector<std::thread> threads;
+  for (std::size_t p = 0; p < ranks.size(); ++p) {
+    threads.emplace_back([&, p] { outcomes[p] = run_rank(ranks[p]); });
+  }
+  for (std::thread& t : threads) t.join();
+  return outcomes;
+}
+
+// What is wrong with how the case came out; empty where nothing is.
+std::string judge(const Fault& fault, int size) {
+  const CommunicatorOptions options{.deadline_s = fault.deadline_s, .checksum = true};
+  std::vector<std::unique_ptr<Communicator>> ranks;
+  for (auto& link : local_links(size)) {
+    ranks.push_back(communicator_over(with_fault(std::move(link), fault), options));
+  }
+  const std::vector<Outcome> outcomes = run_ring(ranks);
+
+  std::string wrong;
+  const Outcome* first = nullptr;
+  for (int p = 0; p < size; ++p) {
+    const Outcome& o = outcomes[static_cast<std::size_t>(p)];
+    const auto say = [&](const std::string& text) {
+      wrong += "\n    rank " + std::to_string(p) + " " + text + " after " +
+               std::to_string(o.seconds) + " s: " + o.what;
+    };
+    if (fault.succeeds()) {
+      if (o.how != Outcome::kDone) say("failed");
+      continue;
+    }
+    if (fault.ends(p)) {
+      if (o.how != Outcome::kEnded) say("was not hit");
+      continue;
+    }
+    if (o.how != Outcome::kLost) {
+      say(o.how == Outcome::kDone ? "noticed nothing" : "failed otherwise");
+      continue;
+    }
+    if (o.rank != fault.lost(size)) say("names another");
+    if (!first) first = &o;
+    if (o.hop != first->hop) say("names another hop than the first");
+    // The rank that slept knows only when it wakes.
+    const double slept = p != fault.rank                        ? 0
+                         : fault.kind == FaultKind::kStop       ? 3
+                         : fault.kind == FaultKind::kDelayTwice ? 2
+                                                                : 0;
+    if (o.seconds > (slept + 1) * fault.deadline_s + 1) say("was late");
+    try {
+      ranks[static_cast<std::size_t>(p)]->barrier();
+      say("is not closed");
+    } catch (const RankLost& e) {
+      if (std::string(e.what()).rfind("the communicator is closed: ", 0) != 0) say("says not so");
+    }
+  }
+  if (wrong.empty() && !fault.succeeds()) {
+    auto again = local_communicators(size, {.deadline_s = 10});
+    for (const Outcome& o : run_ring(again)) {
+      if (o.how != Outcome::kDone) wrong += "\n    a new ring: " + o.what;
+    }
+  }
+  return wrong;
+}
+
+class Faults : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(P, Faults, ::testing::Values(2, 3, 4, 8));
+
+TEST_P(Faults, OfEveryKindAtEveryHop) {
+  const int size = GetParam();
+  const std::vector<Fault> faults = every_fault(size, stages_of_ring(size), kDeadline);
+  std::atomic<std::size_t> next{0};
+  std::mutex guard;
+  std::vector<std::thread> workers;
+  for (std::size_t w = 0; w < kAtOnce; ++w) {
+    workers.emplace_back([&] {
+      for (std::size_t i; (i = next++) < faults.size();) {
+        const std::string wrong = judge(faults[i], size);
+        const std::lock_guard lock(guard);
+        if (!wrong.empty()) ADD_FAILURE() << faults[i].text() << wrong;
+      }
+    });
+  }
+  for (std::thread& w : workers) w.join();
+  RecordProperty("cases", static_cast<int>(faults.size()));
+  std::printf("%zu cases\n", faults.size());
+}
+
+}  // namespace
+}  // namespace annulus::dist::testing

@@ -1,0 +1,161 @@
+"""Faults of real processes: mpi_faults.py PROGRAM [--cases N] [--jobs N] [--only TEXT].
+
+Runs mpi_ring under mpirun with a deadline of one second, several rings at a time, each with one fault of one rank at one
+hop, and looks at every rank by itself, since mpirun may return 0 whatever its ranks did: those that are left must have
+ended by themselves, with 11, in time, and must all name the same rank and hop; where all are left, a second ring must work. Half a deadline's delay must do no
+harm. A ring that hangs is ended after HARD_S and counts as failed.
+"""
+
+import argparse
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+DEADLINE_S = 1.0
+HARD_S = 30.0
+LOST, DONE = 11, 0
+OF_RANK = ("kill", "stop", "exit", "delay-half", "delay-twice", "no-memory")
+OF_MESSAGE = ("drop", "duplicate", "reorder", "flip-payload", "flip-header", "wrong-bytes", "mute")
+OF_HANDSHAKE = ("version", "size", "same-rank", "shape", "kill", "stop", "exit", "delay-twice")
+# Some small enough to be sent at once by MPI, some for which sender and receiver have to meet.
+LENGTHS = (100, 30000)
+# As a program so that what it returned is seen, not what mpirun makes of it.
+WRAPPER = 'folder=$1; "$0" "$@"; code=$?; echo $code >"$folder/exit.$OMPI_COMM_WORLD_RANK"; exit $code'
+
+
+def every_case():
+    """Yields (ranks, fault, rank, operator, hop, receiving)."""
+    yield from ((ranks, "none", 0, "rotate", 0, 0) for ranks in (1, 2, 3, 4))
+    count = 0
+    for ranks in (2, 3, 4):
+        hops = [("rotate", h) for h in range(ranks - 1)] + [("rotate_back", h) for h in range(ranks - 1)]
+        hops += [("gradients", h) for h in range(ranks)]
+        for operator, hop in hops:
+            for fault in OF_RANK + OF_MESSAGE:
+                count += 1
+                yield ranks, fault, count % ranks, operator, hop, (count // ranks + hop) % 2
+        for fault in OF_HANDSHAKE:
+            count += 1
+            # Of two ranks that differ rank 0 is taken to be right.
+            yield ranks, fault, count % ranks if ranks > 2 else 1, "hello", -1, 0
+        for fault in ("kill", "stop", "exit"):
+            count += 1
+            yield ranks, fault, count % ranks, "init", -1, 0
+
+
+def choose(cases, number):
+    """So many of them, evenly."""
+    if not number or number >= len(cases):
+        return cases
+    return [cases[i * len(cases) // number] for i in range(number)]
+
+
+def read(path):
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""
+
+
+def wait_for(condition, seconds):
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def run_ring(program, case, number, folder):
+    """Starts the ring and sees it to its end; returns whether it ended by itself, and what mpirun wrote."""
+    ranks, fault, rank, operator, hop, receiving = case
+    command = ["mpirun", "--oversubscribe", "--enable-recovery", "--bind-to", "none", "-n", ranks]
+    if os.geteuid() == 0:
+        command.append("--allow-run-as-root")
+    command += ["sh", "-c", WRAPPER, program, folder, DEADLINE_S, LENGTHS[number % len(LENGTHS)]]
+    if fault != "none":
+        command += [fault, rank, operator, hop, receiving]
+    output = folder / "output"
+    with output.open("w") as stream:
+        ring = subprocess.Popen([str(c) for c in command], stdin=subprocess.DEVNULL, stdout=stream, stderr=stream,
+                                start_new_session=True)
+    if fault == "stop":
+        # The others end while it is stopped; then it goes on, and must end as well.
+        others = [folder / f"exit.{r}" for r in range(ranks) if r != rank]
+        wait_for(lambda: all(read(o) for o in others), HARD_S / 2)
+        if read(folder / f"pid.{rank}"):
+            os.kill(int(read(folder / f"pid.{rank}")), signal.SIGCONT)
+    try:
+        ring.wait(HARD_S)
+        return True, read(output)
+    except subprocess.TimeoutExpired:
+        for r in range(ranks):
+            pid = read(folder / f"pid.{r}")
+            if pid and not read(folder / f"exit.{r}"):
+                os.kill(int(pid), signal.SIGKILL)
+        ring.kill()
+        ring.wait()
+        return False, read(output)
+
+
+def judge(program, case, number):
+    """Returns what is wrong, as text; none where nothing is."""
+    ranks, fault, rank, operator, _, receiving = case
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        ended, output = run_ring(program, case, number, folder)
+        wrong = [] if ended else [f"did not end within {HARD_S} s"]
+        lost = (rank - 1) % ranks if receiving and fault in OF_MESSAGE else rank
+        if operator == "init":
+            lost = -1  # of a rank that never came MPI does not say which
+        hops = set()
+        for r in range(ranks):
+            code, said = read(folder / f"exit.{r}").strip(), read(folder / f"said.{r}").splitlines()
+            expected = str(DONE if fault in ("none", "delay-half") else LOST)
+            if r == rank and fault in ("kill", "exit"):
+                expected = {"kill": "137", "exit": "3"}[fault]
+            if code != expected:
+                wrong.append(f"rank {r} returned {code or 'nothing'}, not {expected}: {said}")
+            if expected != str(LOST) or len(said) < 4:
+                continue
+            named, hop = said[2].split()
+            hops.add(hop)
+            if int(named) != lost:
+                wrong.append(f"rank {r} names rank {named}, not {lost}: {said[3]}")
+            slow = r == rank and fault in ("stop", "delay-twice")
+            if float(said[1]) > DEADLINE_S * (2 if slow else 1) + 1 and not (slow and fault == "stop"):
+                wrong.append(f"rank {r} took {said[1]} s: {said[3]}")
+        if len(hops) > 1:
+            wrong.append(f"they name hops {sorted(hops)}")
+        if wrong and output:
+            wrong.append(output)
+        return wrong
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program", type=pathlib.Path)
+    parser.add_argument("--cases", type=int, default=0, help="how many of all, evenly chosen; 0 is all")
+    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--only", default="", help="cases whose text has this")
+    options = parser.parse_args()
+    cases = [c for c in choose(list(every_case()), options.cases) if options.only in str(c)]
+    start = time.monotonic()
+    with ThreadPoolExecutor(options.jobs) as pool:
+        results = list(pool.map(lambda numbered: judge(options.program.resolve(), numbered[1], numbered[0]), enumerate(cases)))
+    failed = 0
+    for case, wrong in zip(cases, results):
+        if wrong:
+            failed += 1
+            print("FAILED", case, *wrong, sep="\n    ")
+    print(f"{len(cases) - failed} of {len(cases)} rings of processes came out right, {time.monotonic() - start:.0f} s")
+    return 1 if failed or not cases else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

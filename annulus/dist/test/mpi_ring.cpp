@@ -1,0 +1,101 @@
+// One rank of a real ring, with one real fault: mpi_ring FOLDER DEADLINE LENGTH [FAULT RANK OP HOP RECEIVING].
+// Writes what it came to into FOLDER/said.RANK, its process id into FOLDER/pid.RANK before, and returns 0 when the ring
+// was right, 11 after RankLost, 12 when a value was wrong, 2 on bad usage. annulus/dist/test/mpi_faults.py runs it.
+#include <mpi.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <string>
+
+#include "annulus/dist/link.h"
+#include "annulus/dist/mpi.h"
+#include "annulus/dist/test/fault.h"
+#include "annulus/dist/test/schedule.h"
+
+using namespace annulus;
+using namespace annulus::dist::testing;
+
+int main(int argc, char** argv) {
+  if (argc != 4 && argc != 9) return 2;
+  MPI_Init(&argc, &argv);
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  const std::string folder = argv[1];
+  const CommunicatorOptions options{.deadline_s = std::atof(argv[2]), .checksum = true};
+  const auto length = static_cast<std::size_t>(std::atoll(argv[3]));
+  Fault fault;
+  if (argc == 9) {
+    if (!find_fault(argv[4], fault.kind)) return 2;
+    fault.rank = std::atoi(argv[5]);
+    fault.op = argv[6];
+    fault.hop = std::atoi(argv[7]);
+    fault.receiving = std::atoi(argv[8]) != 0;
+  }
+  fault.deadline_s = options.deadline_s;
+  fault.kill = [] { raise(SIGKILL); };
+  fault.stop = [] { raise(SIGSTOP); };
+  fault.exit = [] { _exit(3); };
+  std::ofstream(folder + "/pid." + std::to_string(rank)) << getpid() << std::endl;
+
+  if (fault.op == "init" && fault.rank == rank) {  // before the ranks have met
+    if (fault.kind == FaultKind::kKill) fault.kill();
+    if (fault.kind == FaultKind::kStop) fault.stop();
+    if (fault.kind == FaultKind::kExit) fault.exit();
+  }
+
+  const auto start = std::chrono::steady_clock::now();
+  const auto say = [&](int code, const std::string& what) {
+    const double seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    std::ofstream(folder + "/said." + std::to_string(rank)) << code << '\n'
+                                                            << seconds << '\n'
+                                                            << what << std::endl;
+    return code;
+  };
+  std::unique_ptr<Communicator> group;
+  try {
+    group = argc == 4
+                ? mpi_communicator(options)
+                : dist::communicator_over(
+                      with_fault(dist::mpi_link(options.deadline_s, kMpiWorld), fault), options);
+    try {
+      Schedule(*group, length).run();
+    } catch (const std::bad_alloc&) {
+      group->abandon("out of memory");
+      group->barrier();
+    }
+    if (group->traffic().bytes != Shards{group->size(), length}.bytes_sent_by(rank)) {
+      mpi_leave(say(12, "sent " + std::to_string(group->traffic().bytes) + " bytes"));
+    }
+  } catch (const RankLost& e) {
+    bool closed = !group;
+    try {
+      if (group) group->barrier();
+    } catch (const RankLost&) {
+      closed = true;
+    }
+    const std::string who = std::to_string(e.rank) + " " + std::to_string(e.hop) + "\n";
+    group.reset();
+    // Where all ranks are alive, and in time, a new communicator among them works.
+    std::string again;
+    if (fault.kind >= FaultKind::kNoMemory) {
+      try {
+        Schedule(*mpi_communicator(options), length).run();
+      } catch (const std::exception& second) {
+        again = std::string("\na new ring: ") + second.what();
+      }
+    }
+    mpi_leave(say(closed && again.empty() ? 11 : 12, who + e.what() + again));
+  } catch (const std::exception& e) {
+    mpi_leave(say(12, e.what()));
+  }
+  group.reset();
+  say(0, "done");
+  MPI_Finalize();
+  return 0;
+}
