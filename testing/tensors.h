@@ -25,8 +25,8 @@ enum class Layout : std::uint8_t {
   kExpanded,    // stride 0 over the first dimension where the values allow it; otherwise that
                 // dimension reversed (negative stride) and every second element used
   kOddOffset,   // dense but one element off: aligned to its element and to nothing more
-  kReversed,    // dense, and every dimension but the last reversed: negative strides, aligned so that
-                // kernels take whole vectors
+  kReversed,  // dense, and every dimension but the last reversed: negative strides, aligned so that
+              // kernels take whole vectors
 };
 inline constexpr std::array<Layout, 7> kLayouts = {
     Layout::kContiguous, Layout::kTransposed, Layout::kPaddedRows, Layout::kPacked,
