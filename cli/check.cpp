@@ -16,6 +16,7 @@
 #include "cli/options.h"
 #include "cli/terminal.h"
 #include "testing/suite.h"
+#include "testing/test_memory.h"
 
 namespace annulus::cli {
 namespace {
@@ -104,6 +105,7 @@ std::vector<SuiteRow> run_all(const CheckArguments& a, Device device) {
   if (ops.empty()) {
     for (const OperatorCases& op : testing::all_cases()) ops.push_back(&op);
   }
+  if (!a.sanitizer.empty()) testing::allocate_exactly();
   testing::SuiteOptions options{.device = device, .jobs = a.jobs};
   options.stop = stop_asked;
   options.wants = name_filter(a.filter);

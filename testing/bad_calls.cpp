@@ -32,7 +32,8 @@ TensorView AttemptTensors::output(const char* name, std::vector<std::int64_t> sh
 }
 
 void AttemptTensors::verify_untouched() {
-  synchronize(device_);
+  for (TestTensor& t : tensors_) t.fetch();
+  finish(device_);
   for (TestTensor& t : tensors_) {
     std::vector<std::uint64_t> bits;
     const std::string fault = t.collect(&bits);
@@ -55,9 +56,8 @@ struct Place {
 // A call of a case on tensors of its own.
 class Trial {
  public:
-  Trial(const Case& of, const Call& call, Device device) : call_(call), tensors_(device) {
-    // Integers as the case has them: those that say where to read may have rules of their own.
-    const Values values = draw_inputs(of, call);
+  // Integers as the case has them: those that say where to read may have rules of their own.
+  Trial(const Values& values, const Call& call, Device device) : call_(call), tensors_(device) {
     for (std::size_t i = 0; i < values.size(); ++i) {
       const TensorSpec& s = call.inputs[i];
       in_.push_back(is_floating(s.dtype) ? tensors_.input(s.name.c_str(), s.shape, s.dtype)
@@ -157,7 +157,8 @@ std::vector<std::pair<std::string, Fault>> faults_of(const Argument& a, bool lea
 void add_derived(const std::shared_ptr<const Case>& of, const Call& call, Device device,
                  std::set<std::string>& seen, std::vector<BadCall>& calls) {
   const Device other = device.type == DeviceType::kCPU ? cuda_device(0) : kCPU;
-  Trial trial(*of, call, device);
+  const auto values = std::make_shared<const Values>(draw_inputs(*of, call));
+  Trial trial(*values, call, device);
   ArgumentsRecorder recorder;
   trial.run();
   if (recorder.calls.empty()) return;
@@ -165,8 +166,8 @@ void add_derived(const std::shared_ptr<const Case>& of, const Call& call, Device
   using Expect = BadCall::Expect;
   const auto push = [&](std::string what, const char* argument, auto spoil,
                         Expect expect = Expect::kInvalidArgument) {
-    calls.push_back({std::move(what), expect, argument, [of, &call, spoil](Device d) {
-                       Trial t(*of, call, d);
+    calls.push_back({std::move(what), expect, argument, [of, values, &call, spoil](Device d) {
+                       Trial t(*values, call, d);
                        spoil(t);
                        t.run_refused();
                      }});

@@ -6,6 +6,7 @@
 #include <exception>
 #include <optional>
 #include <regex>
+#include <utility>
 
 #include "annulus/core/errors.h"
 #include "testing/limits.h"
@@ -64,9 +65,11 @@ Execution execute(const Call& call, const Values& inputs, const Setting& setting
   context.allocator = &allocator;
   try {
     e.promised = call.workspace(in.views(), out.views());
-    e.fault = in.prepare(call, setting.threads);
+    in.queue_prepare(call, setting.threads);
     call.run(in.views(), out.views(), context);
-    synchronize(setting.device);
+    in.fetch();
+    out.fetch();
+    finish(setting.device);
   } catch (const std::exception& error) {
     const bool of_device = dynamic_cast<const DeviceError*>(&error) != nullptr;
     e.thrown = of_device ? Thrown::kDeviceError : Thrown::kOther;
@@ -100,6 +103,16 @@ class CaseRun {
     return std::move(result_);
   }
 
+  // Of every call that did not throw: what it gave before any oracle.
+  std::vector<std::pair<Setting, Bits>>& plain_runs() { return plain_runs_; }
+
+  // One call of it, which has given these bits in that setting before.
+  CaseResult run_again(std::size_t call, const Values& inputs, const Setting& setting,
+                       const Bits& expected) {
+    check_again(case_.calls[call].name, case_.calls[call], inputs, setting, expected);
+    return std::move(result_);
+  }
+
  private:
   void report(const std::string& where, const std::string& detail) {
     if (!detail.empty()) {
@@ -117,6 +130,7 @@ class CaseRun {
       return;
     }
     report(where, plain.fault);
+    plain_runs_.emplace_back(setting_, plain.bits);
     check_scratch(where, plain, allocator);
     check_written(where, call, plain.bits);
     Yardstick yardstick;
@@ -288,7 +302,7 @@ class CaseRun {
 
   // What a call that succeeded did to its scratch. The query knows nothing of the Context, so it is
   // exact for every number of threads, and it is asked about the very tensors of the call.
-  void check_scratch(const std::string& where, const Execution& e, const TestAllocator& allocator) {
+  void check_scratch(const std::string& where, const Execution& e, TestAllocator& allocator) {
     report(where, allocator.fault());
     if (e.held != 0) report(where, std::to_string(e.held) + " bytes of workspace are still held");
     if (allocator.peak() != e.promised || e.peak != e.promised) {
@@ -389,6 +403,7 @@ class CaseRun {
   Device device_;
   std::string repro_;
   Setting setting_;
+  std::vector<std::pair<Setting, Bits>> plain_runs_;
   CaseResult result_;
 };
 
@@ -437,7 +452,50 @@ bool names_word(const std::string& text, const std::string& word) {
   return std::regex_search(text, std::regex("\\b" + word + "\\b"));
 }
 
-std::string run_bad_call(const BadCall& bad, Device device, const Case& good) {
+struct GoodCase::Judged {
+  // A call, as it was when it was judged.
+  struct One {
+    Values inputs;
+    Layout layout;
+    int threads;
+    Bits bits;
+  };
+  Case of;
+  Device device;
+  std::vector<One> calls = {};
+  std::string fault = {};
+};
+
+GoodCase::GoodCase(Case c, Device device) {
+  const auto judged = std::make_shared<Judged>(Judged{.of = std::move(c), .device = device});
+  judged_ = judged;
+  CaseRun run(judged->of, device, "the good call");
+  const CaseResult first = run.run(0, 0);
+  if (!first.failures.empty()) {
+    judged->fault = first.failures[0].detail;
+    return;
+  }
+  std::vector<Values> inputs = draw_inputs(judged->of);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    auto& [setting, bits] = run.plain_runs()[i];
+    judged->calls.push_back(
+        {std::move(inputs[i]), setting.layout, setting.threads, std::move(bits)});
+  }
+}
+
+std::string GoodCase::fault() const {
+  if (!judged_->fault.empty()) return judged_->fault;
+  for (std::size_t i = 0; i < judged_->calls.size(); ++i) {
+    const auto& [inputs, layout, threads, bits] = judged_->calls[i];
+    const Setting setting{.device = judged_->device, .layout = layout, .threads = threads};
+    CaseRun run(judged_->of, judged_->device, "the good call");
+    const CaseResult r = run.run_again(i, inputs, setting, bits);
+    if (!r.failures.empty()) return r.failures[0].detail;
+  }
+  return {};
+}
+
+std::string run_bad_call(const BadCall& bad, Device device, const GoodCase& good) {
   using Expect = BadCall::Expect;
   std::optional<Expect> came;
   std::string message;
@@ -459,9 +517,8 @@ std::string run_bad_call(const BadCall& bad, Device device, const Case& good) {
   if (!names_word(message.substr(tag + 2), bad.argument)) {
     return "the message does not name " + bad.argument + ": " + message;
   }
-  const CaseResult after = run_case(good, device, 0, 0, "the good call");
-  if (!after.failures.empty()) return "the next call fails: " + after.failures[0].detail;
-  return {};
+  const std::string after = good.fault();
+  return after.empty() ? "" : "the next call fails: " + after;
 }
 
 }  // namespace annulus::testing

@@ -64,8 +64,9 @@ CaseList named(const OperatorCases& op, Device device,
 CaseList bad(const OperatorCases& op, Device device) {
   std::vector<BadCall> calls = all_bad_calls(op, device);
   std::vector<std::uint64_t> numbers = all_below(calls.size());
-  const auto run = [&op, device, calls = std::move(calls), good = op.named().at(0)](
-                       std::uint64_t i, const std::string& repro) {
+  const auto run = [&op, device, calls = std::move(calls),
+                    good = GoodCase(op.named().at(0), device)](std::uint64_t i,
+                                                               const std::string& repro) {
     CaseResult r;
     const std::string fault = run_bad_call(calls[i], device, good);
     if (!fault.empty()) r.failures.push_back({calls[i].what, fault, repro_command(repro), op.op});

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -68,8 +69,21 @@ unsigned fuzz_oracles(std::uint64_t seed);
 // The text has `word` in it with no letter, digit or underscore on either side: "dx" names no x.
 bool names_word(const std::string& text, const std::string& word);
 
-// Runs the bad call, and a good call after it. Empty when everything is as promised.
-std::string run_bad_call(const BadCall& bad, Device device, const Case& good);
+// A case that is judged by its definition once. Whatever is called in between, it must then give the same
+// bits again (or, of TensorSpec::reordered, the same numbers).
+class GoodCase {
+ public:
+  GoodCase(Case c, Device device);
+  // Runs it again, from any thread. Empty where it is as good as it was.
+  std::string fault() const;
+
+ private:
+  struct Judged;
+  std::shared_ptr<const Judged> judged_;
+};
+
+// Runs the bad call, and a good case after it. Empty when everything is as promised.
+std::string run_bad_call(const BadCall& bad, Device device, const GoodCase& good);
 
 // --- all cases of an operator -----------------------------------------------------------------------
 

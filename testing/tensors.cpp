@@ -6,6 +6,7 @@
 
 #include "annulus/core/values.h"
 #include "annulus/cuda/memory.h"
+#include "testing/test_allocator.h"
 
 namespace annulus::testing {
 
@@ -102,8 +103,9 @@ TestTensor::TestTensor(const TensorSpec& spec, Layout layout, Device device,
   lay_out(layout, values);
   const auto size = static_cast<std::size_t>(size_of(spec_.dtype));
   const std::uint64_t poison = poison_bits(spec_.dtype);
-  before_.resize(static_cast<std::size_t>(elements_) * size);
-  fill_pattern(before_.data(), before_.size(), &poison, size);
+  const std::size_t bytes = static_cast<std::size_t>(elements_) * size;
+  before_ = TestMemory(device, TestMemory::Kind::kHost, bytes);
+  fill_pattern(before_.data(), bytes, &poison, size);
   if (input_) {
     visit_word(spec_.dtype, [&]<class Word>() {
       auto* elements = reinterpret_cast<Word*>(before_.data());
@@ -112,10 +114,10 @@ TestTensor::TestTensor(const TensorSpec& spec, Layout layout, Device device,
       }
     });
   }
-  buffer_ = Buffer(device, before_.size());
-  copy_bytes(buffer_.data(), device, before_.data(), kCPU, before_.size());
+  memory_ = TestMemory(device, TestMemory::Kind::kDevice, bytes);
+  queue_copy(device, memory_.data(), before_.data(), bytes);
   if (view_.numel() > 0 || layout != Layout::kContiguous) {
-    view_.data = static_cast<std::byte*>(buffer_.data()) + first_ * size_of(spec_.dtype);
+    view_.data = memory_.data() + first_ * size_of(spec_.dtype);
   }
 }
 
@@ -157,12 +159,41 @@ void TestTensor::lay_out(Layout layout, const std::vector<double>* values) {
   for_each_offset(view_, [&](std::size_t, std::int64_t at) { offset_.push_back(first_ + at); });
 }
 
+void TestTensor::fetch() {
+  after_ = TestMemory(memory_.device(), TestMemory::Kind::kHost, memory_.bytes());
+  ticket_ = queue_copy(memory_.device(), after_.data(), memory_.data(), memory_.bytes());
+}
+
+void TestTensor::settle() {
+  fetch();
+  settled_ = std::move(after_);
+}
+
+std::string TestTensor::settled() {
+  if (!settled_.defined()) return {};
+  finish(memory_.device(), ticket_);
+  std::vector<std::byte> image(settled_.data(), settled_.data() + settled_.bytes());
+  const std::string fault = judge(image.data(), nullptr);
+  before_ = std::move(settled_);
+  settled_ = {};
+  input_ = true;
+  return fault;
+}
+
 std::string TestTensor::collect(std::vector<std::uint64_t>* bits) {
+  if (!after_.defined()) fetch();
+  finish(memory_.device(), ticket_);
+  std::string fault = settled();
+  const std::string own = judge(after_.data(), bits);
+  after_ = {};
+  return fault.empty() ? own : fault;
+}
+
+// The image is spoilt.
+std::string TestTensor::judge(std::byte* image, std::vector<std::uint64_t>* bits) const {
   const auto size = static_cast<std::size_t>(size_of(spec_.dtype));
-  std::vector<std::byte> after(before_.size());
-  copy_bytes(after.data(), kCPU, buffer_.data(), buffer_.device(), after.size());
   visit_word(spec_.dtype, [&]<class Word>() {
-    auto* elements = reinterpret_cast<Word*>(after.data());
+    auto* elements = reinterpret_cast<Word*>(image);
     if (bits != nullptr) {
       bits->resize(offset_.size());
       for (std::size_t i = 0; i < offset_.size(); ++i) (*bits)[i] = elements[offset_[i]];
@@ -171,9 +202,9 @@ std::string TestTensor::collect(std::vector<std::uint64_t>* bits) {
     const auto poison = static_cast<Word>(poison_bits(spec_.dtype));
     for (const std::int64_t o : offset_) elements[o] = poison;
   });
-  if (std::memcmp(after.data(), before_.data(), after.size()) == 0) return {};
+  if (std::memcmp(image, before_.data(), before_.bytes()) == 0) return {};
   std::size_t at = 0;
-  while (after[at] == before_[at]) ++at;
+  while (image[at] == before_.data()[at]) ++at;
   const std::int64_t element = static_cast<std::int64_t>(at / size) - first_;
   const bool canary = static_cast<std::int64_t>(at / size) < kCanaryElements ||
                       static_cast<std::int64_t>(at / size) >= elements_ - kCanaryElements;
@@ -182,13 +213,6 @@ std::string TestTensor::collect(std::vector<std::uint64_t>* bits) {
                    : "gap in ") +
          spec_.name + " was overwritten, first at element " + std::to_string(element) +
          " from its start";
-}
-
-std::string TestTensor::settle() {
-  const std::string fault = collect();
-  copy_bytes(before_.data(), kCPU, buffer_.data(), buffer_.device(), before_.size());
-  input_ = true;
-  return fault;
 }
 
 TestTensors::TestTensors(const std::vector<TensorSpec>& specs, Device device, const Values* values,
@@ -201,18 +225,32 @@ TestTensors::TestTensors(const std::vector<TensorSpec>& specs, Device device, co
   }
 }
 
-std::string TestTensors::prepare(const Call& call, int threads) {
-  if (!call.prepare) return {};
+void TestTensors::queue_prepare(const Call& call, int threads) {
+  if (!call.prepare) return;
   Context context;
   context.threads = threads;
+  // The library's own allocator gives memory back to the device whenever that has nothing to do.
+  if (device_.type == DeviceType::kCUDA) scratch_ = std::make_shared<TestAllocator>();
+  context.allocator = scratch_.get();
   call.prepare(views_, context);
-  synchronize(device_);
-  std::string fault;
   for (TestTensor& t : tensors_) {
-    const std::string beside = t.is_input() ? "" : t.settle();
+    if (!t.is_input()) t.settle();
+  }
+}
+
+std::string TestTensors::prepare(const Call& call, int threads) {
+  queue_prepare(call, threads);
+  finish(device_);
+  std::string fault = scratch_ ? scratch_->fault() : "";
+  for (TestTensor& t : tensors_) {
+    const std::string beside = t.settled();
     if (fault.empty()) fault = beside;
   }
   return fault;
+}
+
+void TestTensors::fetch() {
+  for (TestTensor& t : tensors_) t.fetch();
 }
 
 std::string TestTensors::collect(Bits* bits) {
@@ -221,6 +259,7 @@ std::string TestTensors::collect(Bits* bits) {
     const std::string own = t.collect(bits != nullptr ? &bits->emplace_back() : nullptr);
     if (fault.empty()) fault = own;
   }
+  if (fault.empty() && scratch_) fault = scratch_->fault();
   return fault;
 }
 

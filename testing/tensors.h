@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,8 +15,11 @@
 #include "annulus/core/buffer.h"
 #include "annulus/core/tensor.h"
 #include "testing/case.h"
+#include "testing/test_memory.h"
 
 namespace annulus::testing {
+
+class TestAllocator;
 
 enum class Layout : std::uint8_t {
   kContiguous,  // dense, aligned; an empty tensor is a null pointer
@@ -62,24 +66,31 @@ class TestTensor {
   const TensorSpec& spec() const { return spec_; }
   bool is_input() const { return input_; }
 
-  // Brings the memory back from the device; says what was written that must not be, or nothing. For
+  // Has the memory brought back from the device as it is when all that was queued before is done.
+  void fetch();
+
+  // Of what was fetched, or of the memory now: says what was written that must not be, or nothing. For
   // an output `bits` receives its elements in row-major order.
   std::string collect(std::vector<std::uint64_t>* bits = nullptr);
 
-  // Turns an output that has been written into an input: what it holds now must not change any
-  // more. Says what was written beside it, or nothing.
-  std::string settle();
+  // Turns an output that what was queued before has written into an input: what it then holds must not
+  // change any more. What was written beside it, collect() or settled() says.
+  void settle();
+  std::string settled();
 
  private:
   void lay_out(Layout layout, const std::vector<double>* values);
+  std::string judge(std::byte* image, std::vector<std::uint64_t>* bits) const;
 
   TensorSpec spec_;
   TensorView view_;
   std::int64_t first_ = 0;            // element index of element (0, ..., 0)
   std::vector<std::int64_t> offset_;  // element index of every element, row-major
   std::int64_t elements_ = 0;         // of the whole buffer, canaries included
-  std::vector<std::byte> before_;
-  Buffer buffer_;
+  TestMemory memory_;
+  TestMemory before_, after_,
+      settled_;        // images of it; the last two where they have been asked for
+  Ticket ticket_ = 0;  // of the last that was
   bool input_ = false;
 };
 
@@ -98,11 +109,15 @@ class TestTensors {
   Views views() const { return views_; }
   // Calls `prepare`, which fills the derived ones, and settles them. The first fault, or nothing.
   std::string prepare(const Call& call, int threads = 0);
+  // The same without waiting for the device: collect() says whether there was a fault.
+  void queue_prepare(const Call& call, int threads = 0);
+  void fetch();
   // Of all of them: the first fault, or nothing.
   std::string collect(Bits* bits = nullptr);
 
  private:
   Device device_;
+  std::shared_ptr<TestAllocator> scratch_;  // of `prepare` on CUDA
   std::vector<TestTensor> tensors_;
   std::vector<TensorView> views_;
 };
