@@ -77,43 +77,26 @@ class MpiLink final : public Link {
     MPI_Comm_get_errhandler(of, &handler);
     MPI_Comm_set_errhandler(of, MPI_ERRORS_RETURN);
     const Clock::time_point start = Clock::now();
-    // Both are of all ranks, of which one may never come: begun, tested, given up.
-    const auto together = [&](int code, MPI_Request request) {
-      int done = 0;
-      while (code == MPI_SUCCESS && !done && since(start) < deadline_s) {
-        code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
-        if (!done) std::this_thread::sleep_for(std::chrono::microseconds(200));
-      }
-      if (code == MPI_SUCCESS && done) return;
+    // Of all ranks, of which one may never come: begun, tested, given up.
+    auto made = std::make_unique<MPI_Comm>(MPI_COMM_NULL);
+    MPI_Request request = MPI_REQUEST_NULL;
+    int code = MPI_Comm_idup(of, made.get(), &request), done = 0;
+    while (code == MPI_SUCCESS && !done && since(start) < deadline_s) {
+      code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+      if (!done) std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+    MPI_Comm_set_errhandler(of, handler);
+    MPI_Errhandler_free(&handler);
+    if (code != MPI_SUCCESS || !done) {
+      (void)made.release();  // MPI may still write there
       throw RankLost(
           "[mpi_communicator] a rank is lost before any data: " +
               (code != MPI_SUCCESS ? text_of_error(code)
                                    : "not all came within " + std::to_string(deadline_s) + " s"),
           -1, -1, RankLost::Direction::kReceive, since(start));
-    };
-    MPI_Request request = MPI_REQUEST_NULL;
-    try {
-      const int code = MPI_Comm_idup(of, &*comm_of_, &request);
-      together(code, request);
-    } catch (const RankLost&) {
-      (void)comm_of_.release();  // MPI may still write there
-      MPI_Comm_set_errhandler(of, handler);
-      throw;
     }
-    MPI_Comm_set_errhandler(of, handler);
-    MPI_Errhandler_free(&handler);
-    comm_ = *comm_of_;
+    comm_ = *made;
     MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
-    auto life = std::make_unique<std::uint64_t>(
-        static_cast<std::uint64_t>(Clock::now().time_since_epoch().count()));
-    try {
-      const int code = MPI_Ibcast(life.get(), 1, MPI_UINT64_T, 0, comm_, &request);
-      together(code, request);
-    } catch (const RankLost&) {
-      (void)life.release();
-      throw;
-    }
-    life_ = *life;
     MPI_Comm_rank(comm_, &rank_);
     MPI_Comm_size(comm_, &size_);
     peers_ = std::vector<Peer>(static_cast<std::size_t>(size_));
@@ -163,30 +146,26 @@ class MpiLink final : public Link {
   }
 
   void notify(const Notice& notice) noexcept override {
-    lost_ = lost_ || notice.kind == Notice::Kind::kLost;
     for (int r = 0; r < size_; ++r) {
       if (r == rank_) continue;
       try {
         Word& word = words_.emplace_back();
-        word.said = {life_, notice};
-        MPI_Isend(&word.said, sizeof word.said, MPI_BYTE, r, kNoticeTag, comm_, &word.request);
+        word.notice = notice;
+        MPI_Isend(&word.notice, sizeof word.notice, MPI_BYTE, r, kNoticeTag, comm_, &word.request);
       } catch (const std::exception&) {  // no memory: that rank finds out by its deadline
       }
     }
   }
   std::optional<Notice> heard() override {
     forget_said();
-    for (;;) {
-      int done = 0, bytes = 0;
-      MPI_Status status;
-      const int code = MPI_Test(&ear_->request, &done, &status);
-      if (code == MPI_SUCCESS && !done) return std::nullopt;
-      if (code == MPI_SUCCESS) MPI_Get_count(&status, MPI_BYTE, &bytes);
-      const Said said = ear_->said;
-      listen();
-      idle_ = 0;
-      if (bytes == sizeof said && said.life == life_) return said.notice;
+    int done = 0;
+    if (MPI_Test(&ear_->request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || !done) {
+      return std::nullopt;
     }
+    const Notice notice = ear_->notice;
+    listen();
+    idle_ = 0;
+    return notice;
   }
 
   // There is nothing to sleep on: a few rounds at full speed, then ever longer naps, so that more ranks than cores
@@ -198,13 +177,8 @@ class MpiLink final : public Link {
   }
 
  private:
-  // MPI gives the number of a communicator that was freed to a later one: what was said in the former may come late.
-  struct Said {
-    std::uint64_t life = 0;
-    Notice notice;
-  };
   struct Word {
-    Said said;
+    Notice notice;
     MPI_Request request = MPI_REQUEST_NULL;
   };
   struct Peer {
@@ -242,7 +216,7 @@ class MpiLink final : public Link {
     }
   }
   void listen() {
-    MPI_Irecv(&ear_->said, sizeof ear_->said, MPI_BYTE, MPI_ANY_SOURCE, kNoticeTag, comm_,
+    MPI_Irecv(&ear_->notice, sizeof ear_->notice, MPI_BYTE, MPI_ANY_SOURCE, kNoticeTag, comm_,
               &ear_->request);
   }
   void forget_said() {
@@ -253,10 +227,7 @@ class MpiLink final : public Link {
   }
   bool quiet();
 
-  std::unique_ptr<MPI_Comm> comm_of_ = std::make_unique<MPI_Comm>(MPI_COMM_NULL);
   MPI_Comm comm_ = MPI_COMM_NULL;
-  std::uint64_t life_ = 0;  // of this communicator, the same on all ranks
-  bool lost_ = false;
   int rank_ = 0, size_ = 1;
   std::vector<Peer> peers_;
   std::list<Word> words_;  // that were said and may not have left yet
@@ -283,27 +254,25 @@ bool MpiLink::quiet() {
   return all;
 }
 
+// The communicator is not freed. MPI would give its number to a later one, which then takes what a rank still sends on
+// this one, a notice for one, for its own: Open MPI 4.1.4 dropped messages of the later one.
 MpiLink::~MpiLink() {
   int over = 0;
   MPI_Finalized(&over);
   if (over) return;
   try {
+    MPI_Cancel(&ear_->request);
+    int deaf = 0;
     const Clock::time_point start = Clock::now();
-    while (!quiet() && since(start) < 0.1) std::this_thread::yield();
-    // After a loss the number of this communicator is never used again, as ranks may still send on it.
-    if (quiet() && !lost_) {
-      int done = 0;
-      MPI_Cancel(&ear_->request);
-      while (!done && since(start) < 0.2) MPI_Test(&ear_->request, &done, MPI_STATUS_IGNORE);
-      if (done) {
-        MPI_Comm_free(&comm_);
-        return;
-      }
+    while (!(quiet() && deaf) && since(start) < 0.1) {
+      if (!deaf) MPI_Test(&ear_->request, &deaf, MPI_STATUS_IGNORE);
     }
-    // A rank is lost, and MPI may still touch these: they stay as long as the process does.
-    new std::vector<Peer>(std::move(peers_));
-    new std::list<Word>(std::move(words_));
-    (void)ear_.release();
+    // What MPI may still touch, as it may when a rank is lost, stays as long as the process does.
+    if (!deaf) (void)ear_.release();
+    if (!quiet()) {
+      new std::vector<Peer>(std::move(peers_));
+      new std::list<Word>(std::move(words_));
+    }
   } catch (const std::exception&) {
   }
 }

@@ -26,7 +26,8 @@ namespace annulus {
 constexpr int kMpiWorld = -1;
 
 // Called by all ranks of an MPI communicator: MPI_COMM_WORLD, or the one whose MPI_Comm_c2f is given. It is
-// duplicated, so nothing of the program's own messages gets in the way. Throws RankLost where the ranks do not all
+// duplicated, so nothing of the program's own messages gets in the way, and the duplicate is never freed: make one for
+// the program, not one for each call. Throws RankLost where the ranks do not all
 // come within the deadline (then of rank -1: MPI does not say who is missing) or do not fit together.
 std::unique_ptr<Communicator> mpi_communicator(const CommunicatorOptions& options = {},
                                                int fortran_handle = kMpiWorld);
