@@ -26,6 +26,13 @@ void add_not_finite(NamedCases& b) {
       }
     }
   }
+  // Where all see all and every tile is whole, Hopper's gradient does not look for them.
+  for (const std::int64_t D : {64, 128}) {
+    const P p = with(long_rows(D, DType::kBF16), [](P& x) { x.Tq = x.Tk = 256; });
+    for (const Special s : kOfAll) {
+      b.add("not finite, whole tiles", with(p, [&](P& x) { x.special = s; }));
+    }
+  }
   // The gradients' other kernels: those that are deterministic, and those of any GPU; and what a key has of several heads.
   const P p = with(long_rows(64, DType::kBF16), [](P& x) { x.causal = true, x.Tk = 450; });
   for (const Special s : kOfAll) {
