@@ -62,7 +62,13 @@ int main(int argc, char** argv) {
     // One after another, and many small messages: what one leaves behind must not reach the next.
     for (int i = 0; i < 20 && argc == 4; ++i) {
       const auto brief = mpi_communicator(options);
-      for (int n = 0; n < 50; ++n) brief->barrier();
+      float sum = 1;
+      brief->all_reduce(std::span(&sum, 1));
+      for (int n = 0; n < 20 * i; ++n) {
+        int mine = n, got = 0;
+        const Part part{&mine, sizeof mine, &got, sizeof got};
+        brief->shift({.op = "brief", .hop = n}, {&part, 1})->wait();
+      }
     }
     group = argc == 4
                 ? mpi_communicator(options)
