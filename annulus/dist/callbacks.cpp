@@ -32,7 +32,8 @@ constexpr double kPulse = 0.1;  // seconds
 
 // How every message ends. What it counts lets the other end finish what it sent without waiting.
 struct Tail {
-  std::uint64_t acks = 0;     // that came from the receiver so far; in an ack, messages that were taken
+  std::uint64_t acks =
+      0;  // that came from the receiver so far; in an ack, messages that were taken
   std::uint32_t notices = 0;  // and notices
   std::uint32_t mark = 0;
 
@@ -56,7 +57,7 @@ bool arrived(std::byte* end) {
 
 struct Flight {
   Message message;
-  std::int64_t request = -1;
+  std::int64_t request = 0;
 
   std::byte* end() { return message.tail().data() + Message::kTail; }
   std::size_t size() const { return message.bytes().size() + Message::kTail; }
@@ -65,7 +66,7 @@ struct Flight {
 template <class Content>
 struct Word {
   Content content;
-  std::int64_t request = -1;
+  std::int64_t request = 0;
 
   std::byte* data() { return reinterpret_cast<std::byte*>(&content); }
   std::byte* end() { return data() + sizeof content; }
@@ -90,6 +91,7 @@ class CallbackLink final : public Link {
   int size() const override { return size_; }
 
   void send(int to, Message message) override {
+    breathe();
     Peer& p = peer(to);
     // Before the message, whose receiver may answer and leave.
     Word<Tail>& ack = p.acks_due.emplace_back();
@@ -116,6 +118,7 @@ class CallbackLink final : public Link {
     return p.delivered;
   }
   void expect(int from, std::size_t payload_bytes) override {
+    breathe();
     Flight& flight = peer(from).in.emplace_back();
     flight.message = Message(payload_bytes, pool());
     await(flight.end());
@@ -179,10 +182,7 @@ class CallbackLink final : public Link {
 
   // There is nothing to sleep on: a few rounds at full speed, then ever longer naps.
   void pause(double seconds) override {
-    if (since(pulse_) > kPulse) {
-      pulse_ = Clock::now();
-      if (call_.pulse(call_.self) != 0) throw Interrupted("the wait was interrupted");
-    }
+    breathe();
     if (++idle_ < 16) return std::this_thread::yield();
     const double nap = std::min(1e-3, 1e-5 * static_cast<double>(idle_ - 15));
     std::this_thread::sleep_for(std::chrono::duration<double>(std::min(seconds, nap)));
@@ -203,8 +203,13 @@ class CallbackLink final : public Link {
     return tail;
   }
 
+  void breathe() {
+    if (since(pulse_) < kPulse) return;
+    pulse_ = Clock::now();
+    if (call_.pulse(call_.self) == 0) throw Interrupted("the call was interrupted");
+  }
   std::int64_t checked(int peer, std::int64_t result) {
-    if (result < 0) {
+    if (result <= 0) {
       call_.why[sizeof call_.why - 1] = '\0';
       throw LinkError(peer, call_.why);
     }
@@ -216,9 +221,7 @@ class CallbackLink final : public Link {
   std::int64_t receive(int from, std::int32_t tag, void* data, std::size_t bytes) {
     return checked(from, call_.receive(call_.self, from, tag, data, bytes));
   }
-  void finish(int peer, std::int64_t request) {
-    checked(peer, call_.finish(call_.self, request));
-  }
+  void finish(int peer, std::int64_t request) { checked(peer, call_.finish(call_.self, request)); }
 
   void listen(int from) noexcept {
     auto& ears = peer(from).ears;

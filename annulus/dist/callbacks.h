@@ -18,22 +18,22 @@ namespace annulus::dist {
 struct LinkCallbacks {
   void* self;  // handed to every function
   std::int32_t rank, size;
-  // Begins; messages between two ranks with the same tag keep their order. Returns the request's number, or -1 with
-  // `why` filled. The memory stays until finish() or release().
+  // Begins; messages between two ranks with the same tag keep their order. Returns the request's number, from 1 on, or 0
+  // with `why` filled. The memory stays until finish() or release().
   std::int64_t (*send)(void* self, std::int32_t to, std::int32_t tag, const void* data,
                        std::uint64_t bytes);
   std::int64_t (*receive)(void* self, std::int32_t from, std::int32_t tag, void* data,
                           std::uint64_t bytes);
-  // The request is through, or will be in a moment: it is waited for and forgotten. 0, or -1 with `why` filled.
+  // The request is through, or will be in a moment: it is waited for and forgotten. 1, or 0 with `why` filled.
   std::int32_t (*finish)(void* self, std::int64_t request);
-  // Called now and then while nothing comes. Not 0: the wait is given up (Interrupted).
+  // Called now and then while a rank waits or computes. 0: it gives up (Interrupted).
   std::int32_t (*pulse)(void* self);
   // The last call. What is still under way is dropped; no memory of a request is read or written after it.
   void (*release)(void* self);
   char why[200];
 };
 
-// Thrown by a wait that pulse() gave up.
+// Thrown where pulse() says so.
 class Interrupted : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

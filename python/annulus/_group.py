@@ -32,9 +32,12 @@ class _Link:
     def __init__(self, backend, rank, size):
         self.backend = backend
         self.requests = {}  # number -> what gloo waits by, which keeps what it reads or writes through
-        self.numbers = itertools.count()
+        self.numbers = itertools.count(1)
         self.interrupt = None
-        self.callbacks = _Callbacks(next(_numbers), rank, size, _send, _receive, _finish, _pulse, _release)
+        pulse = self.pulses()
+        next(pulse)
+        self.pulse = _Pulse(pulse.send)
+        self.callbacks = _Callbacks(next(_numbers), rank, size, _send, _receive, _finish, self.pulse, _release)
         _links[self.callbacks.self] = self
 
     def begin(self, function, peer, tag, data, bytes):
@@ -45,15 +48,28 @@ class _Link:
 
     def finish(self, number):
         self.requests.pop(number).wait()
-        return 0
+        return 1
+
+    def pulses(self):
+        """Python handles signals while Python runs, as this does: Ctrl-C is raised in it. A generator, since that may be at the first
+        step of a function, outside of all that it tries, and at no step of this one."""
+        while True:
+            try:
+                while self.interrupt is None:
+                    yield 1
+                yield 0
+            except GeneratorExit:
+                return
+            except BaseException as e:
+                self.interrupt = e
 
 
 _links = {}  # by what C++ knows them by, until it releases them
 _numbers = itertools.count(1)
 
 
-def _safely(call, key, failed=-1):
-    """C++ cannot be thrown at from here. What is no error of gloo's, Ctrl-C for one, ends the call: see interrupted()."""
+def _safely(call, key):
+    """C++ cannot be thrown at from here. 0 is failure, to it and to ctypes."""
     link = _links[key]
     try:
         return call(link)
@@ -61,15 +77,13 @@ def _safely(call, key, failed=-1):
         link.callbacks.why = str(e).encode(errors="replace")[:199]
     except BaseException as e:
         link.interrupt, link.callbacks.why = e, b"it was interrupted"
-    return failed
+    return 0
 
 
 # Not methods: they may be called until the process ends, whatever has become of a link.
 _send = _Begin(lambda key, to, tag, data, bytes: _safely(lambda link: link.begin(link.backend.send, to, tag, data, bytes), key))
 _receive = _Begin(lambda key, of, tag, data, bytes: _safely(lambda link: link.begin(link.backend.recv, of, tag, data, bytes), key))
 _finish = _Finish(lambda key, number: _safely(lambda link: link.finish(number), key))
-# Python handles signals while Python runs, as here.
-_pulse = _Pulse(lambda key: _safely(lambda link: link.interrupt is not None, key))
 _release = _Release(lambda key: _links.pop(key).requests.clear())
 
 

@@ -17,7 +17,8 @@ struct Groups {
   std::int64_t made = 0;  // numbers are not used again: an old one is never taken for a new one
 };
 Groups& groups() {
-  static Groups& all = *new Groups;  // Python, which a group calls when it ends, may end before main does
+  static Groups& all =
+      *new Groups;  // Python, which a group calls when it ends, may end before main does
   return all;
 }
 
@@ -36,7 +37,8 @@ std::int64_t open_group(std::int64_t address, double deadline_s, bool checksum) 
 
 // A call that is using it goes on to its end.
 void close_group(std::int64_t handle) {
-  std::shared_ptr<Group> last;  // declared first, so that it ends after the lock does: it calls Python
+  std::shared_ptr<Group>
+      last;  // declared first, so that it ends after the lock does: it calls Python
   const std::lock_guard lock(groups().mutex);
   const auto found = groups().open.find(handle);
   if (found == groups().open.end()) return;
