@@ -82,21 +82,15 @@ ANNULUS_API void ring_attention_backward(const TensorView& do_, const TensorView
                                          const TensorView& dk, const TensorView& dv,
                                          const AttentionOptions& options, const RingOptions& ring,
                                          Communicator& group, Context& context);
-ANNULUS_API void ring_attention_backward(const TensorView& do_, const TensorView& dlse,
-                                         const TensorView& q, const TensorView& k,
-                                         const TensorView& v, const TensorView& o,
-                                         const TensorView& lse, const TensorView& dq,
-                                         const TensorView& dk, const TensorView& dv,
-                                         const DilatedAttentionOptions& options,
-                                         const RingOptions& ring, Communicator& group,
-                                         Context& context);
-ANNULUS_API void ring_attention_backward(const TensorView& do_, const TensorView& dlse,
-                                         const TensorView& q, const TensorView& k,
-                                         const TensorView& v, const TensorView& o,
-                                         const TensorView& lse, const TensorView& dq,
-                                         const TensorView& dk, const TensorView& dv,
-                                         const BlockSparseAttentionOptions& options,
-                                         const RingOptions& ring, Communicator& group,
-                                         Context& context);
+ANNULUS_API void ring_attention_backward(
+    const TensorView& do_, const TensorView& dlse, const TensorView& q, const TensorView& k,
+    const TensorView& v, const TensorView& o, const TensorView& lse, const TensorView& dq,
+    const TensorView& dk, const TensorView& dv, const DilatedAttentionOptions& options,
+    const RingOptions& ring, Communicator& group, Context& context);
+ANNULUS_API void ring_attention_backward(
+    const TensorView& do_, const TensorView& dlse, const TensorView& q, const TensorView& k,
+    const TensorView& v, const TensorView& o, const TensorView& lse, const TensorView& dq,
+    const TensorView& dk, const TensorView& dv, const BlockSparseAttentionOptions& options,
+    const RingOptions& ring, Communicator& group, Context& context);
 
 }  // namespace annulus
