@@ -65,6 +65,8 @@ void Forward::close(std::int64_t b, std::int64_t h, std::int64_t token, RowState
 template <class P>
 void Forward::chunk(const P& pattern, std::int64_t b, std::int64_t h, const Sweep& sweep,
                     Range queries, const Slot& s) const {
+  const Range seen_keys = sweep.seen_by_any(queries);
+  if (plan_.part && seen_keys.empty()) return;  // rows stay as they are
   const Softmax& vector = softmax();
   const int lanes = tiles_.cols;
   const std::int64_t count = queries.end - queries.first;
@@ -95,7 +97,6 @@ void Forward::chunk(const P& pattern, std::int64_t b, std::int64_t h, const Swee
   }
 
   bool packed = false, tame_queries = true;
-  const Range seen_keys = sweep.seen_by_any(queries);
   for_each_key_tile(plan_, sweep, seen_keys, kForwardKeys, [&](Range tile) {
     if (!packed) {  // not where nothing is seen
       const Matrix rows = q.matrix(sweep.queries, queries, s.stage);
