@@ -12,4 +12,5 @@
 #include "annulus/core/tensor.h"
 #include "annulus/dist/communicator.h"
 #include "annulus/lrpe_cosine/lrpe_cosine.h"
+#include "annulus/ring_attention/ring_attention.h"
 #include "annulus/ring_rnn/ring_rnn.h"

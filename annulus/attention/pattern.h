@@ -32,6 +32,11 @@ struct Line {
     const std::int64_t n = step == 1 ? row - first : (row - first + step - 1) / step;
     return n < count ? n : count;
   }
+  // Its rows from `from` to `to` - 1.
+  ANNULUS_HD Line cut(std::int64_t from, std::int64_t to) const {
+    const std::int64_t begin = before(from), end = before(to);
+    return {at(begin), step, end > begin ? end - begin : 0};
+  }
 };
 
 // The part first..end-1 of something.
@@ -39,6 +44,7 @@ struct Range {
   std::int64_t first = 0, end = 0;
 
   ANNULUS_HD bool empty() const { return end <= first; }
+  ANNULUS_HD std::int64_t count() const { return end - first; }
 };
 
 // Bounds of key row - query row, both included.
@@ -93,12 +99,25 @@ ANNULUS_HD void for_each_tile(const Sweep& sweep, Range seen, std::int64_t most,
     return;
   }
   for (std::int64_t i = 0; i < blocks.count; ++i) {
-    const std::int64_t begin = blocks.at(i) * blocks.size;
+    const std::int64_t begin = blocks.at(i) * blocks.size - sweep.keys.first;
     const std::int64_t first = begin > seen.first ? begin : seen.first;
     const std::int64_t end = begin + blocks.size < seen.end ? begin + blocks.size : seen.end;
     for (std::int64_t at = first; at < end; at += most) {
       f(Range{at, at + most < end ? at + most : end});
     }
+  }
+}
+
+// The same in tiles that lie at multiples of `size` rows, whatever is seen of them and however the line was cut: what is summed in a
+// tile is summed in the same order wherever the others are. (Blocks lie so anyway.)
+template <class F>
+void for_each_fixed_tile(const Sweep& sweep, Range seen, std::int64_t size, F&& f) {
+  if (sweep.blocks.defined()) return for_each_tile(sweep, seen, size, f);
+  while (!seen.empty()) {
+    const std::int64_t cell = sweep.keys.at(seen.first) / size;
+    const Range tile{sweep.keys.before(cell * size), sweep.keys.before((cell + 1) * size)};
+    f(tile);
+    seen.first = tile.end;
   }
 }
 

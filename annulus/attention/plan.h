@@ -3,12 +3,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <variant>
 
 #include "annulus/attention/dropout.h"
 #include "annulus/attention/pattern/blocks.h"
 #include "annulus/attention/pattern/dense.h"
 #include "annulus/attention/pattern/dilated.h"
+#include "annulus/attention/state.h"
 #include "annulus/core/context.h"
 #include "annulus/core/info.h"
 #include "annulus/core/tensor.h"
@@ -16,6 +18,19 @@
 namespace annulus::attention {
 
 using Pattern = std::variant<Dense, Dilated, Blocks>;
+
+// A part of a call: some queries and some keys, which follow each other, and what is carried from part to part in fp32, by the
+// rows of this part: state and delta (B, H, Tq), acc (B, H, Tq, Dv), dq (B, H, Tq, D), dk (B, Hkv, Tk, D), dv (B, Hkv, Tk, Dv). A
+// part adds to those of them that are given; dk and dv go together. (The CPU's alone.)
+struct Part {
+  std::int64_t first_query = 0, first_key = 0;  // rows of the pattern that row 0 of q and of k are
+  int layer = 0;
+  // Sums are taken in tiles at fixed rows of the pattern, from first to last: their bits are those of any other division into
+  // parts that lets all tiles whole.
+  bool fixed = false;
+  RowState* state = nullptr;
+  float *acc = nullptr, *delta = nullptr, *dq = nullptr, *dk = nullptr, *dv = nullptr;
+};
 
 struct Plan {
   const char* op = "attention";
@@ -40,6 +55,7 @@ struct Plan {
   bool portable = false;       // Context's
   // Gradients take the weights of layers as constants.
   bool stop_alpha_gradient = false;
+  std::optional<Part> part = {};
 
   std::int64_t heads_per_key() const { return Hkv > 0 ? H / Hkv : 1; }
 };
@@ -50,12 +66,23 @@ decltype(auto) visit_layer(const Plan& plan, int i, F&& f) {
   return std::visit(
       [&](auto pattern) {
         if constexpr (requires { pattern.branch; }) {
-          pattern.covers_all = plan.layers == 1;
+          pattern.covers_all = plan.layers == 1 && !plan.part;
           pattern.branch = i;
         }
         return f(pattern);
       },
       plan.pattern);
+}
+
+// Sweep i of a pattern, or what a part has of it.
+template <class P>
+Sweep sweep_of(const Plan& plan, const P& pattern, std::int64_t b, std::int64_t h, std::int64_t i) {
+  Sweep s = pattern.sweep(b, h, i);
+  if (plan.part) {
+    s.queries = s.queries.cut(plan.part->first_query, plan.part->first_query + plan.Tq);
+    s.keys = s.keys.cut(plan.part->first_key, plan.part->first_key + plan.Tk);
+  }
+  return s;
 }
 
 namespace cpu {

@@ -57,6 +57,9 @@ struct Hop {
   std::string_view op;  // at most 15 characters count
   int hop = 0;
   int distance = 1;  // to rank + distance, from rank - distance, around the ring
+  // Or to and from these; where one is kNobody, parts go the other way alone. Not to this rank itself.
+  static constexpr int kByDistance = -1, kNobody = -2;
+  int to = kByDistance, from = kByDistance;
 };
 
 // What this rank has sent so far.

@@ -217,8 +217,16 @@ std::shared_ptr<Pending> LinkCommunicator::begin(const Hop& hop, std::span<const
   pending->step = ++step_;
   put(pending->header.op, hop.op);
   pending->header.hop = hop.hop;
-  pending->to = ((rank() + hop.distance) % P + P) % P;
-  pending->from = ((rank() - hop.distance) % P + P) % P;
+  const auto peer_of = [&](int named, int distance) {
+    if (named != Hop::kByDistance && named != Hop::kNobody &&
+        (named < 0 || named >= P || named == rank())) {
+      throw InvalidArgument("[communicator] to and from must be other ranks below " +
+                            std::to_string(P) + " but one is " + std::to_string(named));
+    }
+    return named == Hop::kByDistance ? ((rank() + distance) % P + P) % P : named;
+  };
+  pending->to = peer_of(hop.to, hop.distance);
+  pending->from = peer_of(hop.from, -hop.distance);
   last_ = pending->header;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const Part& part = parts[i];
@@ -235,20 +243,22 @@ std::shared_ptr<Pending> LinkCommunicator::begin(const Hop& hop, std::span<const
     header.part = static_cast<std::int32_t>(i);
     header.agreement = agreement_;
 
-    Header due = header;
-    due.from = pending->from;
-    due.to = rank();
-    due.bytes = part.receive_bytes;
-    due.has_sum = options_.checksum ? 1 : 0;
-    due.sequence = peer(pending->from).asked++;
-    peer(pending->from).due.push_back({due, static_cast<std::byte*>(part.receive), pending});
-    ++pending->missing;
-
-    header.from = rank();
-    header.to = pending->to;
-    header.sequence = peer(pending->to).sent++;
+    if (pending->from != Hop::kNobody) {
+      Header due = header;
+      due.from = pending->from;
+      due.to = rank();
+      due.bytes = part.receive_bytes;
+      due.has_sum = options_.checksum ? 1 : 0;
+      due.sequence = peer(pending->from).asked++;
+      peer(pending->from).due.push_back({due, static_cast<std::byte*>(part.receive), pending});
+      ++pending->missing;
+    }
     try {
-      link_->expect(pending->from, part.receive_bytes);
+      if (pending->from != Hop::kNobody) link_->expect(pending->from, part.receive_bytes);
+      if (pending->to == Hop::kNobody) continue;
+      header.from = rank();
+      header.to = pending->to;
+      header.sequence = peer(pending->to).sent++;
       link_->send(pending->to,
                   make_message(header, {static_cast<const std::byte*>(part.send), part.send_bytes},
                                options_.checksum, link_->pool()));
@@ -266,7 +276,7 @@ std::shared_ptr<Pending> LinkCommunicator::begin(const Hop& hop, std::span<const
     (data ? traffic_.bytes : traffic_.overhead_bytes) += part.send_bytes;
     traffic_.overhead_bytes += sizeof(Header);
   }
-  pending->sent_to = peer(pending->to).sent;
+  if (pending->to != Hop::kNobody) pending->sent_to = peer(pending->to).sent;
   return pending;
 }
 
@@ -300,7 +310,7 @@ void LinkCommunicator::receive(double waited) {
 }
 
 bool LinkCommunicator::sent(const Pending& p, double waited) {
-  if (p.to == rank()) return true;
+  if (p.to == rank() || p.to == Hop::kNobody) return true;
   try {
     return link_->delivered(p.to) >= p.sent_to;
   } catch (const LinkError& e) {

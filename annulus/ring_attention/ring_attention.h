@@ -41,6 +41,7 @@ struct RingOptions {
   std::int64_t tokens = 0;  // n
   Balance balance = Balance::kZigzag;
   bool deterministic = false;
+  std::int64_t slice = 1536;  // rows that travel in one message, at most
 };
 
 // Tokens first .. end-1.
@@ -82,21 +83,45 @@ ANNULUS_API void ring_attention_backward(const TensorView& do_, const TensorView
                                          const TensorView& dk, const TensorView& dv,
                                          const AttentionOptions& options, const RingOptions& ring,
                                          Communicator& group, Context& context);
-ANNULUS_API void ring_attention_backward(const TensorView& do_, const TensorView& dlse,
-                                         const TensorView& q, const TensorView& k,
-                                         const TensorView& v, const TensorView& o,
-                                         const TensorView& lse, const TensorView& dq,
-                                         const TensorView& dk, const TensorView& dv,
-                                         const DilatedAttentionOptions& options,
-                                         const RingOptions& ring, Communicator& group,
-                                         Context& context);
-ANNULUS_API void ring_attention_backward(const TensorView& do_, const TensorView& dlse,
-                                         const TensorView& q, const TensorView& k,
-                                         const TensorView& v, const TensorView& o,
-                                         const TensorView& lse, const TensorView& dq,
-                                         const TensorView& dk, const TensorView& dv,
-                                         const BlockSparseAttentionOptions& options,
-                                         const RingOptions& ring, Communicator& group,
-                                         Context& context);
+ANNULUS_API void ring_attention_backward(
+    const TensorView& do_, const TensorView& dlse, const TensorView& q, const TensorView& k,
+    const TensorView& v, const TensorView& o, const TensorView& lse, const TensorView& dq,
+    const TensorView& dk, const TensorView& dv, const DilatedAttentionOptions& options,
+    const RingOptions& ring, Communicator& group, Context& context);
+ANNULUS_API void ring_attention_backward(
+    const TensorView& do_, const TensorView& dlse, const TensorView& q, const TensorView& k,
+    const TensorView& v, const TensorView& o, const TensorView& lse, const TensorView& dq,
+    const TensorView& dk, const TensorView& dv, const BlockSparseAttentionOptions& options,
+    const RingOptions& ring, Communicator& group, Context& context);
+
+// Scratch of a rank's call, exactly, from its shards (their data is not read).
+ANNULUS_API std::size_t ring_attention_forward_workspace(const TensorView& q, const TensorView& k,
+                                                         const TensorView& v,
+                                                         const AttentionOptions& options,
+                                                         const RingOptions& ring, int ranks,
+                                                         int rank);
+ANNULUS_API std::size_t ring_attention_backward_workspace(const TensorView& q, const TensorView& k,
+                                                          const TensorView& v,
+                                                          const AttentionOptions& options,
+                                                          const RingOptions& ring, int ranks,
+                                                          int rank);
+ANNULUS_API std::size_t ring_attention_forward_workspace(const TensorView& q, const TensorView& k,
+                                                         const TensorView& v,
+                                                         const DilatedAttentionOptions& options,
+                                                         const RingOptions& ring, int ranks,
+                                                         int rank);
+ANNULUS_API std::size_t ring_attention_backward_workspace(const TensorView& q, const TensorView& k,
+                                                          const TensorView& v,
+                                                          const DilatedAttentionOptions& options,
+                                                          const RingOptions& ring, int ranks,
+                                                          int rank);
+ANNULUS_API std::size_t ring_attention_forward_workspace(const TensorView& q, const TensorView& k,
+                                                         const TensorView& v,
+                                                         const BlockSparseAttentionOptions& options,
+                                                         const RingOptions& ring, int ranks,
+                                                         int rank);
+ANNULUS_API std::size_t ring_attention_backward_workspace(
+    const TensorView& q, const TensorView& k, const TensorView& v,
+    const BlockSparseAttentionOptions& options, const RingOptions& ring, int ranks, int rank);
 
 }  // namespace annulus

@@ -8,10 +8,11 @@
 // of the cache. As they lie they are right operands of the product for dq, which is turned, too; turned they are left operands of
 // those for dv and dk.
 
+#include "annulus/attention/cpu/backward.h"
+
 #include <cmath>
 #include <cstring>
 
-#include "annulus/attention/cpu/forward.h"
 #include "annulus/cpu/rows.h"
 
 namespace annulus::attention::cpu {
@@ -23,123 +24,86 @@ constexpr std::int64_t kParts = 16;
 // Sums of parts beyond the first may take as much memory.
 constexpr std::int64_t kPartBytes = std::int64_t{256} << 20;
 
-struct Slot {
-  // Packed: rows and columns of q and do (right operands), rows of k and v and columns of k (left); a panel of ds or p.
-  std::byte *q_rows, *q_columns, *do_rows, *do_columns, *k_rows, *v_rows, *k_columns, *panel,
-      *stage;
-  float *p, *ds, *z;  // tiles of queries of the chunk: [key][query]
-  float* dq;          // such tiles: [column][query]
-  float* sums;        // dk or dv of a panel of keys
-  float *lse, *delta, *row;
-  std::int32_t *lo, *hi;
-  std::uint8_t* keep;
-};
+}  // namespace
 
-struct Backward {
-  const Plan& plan;
-  const Tiles<float>& tiles;
-  std::int64_t chunk_queries;
-  std::int64_t tile_floats, dq_floats;  // from a tile of p, ds and z to the next; of dq
-  int slots;
-  std::int64_t parts;
-  std::vector<Slot> of = {};
-  // delta of all rows (b, h, t); with layers whose weights are constants, of one layer at a time.
-  float* delta = nullptr;
-  // Sums in f32: dq where there are layers; dk and dv always, of each part.
-  float *dq = nullptr, *dk = nullptr, *dv = nullptr;
-  // Where layers are weighed as constants: one of them alone, with its o, and its forward.
-  Plan alone = plan;
-  std::byte* layer_o = nullptr;
-  Forward layer_forward{alone};
-
-  explicit Backward(const Plan& p)
-      : plan(p),
-        tiles(tiles_for(p.dtype)),
-        chunk_queries(chunk_of(p)),
-        tile_floats((kKeys + annulus::cpu::kMaxTileRows) * tiles.cols),
-        dq_floats(round_up(p.D, tiles.rows) * tiles.cols),
-        slots(1),
-        parts(1) {
-    if (empty()) return;
-    std::int64_t cells = 0, chunks = 1;
-    for (int i = 0; i < plan.layers; ++i) {
-      visit_layer(plan, i, [&](const auto& pattern) {
-        cells = std::max(cells, plan.B * plan.Hkv * ceil_div(pattern.sweeps(), pattern.per_cell()));
-        chunks = std::max(chunks, pattern.per_cell() * ceil_div(pattern.longest(), chunk_queries));
-      });
-    }
-    cells = std::max<std::int64_t>(cells, 1);
-    parts = std::clamp<std::int64_t>(kParts / cells, 1, chunks);
-    const std::int64_t bytes =
-        std::max<std::int64_t>(1, key_floats() * std::int64_t{sizeof(float)});
-    parts = std::min(parts, 1 + kPartBytes / bytes);
-    slots = slots_for(cells * parts);
+Backward::Backward(const Plan& p)
+    : plan(p),
+      tiles(tiles_for(p.dtype)),
+      chunk_queries(fixed_tiles(p) ? kQueries : chunk_of(p)),
+      tile_floats((kKeys + annulus::cpu::kMaxTileRows) * tiles.cols),
+      dq_floats(round_up(p.D, tiles.rows) * tiles.cols),
+      slots(1),
+      parts(1) {
+  if (empty()) return;
+  std::int64_t cells = 0, chunks = 1;
+  for (int i = 0; i < plan.layers; ++i) {
+    visit_layer(plan, i, [&](const auto& pattern) {
+      cells = std::max(cells, plan.B * plan.Hkv * ceil_div(pattern.sweeps(), pattern.per_cell()));
+      chunks = std::max(chunks, pattern.per_cell() * ceil_div(pattern.longest(), chunk_queries));
+    });
   }
+  cells = std::max<std::int64_t>(cells, 1);
+  parts = std::clamp<std::int64_t>(kParts / cells, 1, chunks);
+  const std::int64_t bytes = std::max<std::int64_t>(1, key_floats() * std::int64_t{sizeof(float)});
+  parts = fixed_tiles(plan) ? 1 : std::min(parts, 1 + kPartBytes / bytes);
+  slots = slots_for(cells * parts);
+}
 
-  bool empty() const { return plan.B * plan.Hkv == 0; }
-  std::int64_t key_floats() const { return plan.B * plan.Hkv * plan.Tk * (plan.D + plan.Dv); }
+void Backward::lay_out(ScratchLayout& scratch) {
+  if (empty()) return;
+  of.clear();
+  const std::int64_t lanes = tiles.cols;
+  for (int i = 0; i < slots; ++i) {
+    Slot s{};
+    scratch(s.q_rows, Panels::bytes(tiles, Side::kRight, chunk_queries, plan.D));
+    scratch(s.q_columns, Panels::bytes(tiles, Side::kRight, plan.D, chunk_queries));
+    scratch(s.do_rows, Panels::bytes(tiles, Side::kRight, chunk_queries, plan.Dv));
+    scratch(s.do_columns, Panels::bytes(tiles, Side::kRight, plan.Dv, chunk_queries));
+    scratch(s.k_rows, Panels::bytes(tiles, Side::kLeft, kKeys, plan.D));
+    scratch(s.v_rows, Panels::bytes(tiles, Side::kLeft, kKeys, plan.Dv));
+    scratch(s.k_columns, Panels::bytes(tiles, Side::kLeft, plan.D, kKeys));
+    scratch(s.panel, std::max(tiles.panel_bytes(Side::kLeft, chunk_queries),
+                              tiles.panel_bytes(Side::kRight, kKeys)));
+    scratch(s.stage, chunk_queries * std::max(plan.D, plan.Dv) * size_of(plan.dtype));
+    scratch(s.p, chunk_queries / lanes * tile_floats);
+    scratch(s.ds, chunk_queries / lanes * tile_floats);
+    scratch(s.z, plan.dropout.any() ? chunk_queries / lanes * tile_floats : 0);
+    scratch(s.dq, chunk_queries / lanes * dq_floats);
+    scratch(s.sums, annulus::cpu::kMaxTileRows * round_up(std::max(plan.D, plan.Dv), lanes));
+    scratch(s.lse, chunk_queries);
+    scratch(s.delta, chunk_queries);
+    scratch(s.row, 3 * 256);
+    scratch(s.lo, 2 * lanes);
+    s.hi = s.lo == nullptr ? nullptr : s.lo + lanes;
+    scratch(s.keep, unites(plan) ? kKeys * lanes : 0);
+    of.push_back(s);
+  }
+  if (!plan.part) scratch(delta, plan.B * plan.H * plan.Tq);
+  if (plan.part && parts == 1) return;
+  scratch(dk, parts * plan.B * plan.Hkv * plan.Tk * plan.D);
+  scratch(dv, parts * plan.B * plan.Hkv * plan.Tk * plan.Dv);
+  if (plan.part) return;
+  if (plan.layers > 1) scratch(dq, plan.B * plan.H * plan.Tq * plan.D);
+  if (plan.stop_alpha_gradient) {
+    alone.layers = 1;
+    layer_forward.lay_out(scratch);
+    scratch(layer_o, plan.B * plan.H * plan.Tq * plan.Dv * size_of(plan.dtype));
+  }
+}
 
-  void lay_out(ScratchLayout& scratch) {
-    if (empty()) return;
-    of.clear();
-    const std::int64_t lanes = tiles.cols;
-    for (int i = 0; i < slots; ++i) {
-      Slot s{};
-      scratch(s.q_rows, Panels::bytes(tiles, Side::kRight, chunk_queries, plan.D));
-      scratch(s.q_columns, Panels::bytes(tiles, Side::kRight, plan.D, chunk_queries));
-      scratch(s.do_rows, Panels::bytes(tiles, Side::kRight, chunk_queries, plan.Dv));
-      scratch(s.do_columns, Panels::bytes(tiles, Side::kRight, plan.Dv, chunk_queries));
-      scratch(s.k_rows, Panels::bytes(tiles, Side::kLeft, kKeys, plan.D));
-      scratch(s.v_rows, Panels::bytes(tiles, Side::kLeft, kKeys, plan.Dv));
-      scratch(s.k_columns, Panels::bytes(tiles, Side::kLeft, plan.D, kKeys));
-      scratch(s.panel, std::max(tiles.panel_bytes(Side::kLeft, chunk_queries),
-                                tiles.panel_bytes(Side::kRight, kKeys)));
-      scratch(s.stage, chunk_queries * std::max(plan.D, plan.Dv) * size_of(plan.dtype));
-      scratch(s.p, chunk_queries / lanes * tile_floats);
-      scratch(s.ds, chunk_queries / lanes * tile_floats);
-      scratch(s.z, plan.dropout.any() ? chunk_queries / lanes * tile_floats : 0);
-      scratch(s.dq, chunk_queries / lanes * dq_floats);
-      scratch(s.sums, annulus::cpu::kMaxTileRows * round_up(std::max(plan.D, plan.Dv), lanes));
-      scratch(s.lse, chunk_queries);
-      scratch(s.delta, chunk_queries);
-      scratch(s.row, 3 * 256);
-      scratch(s.lo, 2 * lanes);
-      s.hi = s.lo == nullptr ? nullptr : s.lo + lanes;
-      scratch(s.keep, unites(plan) ? kKeys * lanes : 0);
-      of.push_back(s);
-    }
-    scratch(delta, plan.B * plan.H * plan.Tq);
-    scratch(dk, parts * plan.B * plan.Hkv * plan.Tk * plan.D);
-    scratch(dv, parts * plan.B * plan.Hkv * plan.Tk * plan.Dv);
-    if (plan.layers > 1) scratch(dq, plan.B * plan.H * plan.Tq * plan.D);
-    if (plan.stop_alpha_gradient) {
-      alone.layers = 1;
-      layer_forward.lay_out(scratch);
-      scratch(layer_o, plan.B * plan.H * plan.Tq * plan.Dv * size_of(plan.dtype));
-    }
-  }
+void Backward::take_part() {
+  if (!plan.part) return;
+  delta = plan.part->delta;
+  dq = plan.part->dq;
+  if (parts > 1) return;
+  dk = plan.part->dk;
+  dv = plan.part->dv;
+}
 
-  std::int64_t query_row(std::int64_t b, std::int64_t h, std::int64_t token) const {
-    return (b * plan.H + h) * plan.Tq + token;
-  }
-  std::int64_t key_row(std::int64_t part, std::int64_t b, std::int64_t hk,
-                       std::int64_t token) const {
-    return ((part * plan.B + b) * plan.Hkv + hk) * plan.Tk + token;
-  }
-  static float lane_of(const TensorView& v, std::int64_t b, std::int64_t h, std::int64_t token) {
-    return static_cast<const float*>(
-        v.data)[b * v.stride[0] + h * v.stride[1] + token * v.stride[2]];
-  }
-
-  // delta = <do, o> - dlse.
-  void fill_delta(const TensorView& o, int threads) const;
-  template <class P>
-  void layer(const P& pattern, int threads) const;
-  template <class P>
-  void chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int64_t part,
-             const Sweep& sweep, Range queries, const Slot& s) const;
-  void run(Context& context);
-};
+void Backward::fill_delta(Context& context) {
+  take_part();
+  fill_delta(plan.o, context.threads);
+}
 
 void Backward::fill_delta(const TensorView& o, int threads) const {
   const std::int64_t rows = plan.B * plan.H * plan.Tq;
@@ -166,8 +130,9 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
   const std::int64_t rows = tiles.rows;
   const std::int64_t count = queries.end - queries.first, padded = round_up(count, lanes);
   const std::int64_t hk = h / plan.heads_per_key();
-  const HeadRows q(plan.q, b, h, plan.order), k(plan.k, b, hk, plan.order),
-      v(plan.v, b, hk, plan.order), dout(plan.do_, b, h, plan.order);
+  const std::int64_t query0 = first_query(plan), key0 = first_key(plan);
+  const HeadRows q(plan.q, b, h, plan.order, query0), k(plan.k, b, hk, plan.order, key0),
+      v(plan.v, b, hk, plan.order, key0), dout(plan.do_, b, h, plan.order, query0);
   Panels q_rows(tiles, Side::kRight, s.q_rows), q_columns(tiles, Side::kRight, s.q_columns),
       do_rows(tiles, Side::kRight, s.do_rows), do_columns(tiles, Side::kRight, s.do_columns),
       k_rows(tiles, Side::kLeft, s.k_rows), v_rows(tiles, Side::kLeft, s.v_rows),
@@ -178,7 +143,8 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
 
   std::fill_n(s.dq, padded / lanes * dq_floats, 0.0f);
   bool packed = false, tame_queries = true;
-  for_each_tile(sweep, sweep.seen_by_any(queries), kKeys, [&](Range tile) {
+  const Range seen_keys = sweep.seen_by_any(queries);
+  for_each_key_tile(plan, sweep, seen_keys, kKeys, [&](Range tile) {
     if (!packed) {
       const Matrix x = q.matrix(sweep.queries, queries, s.stage);
       q_rows.pack_rows(x, count, plan.D);
@@ -190,7 +156,7 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
       tame_queries = tame_queries && vector.tame(y, count, plan.Dv);
       for (std::int64_t i = 0; i < padded; ++i) {
         const std::int64_t token = i < count ? q.token(sweep.queries.at(queries.first + i)) : 0;
-        s.lse[i] = i < count ? lane_of(plan.lse, b, h, token) : kNoScore;
+        s.lse[i] = i < count ? lane_of(plan.lse, b, h, token - query0) : kNoScore;
         s.delta[i] = i < count ? delta[query_row(b, h, token)] : 0;
         // A query that met a NaN, here or in another layer, has one in its sum.
         tame_queries = tame_queries && (s.lse[i] == kNoScore || std::isfinite(s.lse[i])) &&
@@ -211,7 +177,7 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
     TileMask<P> mask(pattern, plan, sweep, h);
     const bool drops = plan.dropout.any();
     bool careful = false;
-    const Ahead ahead(tile, sweep.seen_by_any(queries).end, padded / lanes);
+    const Ahead ahead(tile, seen_keys.end, padded / lanes);
     for (std::int64_t at = 0; at < padded; at += lanes) {
       const std::int64_t i = at / lanes;
       k.ask_for(sweep.keys, ahead.part(i));
@@ -267,7 +233,7 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
     }
 
     // dq[d][query] += k ds
-    for (std::int64_t at = 0; at < count && plan.dq.defined(); at += lanes) {
+    for (std::int64_t at = 0; at < count && wants_queries(); at += lanes) {
       const std::int64_t last = std::min<std::int64_t>(at + lanes, count);
       const Range seen = mask.rows_of(tile, {queries.first + at, queries.first + last});
       if (seen.empty()) continue;
@@ -283,7 +249,7 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
     // dv[key][d] += p^T do, dk[key][d] += ds^T q, over the queries that see any of the keys of a panel. (Fewer queries at a time,
     // so that their panels stay in the nearest cache for all keys, were slower by 4 %.)
     for (const bool values : {true, false}) {
-      if (!plan.dk.defined()) break;
+      if (!wants_keys()) break;
       const std::int64_t columns = values ? plan.Dv : plan.D;
       const Panels& right_panels = values ? do_columns : q_columns;
       // Rows of the sums that are a constant distance apart are added to where they are.
@@ -313,12 +279,12 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
     }
   });
 
-  if (!plan.dq.defined()) return;
+  if (!wants_queries()) return;
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t token = q.token(sweep.queries.at(queries.first + i));
     const float* turned = s.dq + i / lanes * dq_floats + i % lanes;
     for (std::int64_t d = 0; d < plan.D; ++d) s.row[d] = turned[d * lanes];
-    if (plan.layers > 1) {
+    if (plan.layers > 1 || plan.part) {
       vector.add(s.row, plan.D, dq + query_row(b, h, token) * plan.D);
     } else {
       convert.store(s.row, plan.D, annulus::cpu::row_at(plan.dq, b, token, h));
@@ -329,7 +295,13 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
 template <class P>
 void Backward::layer(const P& pattern, int threads) const {
   const std::int64_t per_cell = pattern.per_cell(), cells = ceil_div(pattern.sweeps(), per_cell);
-  const std::int64_t chunks = per_cell * ceil_div(pattern.longest(), chunk_queries);
+  // Chunks of a sweep's queries: so many of them each, or those of so many rows of the pattern.
+  const bool fixed = fixed_tiles(plan);
+  const std::int64_t first_chunk = fixed ? first_query(plan) / chunk_queries : 0;
+  const std::int64_t chunks_of_sweep =
+      fixed ? ceil_div(first_query(plan) + plan.Tq, chunk_queries) - first_chunk
+            : ceil_div(std::min(pattern.longest(), plan.Tq), chunk_queries);
+  const std::int64_t chunks = per_cell * chunks_of_sweep;
   for_each_item(
       plan.B * plan.Hkv * cells * parts, slots, threads, [&](int slot, std::int64_t item) {
         const std::int64_t part = item % parts, cell = item / parts % cells;
@@ -341,9 +313,11 @@ void Backward::layer(const P& pattern, int threads) const {
           for (std::int64_t i = part; i < chunks; i += parts) {
             const std::int64_t number = cell * per_cell + i % per_cell, c = i / per_cell;
             if (number >= pattern.sweeps()) continue;
-            const Sweep sweep = pattern.sweep(b, h, number);
-            const Range queries{c * chunk_queries,
-                                std::min((c + 1) * chunk_queries, sweep.queries.count)};
+            const Sweep sweep = sweep_of(plan, pattern, b, h, number);
+            const std::int64_t from = (first_chunk + c) * chunk_queries, to = from + chunk_queries;
+            const Range queries = fixed
+                                      ? Range{sweep.queries.before(from), sweep.queries.before(to)}
+                                      : Range{from, std::min(to, sweep.queries.count)};
             if (!queries.empty())
               chunk(pattern, b, h, part, sweep, queries, of[static_cast<std::size_t>(slot)]);
           }
@@ -357,8 +331,22 @@ void Backward::run(Context& context) {
     if (n > 0) std::memset(p, 0, static_cast<std::size_t>(n) * sizeof(float));
   };
   const std::int64_t key_rows = plan.B * plan.Hkv * plan.Tk;
-  clear(dk, parts * key_rows * plan.D);
-  clear(dv, parts * key_rows * plan.Dv);
+  take_part();
+  if (!plan.part || (parts > 1 && wants_keys())) {
+    clear(dk, parts * key_rows * plan.D);
+    clear(dv, parts * key_rows * plan.Dv);
+  }
+  if (plan.part) {
+    visit_layer(plan, plan.part->layer,
+                [&](const auto& pattern) { layer(pattern, context.threads); });
+    if (parts == 1 || !wants_keys()) return;
+    const std::int64_t k_floats = key_rows * plan.D, v_floats = key_rows * plan.Dv;
+    for (std::int64_t c = 0; c < parts; ++c) {
+      softmax().add(dk + c * k_floats, k_floats, plan.part->dk);
+      softmax().add(dv + c * v_floats, v_floats, plan.part->dv);
+    }
+    return;
+  }
   if (plan.layers > 1) clear(dq, plan.B * plan.H * plan.Tq * plan.D);
   if (!plan.stop_alpha_gradient) fill_delta(plan.o, context.threads);
   for (int i = 0; i < plan.layers; ++i) {
@@ -396,8 +384,6 @@ void Backward::run(Context& context) {
   close(plan.dv, dv, plan.Hkv, plan.Tk, plan.Dv, parts);
   if (plan.layers > 1) close(plan.dq, dq, plan.H, plan.Tq, plan.D, 1);
 }
-
-}  // namespace
 
 void backward(const Plan& plan, Context& context) {
   Backward f(plan);

@@ -43,7 +43,7 @@ void Forward::lay_out(ScratchLayout& scratch) {
     scratch(s.z, drops);
     scratch(s.keep, unites(plan_) ? kForwardKeys * lanes : 0);
   }
-  if (plan_.layers > 1) {
+  if (plan_.layers > 1 && !plan_.part) {
     scratch(state_, plan_.B * plan_.H * plan_.Tq);
     scratch(acc_, plan_.B * plan_.H * plan_.Tq * plan_.Dv);
   }
@@ -65,12 +65,15 @@ void Forward::close(std::int64_t b, std::int64_t h, std::int64_t token, RowState
 template <class P>
 void Forward::chunk(const P& pattern, std::int64_t b, std::int64_t h, const Sweep& sweep,
                     Range queries, const Slot& s) const {
+  const Range seen_keys = sweep.seen_by_any(queries);
+  if (plan_.part && seen_keys.empty()) return;  // rows stay as they are
   const Softmax& vector = softmax();
   const int lanes = tiles_.cols;
   const std::int64_t count = queries.end - queries.first;
   const std::int64_t hk = h / plan_.heads_per_key();
-  const HeadRows q(plan_.q, b, h, plan_.order), k(plan_.k, b, hk, plan_.order),
-      v(plan_.v, b, hk, plan_.order);
+  const HeadRows q(plan_.q, b, h, plan_.order, first_query(plan_)),
+      k(plan_.k, b, hk, plan_.order, first_key(plan_)),
+      v(plan_.v, b, hk, plan_.order, first_key(plan_));
   Panels query_panels(tiles_, Side::kRight, s.queries), key_panels(tiles_, Side::kLeft, s.keys),
       value_panels(tiles_, Side::kLeft, s.values);
   const bool chained = chains(plan_.dtype), panels = writes_panels(plan_.dtype);
@@ -82,7 +85,7 @@ void Forward::chunk(const P& pattern, std::int64_t b, std::int64_t h, const Swee
   const std::int64_t tile_floats = value_rows_ * lanes;
   std::fill_n(s.acc, ceil_div(count, lanes) * tile_floats, 0.0f);
   for (std::int64_t i = 0; i < round_up(count, lanes); ++i) {
-    const bool carried = plan_.layers > 1 && i < count;
+    const bool carried = carries() && i < count;
     const std::int64_t row =
         carried ? state_row(b, h, q.token(sweep.queries.at(queries.first + i))) : 0;
     const RowState r = carried ? state_[row] : RowState{};
@@ -94,7 +97,7 @@ void Forward::chunk(const P& pattern, std::int64_t b, std::int64_t h, const Swee
   }
 
   bool packed = false, tame_queries = true;
-  for_each_tile(sweep, sweep.seen_by_any(queries), kForwardKeys, [&](Range tile) {
+  for_each_key_tile(plan_, sweep, seen_keys, kForwardKeys, [&](Range tile) {
     if (!packed) {  // not where nothing is seen
       const Matrix rows = q.matrix(sweep.queries, queries, s.stage);
       query_panels.pack_rows(rows, count, plan_.D);
@@ -113,7 +116,7 @@ void Forward::chunk(const P& pattern, std::int64_t b, std::int64_t h, const Swee
     tame = tame && vector.tame(values, keys, plan_.Dv);
 
     TileMask<P> mask(pattern, plan_, sweep, h);
-    const Ahead ahead(tile, sweep.seen_by_any(queries).end, ceil_div(count, lanes));
+    const Ahead ahead(tile, seen_keys.end, ceil_div(count, lanes));
     for (std::int64_t at = 0; at < count; at += lanes) {
       k.ask_for(sweep.keys, ahead.part(at / lanes));
       v.ask_for(sweep.keys, ahead.part(at / lanes));
@@ -128,7 +131,8 @@ void Forward::chunk(const P& pattern, std::int64_t b, std::int64_t h, const Swee
                              s.scores + begin * lanes, lanes, false);
       Tile scores{s.scores, lanes, seen.first, seen.end, lanes, mask.mask(), tame, coarse};
       // A key that a query does not see must not change its bits, not even where its exponents are counted from.
-      scores.reach = mask.masked() ? nullptr : s.norm + at;
+      scores.fixed = fixed_tiles(plan_);
+      scores.reach = mask.masked() || scores.fixed ? nullptr : s.norm + at;
       scores.far = far;
       float* sums = s.acc + i * tile_floats;
       const bool to_panel = tame && panels && !plan_.dropout.any();
@@ -174,9 +178,9 @@ void Forward::chunk(const P& pattern, std::int64_t b, std::int64_t h, const Swee
     const std::int64_t token = q.token(sweep.queries.at(queries.first + i));
     const RowState r{s.m[i], s.l[i]};
     const float* sums = s.acc + i / lanes * tile_floats + i % lanes;
-    float* to = plan_.layers > 1 ? acc_ + state_row(b, h, token) * plan_.Dv : s.row;
+    float* to = carries() ? acc_ + state_row(b, h, token) * plan_.Dv : s.row;
     for (std::int64_t d = 0; d < plan_.Dv; ++d) to[d] = sums[d * lanes];
-    if (plan_.layers > 1) {
+    if (carries()) {
       state_[state_row(b, h, token)] = r;
     } else {
       close(b, h, token, r, to, to);
@@ -187,13 +191,14 @@ void Forward::chunk(const P& pattern, std::int64_t b, std::int64_t h, const Swee
 template <class P>
 void Forward::layer(const P& pattern, int threads) const {
   // A head's chunks last to first, which with causality is the longest first.
-  const std::int64_t sweeps = pattern.sweeps(), most = ceil_div(pattern.longest(), chunk_);
+  const std::int64_t sweeps = pattern.sweeps(),
+                     most = ceil_div(std::min(pattern.longest(), plan_.Tq), chunk_);
   for_each_item(
       plan_.B * plan_.H * most * sweeps, static_cast<int>(slots_.size()), threads,
       [&](int slot_number, std::int64_t item) {
         const std::int64_t chunk_number = most - 1 - item / sweeps % most;
         const std::int64_t h = item / sweeps / most % plan_.H, b = item / sweeps / most / plan_.H;
-        const Sweep sweep = pattern.sweep(b, h, item % sweeps);
+        const Sweep sweep = sweep_of(plan_, pattern, b, h, item % sweeps);
         const Range queries{chunk_number * chunk_,
                             std::min((chunk_number + 1) * chunk_, sweep.queries.count)};
         if (!queries.empty())
@@ -203,15 +208,30 @@ void Forward::layer(const P& pattern, int threads) const {
 
 void Forward::run(Context& context) {
   if (empty()) return;
-  const std::int64_t rows = plan_.B * plan_.H * plan_.Tq;
-  if (plan_.layers > 1) {
-    std::fill_n(state_, rows, RowState{});
-    std::memset(acc_, 0, static_cast<std::size_t>(rows * plan_.Dv) * sizeof(float));
-  }
-  for (int i = 0; i < plan_.layers; ++i) {
+  take_part();
+  if (carries() && !plan_.part) begin();
+  for_each_layer(plan_, [&](int i) {
     visit_layer(plan_, i, [&](const auto& pattern) { layer(pattern, context.threads); });
-  }
-  if (plan_.layers == 1) return;
+  });
+  if (carries() && !plan_.part) end(context);
+}
+
+void Forward::take_part() {
+  if (!plan_.part) return;
+  state_ = plan_.part->state;
+  acc_ = plan_.part->acc;
+}
+
+void Forward::begin() {
+  take_part();
+  const std::int64_t rows = plan_.B * plan_.H * plan_.Tq;
+  std::fill_n(state_, rows, RowState{});
+  std::fill_n(acc_, rows * plan_.Dv, 0.0f);
+}
+
+void Forward::end(Context& context) {
+  take_part();
+  const std::int64_t rows = plan_.B * plan_.H * plan_.Tq;
   for_each_item(ceil_div(rows, chunk_), static_cast<int>(slots_.size()), context.threads,
                 [&](int slot_number, std::int64_t item) {
                   for (std::int64_t i = item * chunk_; i < std::min((item + 1) * chunk_, rows);

@@ -1,4 +1,5 @@
-// Forward on the CPU, as a piece of scratch and a call: the backward has one inside it, where branches are weighed as constants.
+// Forward on the CPU, as a piece of scratch and a call: the backward has one inside it, where branches are weighed as constants,
+// and ring attention one whose plan it changes from part to part.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +16,11 @@ class Forward {
  public:
   explicit Forward(const Plan& plan);
   void lay_out(ScratchLayout& scratch);
+  // All of the plan, or its part.
   void run(Context& context);
+  // Of a plan with a part: nothing was seen yet; and o and lse of its queries.
+  void begin();
+  void end(Context& context);
 
  private:
   // Scratch of one work item.
@@ -27,9 +32,12 @@ class Forward {
   };
 
   bool empty() const { return plan_.B * plan_.H * plan_.Tq == 0; }
+  // Rows (b, h, t) wait in memory for more keys: of other layers, or of other parts.
+  bool carries() const { return plan_.layers > 1 || plan_.part; }
   std::int64_t state_row(std::int64_t b, std::int64_t h, std::int64_t token) const {
-    return (b * plan_.H + h) * plan_.Tq + token;
+    return (b * plan_.H + h) * plan_.Tq + token - first_query(plan_);
   }
+  void take_part();
   template <class P>
   void layer(const P& pattern, int threads) const;
   template <class P>
@@ -44,7 +52,7 @@ class Forward {
   std::int64_t chunk_;       // queries of a work item
   std::int64_t value_rows_;  // Dv, in whole tiles
   std::vector<Slot> slots_;
-  // Of all rows (b, h, t), where there are layers.
+  // Where rows are carried: in scratch, or the part's.
   RowState* state_ = nullptr;
   float* acc_ = nullptr;
 };

@@ -17,11 +17,12 @@ namespace annulus::attention::cpu {
 using annulus::cpu::Matrix;
 using annulus::cpu::Row;
 
-// x[b, :, head, :], its rows by rank.
+// x[b, :, head, :], its rows by rank; the first of them is row `first` of the pattern.
 class HeadRows {
  public:
-  HeadRows(const TensorView& x, std::int64_t b, std::int64_t head, const TensorView& order)
-      : x_(x), base_(b * x.stride[0] + head * x.stride[2]) {
+  HeadRows(const TensorView& x, std::int64_t b, std::int64_t head, const TensorView& order,
+           std::int64_t first = 0)
+      : x_(x), base_(b * x.stride[0] + head * x.stride[2] - first * x.stride[1]) {
     if (order.defined()) order_ = {order.data, order.dtype == DType::kI64, order.stride[0]};
   }
 

@@ -30,6 +30,8 @@ struct Tile {
   // No score of lane c is larger than reach[c] * far, either sign (nullptr: not known).
   const float* reach = nullptr;
   float far = 0;
+  // Bits must not depend on what lanes lie beside each other.
+  bool fixed = false;
 };
 
 struct Softmax {

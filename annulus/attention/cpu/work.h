@@ -48,6 +48,25 @@ inline bool unites(const Plan& plan) {
   return d != nullptr && d->unite;
 }
 
+// Rows of the pattern that row 0 of q and of k are.
+inline std::int64_t first_query(const Plan& p) { return p.part ? p.part->first_query : 0; }
+inline std::int64_t first_key(const Plan& p) { return p.part ? p.part->first_key : 0; }
+inline bool fixed_tiles(const Plan& p) { return p.part && p.part->fixed; }
+
+// f(layer) for those of the call.
+template <class F>
+void for_each_layer(const Plan& p, F&& f) {
+  const int first = p.part ? p.part->layer : 0, end = p.part ? first + 1 : p.layers;
+  for (int i = first; i < end; ++i) f(i);
+}
+
+// f(tile) for the keys of `seen`.
+template <class F>
+void for_each_key_tile(const Plan& p, const Sweep& sweep, Range seen, std::int64_t most, F&& f) {
+  if (fixed_tiles(p)) return for_each_fixed_tile(sweep, seen, most, f);
+  for_each_tile(sweep, seen, most, f);
+}
+
 // Slots of scratch, each for one thread at a time. The number depends on the machine and the problem, never on how many threads
 // a call has, so that a workspace query is exact.
 inline int slots_for(std::int64_t items) {

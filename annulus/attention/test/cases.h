@@ -77,9 +77,9 @@ struct AttentionCensus {
 AttentionCensus attention_census(const AttentionProblem& problem);
 
 // A random problem of each operator.
-Case fuzzed_attention(std::uint64_t seed);
-Case fuzzed_dilated_attention(std::uint64_t seed);
-Case fuzzed_block_sparse_attention(std::uint64_t seed);
+AttentionProblem drawn_attention(std::uint64_t seed);
+AttentionProblem drawn_dilated_attention(std::uint64_t seed);
+AttentionProblem drawn_block_sparse_attention(std::uint64_t seed);
 
 std::vector<BadCall> attention_bad_calls(Device device);
 std::vector<BadCall> dilated_attention_bad_calls(Device device);

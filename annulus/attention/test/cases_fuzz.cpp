@@ -155,7 +155,7 @@ std::vector<std::int64_t> draw_lengths(Rng& rng, std::int64_t count, std::int64_
 
 }  // namespace
 
-Case fuzzed_attention(std::uint64_t seed) {
+AttentionProblem drawn_attention(std::uint64_t seed) {
   Rng rng(seed);
   const bool packed = rng.below(4) == 0;
   P p = draw_common(rng, packed ? Form::kVarlen : Form::kDense, seed);
@@ -181,7 +181,7 @@ Case fuzzed_attention(std::uint64_t seed) {
     if (which != 1) p.window_right = bound();
   }
   if (!packed) draw_empty(rng, p);
-  return attention_case(proving(p, [](P& x) {
+  return proving(p, [](P& x) {
     x.causal = false;
     x.window_left = x.window_right = -1;
     x.key_lengths.clear();
@@ -189,10 +189,10 @@ Case fuzzed_attention(std::uint64_t seed) {
       x.packed_key_lengths = x.query_lengths = {x.Tq / 2 + 1, x.Tq / 3 + 1};
       x = attention_totals(x);
     }
-  }));
+  });
 }
 
-Case fuzzed_dilated_attention(std::uint64_t seed) {
+AttentionProblem drawn_dilated_attention(std::uint64_t seed) {
   Rng rng(seed);
   P p = draw_common(rng, Form::kDilated, seed);
   p.Tq = p.Tk = std::max(std::min(p.Tq, p.Tk), std::min<std::int64_t>(std::max(p.Tq, p.Tk), 40));
@@ -214,10 +214,10 @@ Case fuzzed_dilated_attention(std::uint64_t seed) {
   }
   p.remainder_last = rng.below(2) == 0;
   draw_empty(rng, p);
-  return attention_case(proving(p, [](P& x) { x.rates.assign(x.rates.size(), 1); }));
+  return proving(p, [](P& x) { x.rates.assign(x.rates.size(), 1); });
 }
 
-Case fuzzed_block_sparse_attention(std::uint64_t seed) {
+AttentionProblem drawn_block_sparse_attention(std::uint64_t seed) {
   static constexpr std::int64_t kSizes[] = {16, 16, 32, 64, 128};
   Rng rng(seed);
   P p = draw_common(rng, Form::kBlocks, seed);
@@ -229,7 +229,7 @@ Case fuzzed_block_sparse_attention(std::uint64_t seed) {
     p.Tq = p.Tk = std::min(p.Tq, p.Tk);
   }
   draw_empty(rng, p);
-  return attention_case(proving(p, [](P& x) { x.density = 1, x.causal = false; }));
+  return proving(p, [](P& x) { x.density = 1, x.causal = false; });
 }
 
 }  // namespace annulus::testing

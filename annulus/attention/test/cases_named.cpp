@@ -533,7 +533,7 @@ const CasesRegistration kDense(
                            add_values, add_gradients, add_many_keys, add_varlen, add_long_rows,
                            add_not_finite);
          },
-     .fuzz = fuzzed_attention,
+     .fuzz = [](std::uint64_t seed) { return attention_case(drawn_attention(seed)); },
      .bad_calls = attention_bad_calls,
      .sanitized = "every (dtype|width)|GQA|queries without a key|windows|an order, causal|"
                   "key_lengths, causal|packed sequences, causal|dropout|"
@@ -541,15 +541,16 @@ const CasesRegistration kDense(
 const CasesRegistration kDilated(
     {.op = "dilated_attention",
      .named = [] { return built_by(add_longnet, add_grouped); },
-     .fuzz = fuzzed_dilated_attention,
+     .fuzz = [](std::uint64_t seed) { return attention_case(drawn_dilated_attention(seed)); },
      .bad_calls = dilated_attention_bad_calls,
      .sanitized =
          "'LongNet'|ragged|union, n|alpha without a gradient'|'grouped|sixteen|long rows"});
-const CasesRegistration kBlocks({.op = "block_sparse_attention",
-                                 .named = [] { return built_by(add_blocks); },
-                                 .fuzz = fuzzed_block_sparse_attention,
-                                 .bad_calls = block_sparse_attention_bad_calls,
-                                 .sanitized = "every size|few blocks|an order|GQA|long rows"});
+const CasesRegistration kBlocks(
+    {.op = "block_sparse_attention",
+     .named = [] { return built_by(add_blocks); },
+     .fuzz = [](std::uint64_t seed) { return attention_case(drawn_block_sparse_attention(seed)); },
+     .bad_calls = block_sparse_attention_bad_calls,
+     .sanitized = "every size|few blocks|an order|GQA|long rows"});
 
 }  // namespace
 
