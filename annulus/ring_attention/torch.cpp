@@ -4,6 +4,7 @@
 // whole tensors that are cut and put together here (world_size P, group 0). Segments, or lists of blocks, say which attention it is.
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -22,6 +23,7 @@
 
 #include "annulus/attention/torch_options.h"
 #include "annulus/core/check.h"
+#include "annulus/dist/callbacks.h"
 #include "annulus/ring_attention/ring_attention.h"
 #include "python/csrc/groups.h"
 #include "python/csrc/torch_op.h"
@@ -46,17 +48,6 @@ struct Plan {
   RingOptions ring;
 };
 
-// A tensor of the call: whole, or this rank's shard.
-struct Operand {
-  std::optional<Tensor> tensor;  // none where it is left out
-  TensorView view;
-  int dim;  // that counts tokens
-  bool written = false;
-};
-
-using Compute =
-    std::function<void(std::span<const TensorView>, const Plan&, Communicator&, Context&)>;
-
 template <class Op>
 Plan plan_of(const Arguments<Op>& a) {
   const char* op = Op::op;
@@ -76,42 +67,59 @@ Plan plan_of(const Arguments<Op>& a) {
   return plan;
 }
 
-// What a rank runs in. Scratch is the library's own: how much there is depends on what other ranks send.
-class Setting {
- public:
-  Setting(const char* op, Device device, int threads, const Plan& plan) : current_(op, device) {
-    context.stream = current_.stream();
-    context.threads = threads;
-    context.deterministic = plan.ring.deterministic;
-  }
-  ~Setting() { keep_backends(context); }
-  Setting(const Setting&) = delete;
-  Setting& operator=(const Setting&) = delete;
+// A tensor of the call: whole, or this rank's shard.
+struct Operand {
+  const char* name;
+  std::optional<Tensor> tensor;  // none where it is left out
+  TensorView view;
+  int dim;  // that counts tokens
+  bool written = false;
+};
+Operand read(const char* op, const char* name, const OptionalTensor& t, int dim = 1) {
+  return {name, t, view_of(op, name, t), dim};
+}
+Operand written(const char* op, const char* name, TensorView view, int dim = 1) {
+  Tensor t = allocate(op, name, view);
+  return {name, std::move(t), view, dim, true};
+}
 
-  Context context;
-
- private:
-  CurrentDevice current_;
+// What forward and backward differ in, as functions of a rank's operands.
+struct Work {
+  std::function<std::vector<Operand>()> operands;  // outputs with their memory
+  std::function<std::size_t(std::span<const TensorView>, const Plan&, const Communicator&)>
+      workspace;
+  std::function<void(std::span<const TensorView>, const Plan&, Communicator&, Context&)> compute;
 };
 
-// A rank that cannot go on says so to the others. Rules that a call breaks are the operator's to tell them.
-template <class F>
-void on_rank(Communicator& rank, F&& compute) {
+// The part of one rank. One that cannot go on says so to the others; of a call that breaks a rule the operator tells them.
+void run_rank(const char* op, std::span<const TensorView> views, const Plan& plan, const Work& work,
+              Communicator& rank, int threads) {
   try {
-    compute();
-  } catch (const Error&) {
+    std::size_t bytes = 0;
+    try {
+      bytes = work.workspace(views, plan, rank);
+    } catch (const InvalidArgument&) {  // the call will say the same, and to the others
+    }
+    Call call(op, views[0].device, bytes);
+    call.context.threads = threads;
+    call.context.deterministic = plan.ring.deterministic;
+    work.compute(views, plan, rank, call.context);
+  } catch (const InvalidArgument&) {
+    throw;
+  } catch (const NotSupported&) {
     throw;
   } catch (const std::exception& e) {
-    rank.abandon(e.what());
+    rank.abandon(e.what());  // where it was not lost before
     throw;
   }
 }
 
 // --- ranks of a group ---
 
-// The tokens of all ranks together. One whose call is bad has none to tell, and the others hear why; where all calls are bad
-// nobody has to.
-std::int64_t tokens_of_all(Communicator& group, std::int64_t mine, const std::exception_ptr& bad) {
+// The tokens of all ranks together. A rank whose call breaks a rule says which instead: where all say the same nothing is
+// lost, else the others know who does not come.
+std::int64_t tokens_of_all(const char* op, Communicator& group, std::int64_t mine,
+                           const std::exception_ptr& bad) {
   std::vector<std::int64_t> all(static_cast<std::size_t>(group.size()));
   if (bad) mine = -1;
   group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
@@ -119,40 +127,47 @@ std::int64_t tokens_of_all(Communicator& group, std::int64_t mine, const std::ex
     try {
       std::rethrow_exception(bad);
     } catch (const std::exception& e) {
-      if (std::ranges::any_of(all, [](std::int64_t n) { return n >= 0; })) group.abandon(e.what());
+      try {
+        group.agree(op, e.what());
+      } catch (const RankLost&) {
+      }
       throw;
     }
   }
+  if (std::ranges::count(all, -1) > 0) group.agree(op, "a call that breaks no rule");
   std::int64_t sum = 0;
-  for (const std::int64_t n : all) sum = checked_add(sum, std::max<std::int64_t>(n, 0), "tokens");
+  for (const std::int64_t n : all) sum = checked_add(sum, n, op);
   return sum;
 }
 
 template <class Op>
-void run_on_group(const Arguments<Op>& a, const std::function<std::vector<Operand>()>& operands,
-                  const Compute& compute, std::vector<Operand>& made) {
+std::vector<Operand> run_on_group(const Arguments<Op>& a, const Work& work) {
   const char* op = Op::op;
   const auto group = group_of(op, a.template get<"group">());
   const std::lock_guard lock(group->mutex);
   Communicator& rank = *group->communicator;
   rank.set_deadline_s(a.template get<"deadline_s">());
-  on_rank(rank, [&] {
-    Plan plan;
-    std::exception_ptr bad;
-    std::int64_t mine = 0;
-    try {
-      plan = plan_of(a);
-      mine = a.template view<"q">().shape[1];
-      made = operands();
-    } catch (const std::exception&) {
-      bad = std::current_exception();
-    }
-    plan.ring.tokens = tokens_of_all(rank, mine, bad);
-    std::vector<TensorView> views;
-    for (const Operand& x : made) views.push_back(x.view);
-    Setting setting(op, views[0].device, call_threads(), plan);
-    compute(views, plan, rank, setting.context);
-  });
+  Plan plan;
+  std::vector<Operand> made;
+  std::exception_ptr bad;
+  std::int64_t mine = 0;
+  try {
+    plan = plan_of(a);
+    mine = a.template view<"q">().shape[1];
+    made = work.operands();
+  } catch (const std::exception&) {
+    bad = std::current_exception();
+  }
+  try {
+    plan.ring.tokens = tokens_of_all(op, rank, mine, bad);
+  } catch (const dist::Interrupted& e) {
+    rank.abandon(e.what());
+    throw;
+  }
+  std::vector<TensorView> views;
+  for (const Operand& x : made) views.push_back(x.view);
+  run_rank(op, views, plan, work, rank, call_threads());
+  return made;
 }
 
 // --- ranks of this process ---
@@ -162,31 +177,27 @@ class Shard {
  public:
   Shard(const char* op, std::span<Operand> operands, std::array<TokenRange, 2> chunks)
       : chunks_(chunks) {
-    if (chunks_[0].end == chunks_[1].first) chunks_ = {TokenRange{chunks[0].first, chunks[1].end}};
+    if (chunks[0].end == chunks[1].first) chunks_ = {TokenRange{chunks[0].first, chunks[1].end}};
     for (Operand& whole : operands) {
-      TensorView view = whole.view;
-      Tensor copy;
-      if (view.defined()) {
-        const auto dim = static_cast<std::size_t>(whole.dim);
-        view.shape[dim] = chunks_[0].count() + chunks_[1].count();
-        if (chunks_[1].count() == 0) {
-          if (view.data != nullptr) {
-            const std::int64_t skipped = chunks_[0].first * view.stride[dim] * size_of(view.dtype);
-            view.data = static_cast<std::byte*>(view.data) + skipped;
-          }
-        } else {
-          view = dense_like(op, view);
-          copy = allocate(op, "a shard", view);
-          if (!whole.written) move(whole, copy, true);
-        }
+      views.push_back(whole.view);
+      copies_.emplace_back();
+      if (!whole.view.defined()) continue;
+      TensorView& view = views.back();
+      const auto dim = static_cast<std::size_t>(whole.dim);
+      view.shape[dim] = chunks_[0].count() + chunks_[1].count();
+      if (chunks_[1].count() > 0) {
+        view = dense_like(op, view);
+        copies_.back() = allocate(op, "a shard", view);
+        if (!whole.written) move(whole, *copies_.back(), true);
+      } else if (view.data != nullptr) {
+        view.data = static_cast<std::byte*>(view.data) +
+                    chunks_[0].first * view.stride[dim] * size_of(view.dtype);
       }
-      views.push_back(view);
-      copies_.push_back(std::move(copy));
     }
   }
   void put(std::span<Operand> operands) {
     for (std::size_t i = 0; i < operands.size(); ++i) {
-      if (operands[i].written && copies_[i].defined()) move(operands[i], copies_[i], false);
+      if (operands[i].written && copies_[i]) move(operands[i], *copies_[i], false);
     }
   }
 
@@ -204,16 +215,16 @@ class Shard {
   }
 
   std::array<TokenRange, 2> chunks_;
-  std::vector<Tensor> copies_;
+  std::vector<std::optional<Tensor>> copies_;
 };
 
-// rank(p) on a thread for each; the first error that is not for another's loss is the call's.
-void on_threads(std::span<const std::unique_ptr<Communicator>> ranks,
-                const std::function<void(std::size_t)>& rank) {
+// run(p) on a thread for each; the first error that is not for another's loss is the call's.
+void on_threads(const char* op, std::span<const std::unique_ptr<Communicator>> ranks,
+                const std::function<void(std::size_t)>& run) {
   std::vector<std::exception_ptr> errors(ranks.size());
   const auto guarded = [&](std::size_t p) {
     try {
-      on_rank(*ranks[p], [&] { rank(p); });
+      run(p);
     } catch (...) {
       errors[p] = std::current_exception();
     }
@@ -225,7 +236,7 @@ void on_threads(std::span<const std::unique_ptr<Communicator>> ranks,
   } catch (const std::system_error&) {
     ranks[threads.size() + 1]->abandon("its thread could not be started");
     errors[0] = std::make_exception_ptr(
-        DeviceError("[ring_attention] world_size threads could not be started"));
+        DeviceError(argument(op, "world_size") + " threads could not be started"));
   }
   for (std::thread& t : threads) t.join();
   std::exception_ptr lost;
@@ -241,8 +252,7 @@ void on_threads(std::span<const std::unique_ptr<Communicator>> ranks,
 }
 
 template <class Op>
-void run_locally(const Arguments<Op>& a, const std::function<std::vector<Operand>()>& operands,
-                 const Compute& compute, std::vector<Operand>& made) {
+std::vector<Operand> run_locally(const Arguments<Op>& a, const Work& work) {
   const char* op = Op::op;
   const std::int64_t P = a.template get<"world_size">();
   if (P < 1 || P > kMostThreads) {
@@ -250,52 +260,32 @@ void run_locally(const Arguments<Op>& a, const std::function<std::vector<Operand
                           std::to_string(kMostThreads) + " but is " + std::to_string(P));
   }
   Plan plan = plan_of(a);
-  const TensorView q = a.template view<"q">();
-  plan.ring.tokens = q.shape[1];
-  made = operands();
-  constexpr std::array names{"k", "v"};
-  for (std::size_t i = 0; i < names.size(); ++i) {  // before they are cut as q is
-    const std::int64_t rows = (i == 0 ? a.template view<"k">() : a.template view<"v">()).shape[1];
-    if (rows != q.shape[1]) {
-      throw InvalidArgument(argument(op, names[i]) + " must have q's " +
-                            std::to_string(q.shape[1]) + " rows but has " + std::to_string(rows));
+  const std::int64_t tokens = plan.ring.tokens = a.template view<"q">().shape[1];
+  std::vector<Operand> made = work.operands();
+  for (const Operand& x : made) {  // all are cut as q is
+    if (!x.view.defined() ||
+        (x.view.rank > x.dim && x.view.shape[static_cast<std::size_t>(x.dim)] == tokens)) {
+      continue;
     }
+    throw InvalidArgument(argument(op, x.name) + " must have q's " + std::to_string(tokens) +
+                          " rows but has shape " + shape_string(x.view.sizes()));
   }
-  auto ranks =
-      local_communicators(static_cast<int>(P), {.deadline_s = a.template get<"deadline_s">()});
+  const int size = static_cast<int>(P);
+  const auto ranks = local_communicators(size, {.deadline_s = a.template get<"deadline_s">()});
   std::vector<Shard> shards;
-  for (int p = 0; p < P; ++p) {
-    shards.emplace_back(op, made,
-                        ring_shard(plan.ring.tokens, static_cast<int>(P), p, plan.ring.balance));
+  for (int p = 0; p < size; ++p) {
+    shards.emplace_back(op, made, ring_shard(tokens, size, p, plan.ring.balance));
   }
-  const int threads = std::max(1, call_threads() / static_cast<int>(P));
-  on_threads(ranks, [&](std::size_t p) {
-    Setting setting(op, q.device, threads, plan);
-    compute(shards[p].views, plan, *ranks[p], setting.context);
-  });
+  const int threads = std::max(1, call_threads() / size);
+  on_threads(op, ranks,
+             [&](std::size_t p) { run_rank(op, shards[p].views, plan, work, *ranks[p], threads); });
   for (Shard& shard : shards) shard.put(made);
-}
-
-// operands: made once the call is known to be good, and kept in the result.
-template <class Op>
-std::vector<Operand> run(const Arguments<Op>& a,
-                         const std::function<std::vector<Operand>()>& operands,
-                         const Compute& compute) {
-  std::vector<Operand> made;
-  if (a.template get<"world_size">() != 0) {
-    run_locally(a, operands, compute, made);
-  } else {
-    run_on_group(a, operands, compute, made);
-  }
   return made;
 }
 
-Operand read(const char* op, const char* name, const OptionalTensor& t, int dim = 1) {
-  return {t, view_of(op, name, t), dim};
-}
-Operand written(const char* op, const char* name, TensorView view, int dim = 1) {
-  Tensor t = allocate(op, name, view);
-  return {std::move(t), view, dim, true};
+template <class Op>
+std::vector<Operand> run_ring(const Arguments<Op>& a, const Work& work) {
+  return a.template get<"world_size">() != 0 ? run_locally(a, work) : run_on_group(a, work);
 }
 
 struct Forward {
@@ -305,24 +295,31 @@ struct Forward {
       ", bool return_lse, bool keep) -> (Tensor o, Tensor lse)";
 
   static std::tuple<Tensor, Tensor> run(const Arguments<Forward>& a) {
-    const auto operands = [&a] {
+    using Views = std::span<const TensorView>;
+    Work work;
+    work.operands = [&a] {
       const TensorView q = a.view<"q">(), v = a.view<"v">();
-      const auto [B, T, H, D] = std::tuple{q.shape[0], q.shape[1], q.shape[2], v.shape[3]};
-      return std::vector<Operand>{
-          read(op, "q", a.get<"q">()), read(op, "k", a.get<"k">()), read(op, "v", a.get<"v">()),
-          written(op, "o", dense(op, {B, T, H, D}, q.dtype, q.device)),
-          written(op, "lse", dense(op, {B, H, T}, DType::kF32, q.device), 2)};
+      const TensorView o =
+          dense(op, {q.shape[0], q.shape[1], q.shape[2], v.shape[3]}, q.dtype, q.device);
+      const TensorView lse = dense(op, {q.shape[0], q.shape[2], q.shape[1]}, DType::kF32, q.device);
+      return std::vector<Operand>{read(op, "q", a.get<"q">()), read(op, "k", a.get<"k">()),
+                                  read(op, "v", a.get<"v">()), written(op, "o", o),
+                                  written(op, "lse", lse, 2)};
     };
-    std::vector<Operand> all = torch_glue::run(
-        a, operands,
-        [](std::span<const TensorView> x, const Plan& plan, Communicator& rank, Context& context) {
-          std::visit(
-              [&](const auto& options) {
-                ring_attention_forward(x[0], x[1], x[2], x[3], x[4], options, plan.ring, rank,
-                                       context);
-              },
-              plan.options);
-        });
+    work.workspace = [](Views x, const Plan& plan, const Communicator& rank) {
+      const auto bytes = [&](const auto& options) {
+        return ring_attention_forward_workspace(x[0], x[1], x[2], options, plan.ring, rank.size(),
+                                                rank.rank());
+      };
+      return std::visit(bytes, plan.options);
+    };
+    work.compute = [](Views x, const Plan& plan, Communicator& rank, Context& context) {
+      const auto call = [&](const auto& options) {
+        ring_attention_forward(x[0], x[1], x[2], x[3], x[4], options, plan.ring, rank, context);
+      };
+      std::visit(call, plan.options);
+    };
+    const std::vector<Operand> all = run_ring(a, work);
     const bool wants_lse = a.get<"return_lse">() || a.get<"keep">();
     return {*all[3].tensor,
             wants_lse ? *all[4].tensor : nothing(op, "lse", DType::kF32, all[4].view.device)};
@@ -337,29 +334,35 @@ struct Backward {
       "Tensor lse, " ANNULUS_RING_OPTIONS ", int needed) -> Tensor[]";
 
   static std::vector<Tensor> run(const Arguments<Backward>& a) {
-    const auto operands = [&a] {
-      const auto like = [](const TensorView& x) { return dense_like(op, x); };
-      return std::vector<Operand>{read(op, "do", a.get<"do">()),
-                                  read(op, "dlse", a.get<"dlse">(), 2),
-                                  read(op, "q", a.get<"q">()),
+    using Views = std::span<const TensorView>;
+    Work work;
+    work.operands = [&a] {
+      return std::vector<Operand>{read(op, "q", a.get<"q">()),
                                   read(op, "k", a.get<"k">()),
                                   read(op, "v", a.get<"v">()),
                                   read(op, "o", a.get<"o">()),
                                   read(op, "lse", a.get<"lse">(), 2),
-                                  written(op, "dq", like(a.view<"q">())),
-                                  written(op, "dk", like(a.view<"k">())),
-                                  written(op, "dv", like(a.view<"v">()))};
+                                  read(op, "do", a.get<"do">()),
+                                  read(op, "dlse", a.get<"dlse">(), 2),
+                                  written(op, "dq", dense_like(op, a.view<"q">())),
+                                  written(op, "dk", dense_like(op, a.view<"k">())),
+                                  written(op, "dv", dense_like(op, a.view<"v">()))};
     };
-    std::vector<Operand> all = torch_glue::run(
-        a, operands,
-        [](std::span<const TensorView> x, const Plan& plan, Communicator& rank, Context& context) {
-          std::visit(
-              [&](const auto& options) {
-                ring_attention_backward(x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], x[8], x[9],
-                                        options, plan.ring, rank, context);
-              },
-              plan.options);
-        });
+    work.workspace = [](Views x, const Plan& plan, const Communicator& rank) {
+      const auto bytes = [&](const auto& options) {
+        return ring_attention_backward_workspace(x[0], x[1], x[2], options, plan.ring, rank.size(),
+                                                 rank.rank());
+      };
+      return std::visit(bytes, plan.options);
+    };
+    work.compute = [](Views x, const Plan& plan, Communicator& rank, Context& context) {
+      const auto call = [&](const auto& options) {
+        ring_attention_backward(x[5], x[6], x[0], x[1], x[2], x[3], x[4], x[7], x[8], x[9], options,
+                                plan.ring, rank, context);
+      };
+      std::visit(call, plan.options);
+    };
+    const std::vector<Operand> all = run_ring(a, work);
     std::vector<Tensor> result;
     for (std::size_t i = 0; i < 3; ++i) {
       if ((a.get<"needed">() >> i & 1) != 0) result.push_back(*all[7 + i].tensor);

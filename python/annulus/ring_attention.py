@@ -169,6 +169,8 @@ def _call(q, k, v, group, world_size, causal, balance, softmax_scale, window_siz
     if dilated and blocks:
         raise InvalidArgument(f"[{op}] block_mask must be left out where segment_lengths are given, but is given")
     if dilated:
+        for name, numbers in (("segment_lengths", segment_lengths), ("dilation_rates", dilation_rates)):
+            require(isinstance(numbers, Sequence), op, name, "be a sequence of integers", numbers)
         require(len(segment_lengths) > 0, op, "segment_lengths", "have 1 to 16 entries", segment_lengths)
     if (dilated or blocks) and tuple(window_size) != (-1, -1):
         given = "segment_lengths" if dilated else "block_mask"
