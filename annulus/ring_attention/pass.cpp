@@ -148,12 +148,18 @@ void Pass::pack(const Rows& rows, Range piece, std::span<std::byte* const> to) c
   }
 }
 
-// To their places in here_, behind the rows that it has.
+// To their places in here_, behind the rows that it has. Rows that do not come are zeros: nobody sees them, but what is beside them
+// in a tile must not depend on what was there before.
 void Pass::unpack(const Rows& rows, Range piece, std::span<std::byte* const> from) {
   if (have_.empty()) have_ = {piece.first, piece.first};
   const std::int64_t all = count_of(rows), capacity = most_rows();
   for (std::size_t i = 0; i < from.size(); ++i) {
     const std::int64_t bytes = row_bytes(i);
+    for (std::int64_t h = 0; h < plan_.B * heads(); ++h) {
+      if (count_of(rows[static_cast<std::size_t>(h % heads())]) == piece.count()) continue;
+      std::memset(here_[i] + (h * capacity + piece.first - have_.first) * bytes, 0,
+                  static_cast<std::size_t>(piece.count() * bytes));
+    }
     for (std::int64_t b = 0; b < plan_.B; ++b) {
       for_each_line(rows, [&](std::int64_t h, const Line& line, std::int64_t at) {
         const std::byte* in = from[i] + (b * all + at) * bytes;

@@ -125,6 +125,8 @@ void Backward::fill_delta(const TensorView& o, int threads) const {
 template <class P>
 void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int64_t part,
                      const Sweep& sweep, Range queries, const Slot& s) const {
+  const Range seen_keys = sweep.seen_by_any(queries);
+  if (plan.part && seen_keys.empty()) return;
   const Softmax& vector = softmax();
   const int lanes = tiles.cols;
   const std::int64_t rows = tiles.rows;
@@ -141,9 +143,17 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
   const auto& convert = annulus::cpu::rows<float>();
   const bool chained = chains(plan.dtype);
 
+  const auto dq_sums = [&](std::int64_t i) {  // of query i, carried
+    return dq + query_row(b, h, q.token(sweep.queries.at(queries.first + i))) * plan.D;
+  };
+  const auto turned_dq = [&](std::int64_t i) { return s.dq + i / lanes * dq_floats + i % lanes; };
   std::fill_n(s.dq, padded / lanes * dq_floats, 0.0f);
+  for (std::int64_t i = 0; i < count && plan.part && wants_queries(); ++i) {
+    const float* from = dq_sums(i);
+    float* to = turned_dq(i);
+    for (std::int64_t d = 0; d < plan.D; ++d) to[d * lanes] = from[d];
+  }
   bool packed = false, tame_queries = true;
-  const Range seen_keys = sweep.seen_by_any(queries);
   for_each_key_tile(plan, sweep, seen_keys, kKeys, [&](Range tile) {
     if (!packed) {
       const Matrix x = q.matrix(sweep.queries, queries, s.stage);
@@ -222,11 +232,12 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
           convert.load(q.row(sweep.queries.at(queries.first + i)), plan.D, qr);
           convert.load(dout.row(sweep.queries.at(queries.first + i)), plan.Dv, gr);
           const bool dropped = drops && s.z[at] == 0;
-          for (std::int64_t d = 0; d < plan.Dv && !dropped; ++d) dv[row * plan.Dv + d] += p * gr[d];
           for (std::int64_t d = 0; d < plan.D; ++d) {
-            dk[row * plan.D + d] += ds * qr[d];
             s.dq[i / lanes * dq_floats + d * lanes + i % lanes] += ds * kr[d];
           }
+          if (!wants_keys()) continue;
+          for (std::int64_t d = 0; d < plan.D; ++d) dk[row * plan.D + d] += ds * qr[d];
+          for (std::int64_t d = 0; d < plan.Dv && !dropped; ++d) dv[row * plan.Dv + d] += p * gr[d];
         }
       }
       return;
@@ -281,12 +292,14 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
 
   if (!wants_queries()) return;
   for (std::int64_t i = 0; i < count; ++i) {
-    const std::int64_t token = q.token(sweep.queries.at(queries.first + i));
-    const float* turned = s.dq + i / lanes * dq_floats + i % lanes;
-    for (std::int64_t d = 0; d < plan.D; ++d) s.row[d] = turned[d * lanes];
-    if (plan.layers > 1 || plan.part) {
-      vector.add(s.row, plan.D, dq + query_row(b, h, token) * plan.D);
+    const float* turned = turned_dq(i);
+    float* row = plan.part ? dq_sums(i) : s.row;
+    for (std::int64_t d = 0; d < plan.D; ++d) row[d] = turned[d * lanes];
+    if (plan.part) continue;
+    if (plan.layers > 1) {
+      vector.add(s.row, plan.D, dq_sums(i));
     } else {
+      const std::int64_t token = q.token(sweep.queries.at(queries.first + i));
       convert.store(s.row, plan.D, annulus::cpu::row_at(plan.dq, b, token, h));
     }
   }
@@ -294,35 +307,59 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
 
 template <class P>
 void Backward::layer(const P& pattern, int threads) const {
-  const std::int64_t per_cell = pattern.per_cell(), cells = ceil_div(pattern.sweeps(), per_cell);
-  // Chunks of a sweep's queries: so many of them each, or those of so many rows of the pattern.
-  const bool fixed = fixed_tiles(plan);
-  const std::int64_t first_chunk = fixed ? first_query(plan) / chunk_queries : 0;
-  const std::int64_t chunks_of_sweep =
-      fixed ? ceil_div(first_query(plan) + plan.Tq, chunk_queries) - first_chunk
-            : ceil_div(std::min(pattern.longest(), plan.Tq), chunk_queries);
-  const std::int64_t chunks = per_cell * chunks_of_sweep;
+  const std::int64_t per_cell = pattern.per_cell(), sweeps = pattern.sweeps(),
+                     cells = ceil_div(sweeps, per_cell), group = plan.heads_per_key();
+  const std::int64_t chunks =
+      per_cell * ceil_div(std::min(pattern.longest(), plan.Tq), chunk_queries);
   for_each_item(
       plan.B * plan.Hkv * cells * parts, slots, threads, [&](int slot, std::int64_t item) {
         const std::int64_t part = item % parts, cell = item / parts % cells;
         const std::int64_t hk = item / parts / cells % plan.Hkv,
                            b = item / parts / cells / plan.Hkv;
-        const std::int64_t group = plan.heads_per_key();
+        const Slot& s = of[static_cast<std::size_t>(slot)];
+        if (fixed_tiles(plan)) {
+          fixed_cell(pattern, b, hk, {cell * per_cell, std::min((cell + 1) * per_cell, sweeps)}, s);
+          return;
+        }
         for (std::int64_t h = hk * group; h < (hk + 1) * group; ++h) {
           // Every parts-th chunk, so that with causality all parts have as much to do.
           for (std::int64_t i = part; i < chunks; i += parts) {
             const std::int64_t number = cell * per_cell + i % per_cell, c = i / per_cell;
-            if (number >= pattern.sweeps()) continue;
+            if (number >= sweeps) continue;
             const Sweep sweep = sweep_of(plan, pattern, b, h, number);
-            const std::int64_t from = (first_chunk + c) * chunk_queries, to = from + chunk_queries;
-            const Range queries = fixed
-                                      ? Range{sweep.queries.before(from), sweep.queries.before(to)}
-                                      : Range{from, std::min(to, sweep.queries.count)};
-            if (!queries.empty())
-              chunk(pattern, b, h, part, sweep, queries, of[static_cast<std::size_t>(slot)]);
+            const Range queries{c * chunk_queries,
+                                std::min((c + 1) * chunk_queries, sweep.queries.count)};
+            if (!queries.empty()) chunk(pattern, b, h, part, sweep, queries, s);
           }
         }
       });
+}
+
+// Some sweeps with chunks at fixed rows, and these from first to last for all heads together: a key's sums are then the same
+// wherever the queries are cut. The sweeps of a head lie in order.
+template <class P>
+void Backward::fixed_cell(const P& pattern, std::int64_t b, std::int64_t hk, Range sweeps,
+                          const Slot& s) const {
+  const std::int64_t group = plan.heads_per_key(), begin = first_query(plan);
+  std::vector<std::int64_t> next(static_cast<std::size_t>(group), sweeps.first);
+  for (std::int64_t from = begin / chunk_queries * chunk_queries; from < begin + plan.Tq;
+       from += chunk_queries) {
+    for (std::int64_t g = 0; g < group; ++g) {
+      const std::int64_t h = hk * group + g;
+      for (std::int64_t i = next[static_cast<std::size_t>(g)]; i < sweeps.end; ++i) {
+        const Line rows = pattern.sweep(b, h, i).queries;
+        if (rows.count == 0) continue;
+        if (rows.first >= from + chunk_queries) break;
+        if (rows.at(rows.count - 1) < from) {
+          next[static_cast<std::size_t>(g)] = i + 1;
+          continue;
+        }
+        const Sweep sweep = sweep_of(plan, pattern, b, h, i);
+        const Range queries{sweep.queries.before(from), sweep.queries.before(from + chunk_queries)};
+        if (!queries.empty()) chunk(pattern, b, h, 0, sweep, queries, s);
+      }
+    }
+  }
 }
 
 void Backward::run(Context& context) {

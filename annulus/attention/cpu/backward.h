@@ -70,6 +70,9 @@ class Backward {
   template <class P>
   void layer(const P& pattern, int threads) const;
   template <class P>
+  void fixed_cell(const P& pattern, std::int64_t b, std::int64_t hk, Range sweeps,
+                  const Slot& s) const;
+  template <class P>
   void chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int64_t part,
              const Sweep& sweep, Range queries, const Slot& s) const;
 };

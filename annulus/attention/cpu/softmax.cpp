@@ -474,7 +474,7 @@ bool weigh(const Tile& t, float scale, float* m, float* l, float* factor, std::u
     }
     scale = -scale;
   }
-  const bool few = !t.fixed && sees_few(t);
+  const bool few = t.fixed || sees_few(t);
   return visit_kind(t, [&](auto masked, auto tame, auto coarse) {
     constexpr bool kMasked = masked.value, kTameTile = tame.value, kCoarse = coarse.value;
     if (kTameTile && panel != nullptr) {
