@@ -95,6 +95,9 @@ struct Work {
 void run_rank(const char* op, std::span<const TensorView> views, const Plan& plan, const Work& work,
               Communicator& rank, int threads) {
   try {
+    // Gives this thread torch's number of threads, by which scratch is counted: torch's first call on a thread does, which
+    // must not come between.
+    (void)torch::stable::get_num_threads();
     std::size_t bytes = 0;
     try {
       bytes = work.workspace(views, plan, rank);

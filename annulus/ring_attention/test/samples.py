@@ -35,11 +35,12 @@ def _sample(what, definition, tensors, ranks, fixed=(), folds=True, ring=(), **o
         blocks = {} if row_ptr is None else dict(block_mask=annulus.BlockCsr(row_ptr, col_idx))
         return definition(q, k, v, **blocks, **{**options, **others})
 
-    return Sample("ring_attention", what, run, tensors, define, fixed=fixed, folds=folds)
+    cuts = dict(ring).get("balance") != "contiguous"
+    return Sample("ring_attention", what, run, tensors, define, fixed=fixed, folds=folds, cuts=cuts)
 
 
 SAMPLES = [
-    _sample("", one.attention, _tensors(), 2),
+    _sample("zigzag", one.attention, _tensors(), 2),
     _sample("causal window", one.attention, _tensors(Hkv=3), 3, causal=True, window_size=(4, -1), softmax_scale=-0.7, return_lse=True),
     _sample("contiguous", one.attention, _tensors(Hkv=2), 4, causal=True, ring=dict(balance="contiguous", deterministic=True)),
     _sample("dropout", one.attention, _tensors(Hkv=3), 2, dropout_p=0.3, dropout_seed=2**40 + 5, folds=False),
