@@ -50,6 +50,11 @@ class _Link:
         self.requests.pop(number).wait()
         return 1
 
+    def release(self):
+        """gloo must end with its group: what is left of it when Python ends may end the process with an abort."""
+        self.requests.clear()
+        self.backend = None
+
     def pulses(self):
         """Python handles signals while Python runs, as this does: Ctrl-C is raised in it. A generator, since that may be at the first
         step of a function, outside of all that it tries, and at no step of this one."""
@@ -84,7 +89,7 @@ def _safely(call, key):
 _send = _Begin(lambda key, to, tag, data, bytes: _safely(lambda link: link.begin(link.backend.send, to, tag, data, bytes), key))
 _receive = _Begin(lambda key, of, tag, data, bytes: _safely(lambda link: link.begin(link.backend.recv, of, tag, data, bytes), key))
 _finish = _Finish(lambda key, number: _safely(lambda link: link.finish(number), key))
-_release = _Release(lambda key: _links.pop(key).requests.clear())
+_release = _Release(lambda key: _links.pop(key).release())
 
 
 def interrupted():
