@@ -112,7 +112,12 @@ Case fuzzed(std::uint64_t seed) {
   if (p.form == Form::kVarlen) p.form = Form::kDense, p.dlse = true;
   p.order = false;
   p.key_lengths.clear();
-  p.Tq = p.Tk = std::min(p.Tq, std::max<std::int64_t>(p.Tk, 40));
+  const std::int64_t n = std::min(p.Tq, std::max<std::int64_t>(p.Tk, 40));
+  if (n != p.Tk) {  // of queries with one key dlse alone has a gradient
+    p.dlse = true;
+    p.dropout = 0, p.scale = {}, p.q_size = 1;
+  }
+  p.Tq = p.Tk = n;
   p.deterministic = p.portable = false;
   static constexpr int kRanks[] = {1, 2, 2, 3, 4, 4, 5, 8};
   RingProblem ring{p, rng.pick<int>(kRanks)};
