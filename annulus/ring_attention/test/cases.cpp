@@ -1,12 +1,15 @@
 #include "annulus/ring_attention/test/cases.h"
 
+#include <algorithm>
 #include <exception>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "annulus/attention/test/parts.h"
+#include "annulus/cpu/parallel.h"
 #include "annulus/ring_attention/test/shard.h"
 
 namespace annulus::testing {
@@ -26,6 +29,22 @@ void with_options(const RingProblem& p, const RingTensors& t, F&& f) {
     default:
       return f(dense_options(a, {}, {}));
   }
+}
+
+// Of rank 0.
+std::size_t workspace_of(const RingProblem& p, const RingTensors& whole, const RingTensors& shard,
+                         bool backward) {
+  std::size_t bytes = 0;
+  with_options(p, whole, [&](const auto& options) {
+    const auto f = [&](const auto& query) {
+      return query(shard.q, shard.k, shard.v, options, p.options(), p.ranks, 0);
+    };
+    bytes = f([&](const auto&... a) {
+      return backward ? ring_attention_backward_workspace(a...)
+                      : ring_attention_forward_workspace(a...);
+    });
+  });
+  return bytes;
 }
 
 RingTensors tensors_of(Views in, const std::vector<TensorSpec>& inputs, Views out,
@@ -110,19 +129,7 @@ Case ring_attention_case(const RingProblem& problem) {
     // Of rank 0, whose context is the case's.
     call.workspace = [p, backward, inputs = call.inputs](Views in, Views) {
       const RingTensors whole = tensors_of(in, inputs, {}, {});
-      const RingShard shard(p, 0, whole);
-      std::size_t bytes = 0;
-      with_options(p, whole, [&](const auto& options) {
-        const auto query = [&](auto f) {
-          return f(shard.view().q, shard.view().k, shard.view().v, options, p.options(), p.ranks,
-                   0);
-        };
-        bytes = query([&](const auto&... a) {
-          return backward ? ring_attention_backward_workspace(a...)
-                          : ring_attention_forward_workspace(a...);
-        });
-      });
-      return bytes;
+      return workspace_of(p, whole, RingShard(p, 0, whole).view(), backward);
     };
     call.run = [p, backward, inputs = call.inputs, outputs = call.outputs](Views in, Views out,
                                                                            Context& context) {
@@ -132,6 +139,87 @@ Case ring_attention_case(const RingProblem& problem) {
     call.prepare = [p, inputs = call.inputs](Views in, Context&) {
       run_ranks(p, tensors_of(in, inputs, {}, {}), false);
     };
+  }
+  return c;
+}
+
+namespace {
+
+// Memory that stays, so that a benchmark does not time the system's: one block, grown where it is too small.
+class KeepingAllocator final : public Allocator {
+ public:
+  void* allocate(std::size_t bytes, Device, void*) override {
+    if (memory_.size() < bytes) memory_.resize(bytes);
+    return memory_.data();
+  }
+  void deallocate(void*, std::size_t, Device, void*) noexcept override {}
+
+ private:
+  std::vector<std::byte> memory_;
+};
+
+// Ranks with threads of their share of the machine.
+struct LocalRanks {
+  explicit LocalRanks(int ranks) : group(local_communicators(ranks)), memory(group.size()) {}
+  std::vector<std::unique_ptr<Communicator>> group;
+  std::vector<KeepingAllocator> memory;
+};
+
+}  // namespace
+
+Case over_local_ranks(const AttentionProblem& attention, Case c, int ranks) {
+  const RingProblem p{attention, ranks, Balance::kContiguous};
+  const auto kept = std::make_shared<LocalRanks>(ranks);
+  const auto shard_of = [p](const RingTensors& whole, int rank) {
+    const TokenRange rows = ring_shard(p.attention.Tq, p.ranks, rank, p.balance)[0];
+    RingTensors shard = whole;
+    using T = RingTensors;
+    for (const auto member :
+         {&T::q, &T::k, &T::v, &T::o, &T::lse, &T::do_, &T::dlse, &T::dq, &T::dk, &T::dv}) {
+      TensorView& v = shard.*member;
+      if (!v.defined()) continue;
+      const std::size_t axis = member == &T::lse || member == &T::dlse ? 2 : 1;
+      v.data = static_cast<char*>(v.data) + rows.first * v.stride[axis] * size_of(v.dtype);
+      v.shape[axis] = rows.count();
+    }
+    return shard;
+  };
+  const auto run = [=](const RingTensors& whole, bool backward, Context& context) {
+    const auto call = [&](int rank, Context& own) {
+      Communicator& group = *kept->group[static_cast<std::size_t>(rank)];
+      own.threads = std::max(1, cpu::resolve_threads(context.threads) / p.ranks);
+      const RingTensors shard = shard_of(whole, rank);
+      backward ? ring_backward(p, shard, group, own) : ring_forward(p, shard, group, own);
+    };
+    std::vector<std::thread> threads;
+    for (int r = 1; r < p.ranks; ++r) {
+      threads.emplace_back([&, r] {
+        Context own;
+        own.allocator = &kept->memory[static_cast<std::size_t>(r)];
+        call(r, own);
+      });
+    }
+    Context first;
+    first.allocator = &kept->memory[0];
+    call(0, first);
+    for (std::thread& t : threads) t.join();
+  };
+  c.op = "ring_attention";
+  c.params += " ranks=" + std::to_string(ranks);
+  for (Call& call : c.calls) {
+    const bool backward = call.name == "backward";
+    call.run = [=, inputs = call.inputs, outputs = call.outputs](Views in, Views out,
+                                                                 Context& context) {
+      run(tensors_of(in, inputs, out, outputs), backward, context);
+    };
+    call.prepare = [=, inputs = call.inputs](Views in, Context& context) {
+      run(tensors_of(in, inputs, {}, {}), false, context);
+    };
+    call.workspace = [=, inputs = call.inputs](Views in, Views) {
+      const RingTensors whole = tensors_of(in, inputs, {}, {});
+      return workspace_of(p, whole, shard_of(whole, 0), backward);
+    };
+    if (!backward) call.prepare = nullptr;
   }
   return c;
 }

@@ -3,10 +3,17 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <functional>
+#include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
+#include "annulus/ring_attention/test/patterns.h"
 #include "annulus/ring_attention/test/sequence.h"
+#include "annulus/ring_attention/test/shard.h"
 
 namespace annulus::testing {
 namespace {
@@ -73,6 +80,107 @@ TEST(RingAttention, ShardsAreTheSequence) {
   EXPECT_THROW(ring_shard(4, 0, 0, Balance::kZigzag), InvalidArgument);
   EXPECT_THROW(ring_shard(4, 2, 2, Balance::kZigzag), InvalidArgument);
   EXPECT_THROW(ring_shard(-1, 2, 0, Balance::kZigzag), InvalidArgument);
+}
+
+// --- calls that break a rule ---
+
+struct Said {
+  std::string text;
+  bool invalid = false, lost = false;
+  int rank = -1;
+};
+
+// What every rank's call says; `spoil` changes what a rank passes.
+std::vector<Said> on_all(std::vector<std::unique_ptr<Communicator>>& group, const RingProblem& p,
+                         const RingSequence& s, bool backward,
+                         const std::function<void(int rank, RingProblem&, RingTensors&)>& spoil) {
+  std::vector<Said> said(group.size());
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < group.size(); ++r) {
+    threads.emplace_back([&, r] {
+      RingShard shard(p, static_cast<int>(r), s.whole());
+      RingTensors t = shard.view();
+      RingProblem own = p;
+      spoil(static_cast<int>(r), own, t);
+      Context context;
+      context.threads = 1;
+      try {
+        backward ? ring_backward(own, t, *group[r], context)
+                 : ring_forward(own, t, *group[r], context);
+      } catch (const InvalidArgument& e) {
+        said[r] = {e.what(), true, false, -1};
+      } catch (const RankLost& e) {
+        said[r] = {e.what(), false, true, e.rank};
+      }
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  return said;
+}
+
+TEST(RingAttention, ACallThatIsWrongOnAllRanksIsRefusedOnAllAndTheNextWorks) {
+  const RingProblem p{ring::dense(20), 3};
+  RingSequence s(p.attention);
+  auto group = local_communicators(3, {.deadline_s = 20});
+  using Spoil = std::function<void(int, RingProblem&, RingTensors&)>;
+  struct Rule {
+    const char* argument;
+    bool backward;
+    Spoil spoil;
+  };
+  const Rule rules[] = {
+      {"q", false,
+       [](int, RingProblem&, RingTensors& t) { --t.q.shape[1], --t.o.shape[1], --t.lse.shape[2]; }},
+      {"k", false, [](int, RingProblem&, RingTensors& t) { --t.k.shape[1], --t.v.shape[1]; }},
+      {"o", false, [](int, RingProblem&, RingTensors& t) { t.o = {}; }},
+      {"lse", true, [](int, RingProblem&, RingTensors& t) { t.lse = {}; }},
+      {"dq", true, [](int, RingProblem&, RingTensors& t) { t.dq = {}; }},
+      {"dk", true, [](int, RingProblem&, RingTensors& t) { t.dk = t.dv = {}; }},
+      {"slice", false, [](int, RingProblem& x, RingTensors&) { x.slice = 0; }},
+      {"balance", false, [](int, RingProblem& x, RingTensors&) { x.balance = Balance{7}; }},
+      {"dropout", false, [](int, RingProblem& x, RingTensors&) { x.attention.dropout = 1; }},
+  };
+  for (const Rule& rule : rules) {
+    for (const Said& said : on_all(group, p, s, rule.backward, rule.spoil)) {
+      EXPECT_TRUE(said.invalid) << rule.argument << ": " << said.text;
+      EXPECT_NE(said.text.find(std::string("] ") + rule.argument), std::string::npos) << said.text;
+    }
+  }
+  for (const Said& said : on_all(group, p, s, false, [](int, RingProblem&, RingTensors&) {})) {
+    EXPECT_EQ(said.text, "");
+  }
+}
+
+// One rank is called otherwise: it is named by all, at once, and says itself what is wrong where it breaks a rule.
+TEST(RingAttention, ARankThatIsCalledOtherwiseIsLostBeforeAnyDataMoves) {
+  const RingProblem p{ring::dense(20), 3};
+  RingSequence s(p.attention);
+  using Spoil = std::function<void(RingProblem&, RingTensors&)>;
+  const std::pair<bool, Spoil> all[] = {
+      {true, [](RingProblem&, RingTensors& t) { --t.k.shape[1], --t.v.shape[1]; }},
+      {false, [](RingProblem& x, RingTensors&) { x.attention.causal = true; }},
+      {false, [](RingProblem& x, RingTensors&) { x.attention.window_left = 3; }},
+      {false, [](RingProblem& x, RingTensors&) { x.attention.scale = 0.1; }},
+      {false, [](RingProblem& x, RingTensors&) { x.deterministic = true; }},
+      {false, [](RingProblem& x, RingTensors&) { x.attention.dropout = 0.1; }},
+      {false, [](RingProblem& x, RingTensors&) { x.slice = 3; }},
+  };
+  for (const auto& [invalid, spoil] : all) {
+    auto group = local_communicators(3, {.deadline_s = 20});
+    const auto start = std::chrono::steady_clock::now();
+    const auto said = on_all(group, p, s, false, [&](int rank, RingProblem& x, RingTensors& t) {
+      if (rank == 1) spoil(x, t);
+    });
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+    for (std::size_t r = 0; r < said.size(); ++r) {
+      if (r == 1 && invalid) {
+        EXPECT_TRUE(said[r].invalid) << said[r].text;
+        continue;
+      }
+      EXPECT_TRUE(said[r].lost) << said[r].text;
+      EXPECT_EQ(said[r].rank, 1) << said[r].text;
+    }
+  }
 }
 
 }  // namespace
