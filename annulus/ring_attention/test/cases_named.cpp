@@ -76,8 +76,11 @@ Case fuzzed(std::uint64_t seed) {
   return ring_attention_case(ring);
 }
 
-const CasesRegistration kCases(
-    {.op = "ring_attention", .named = named, .fuzz = fuzzed, .sanitized = "ranks=[34] "});
+const CasesRegistration kCases({.op = "ring_attention",
+                                .named = named,
+                                .fuzz = fuzzed,
+                                .sanitized = "ranks=[34] ",
+                                .one_in = 20});
 
 }  // namespace
 

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <string>
@@ -11,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "annulus/core/values.h"
 #include "annulus/ring_attention/test/patterns.h"
 #include "annulus/ring_attention/test/sequence.h"
 #include "annulus/ring_attention/test/shard.h"
@@ -50,6 +53,69 @@ TEST(RingAttention, DeterministicMeansTheSameBitsForEveryDivision) {
     for (const int ranks : {2, 3, 4, 5, 8}) {
       for (const Balance b : {Balance::kZigzag, Balance::kContiguous}) {
         EXPECT_EQ(s.apart(one, s.run(ranks, b, true, ranks == 4 ? 100 : 1536)), "")
+            << attention_case(p).params << " over " << ranks << " ranks";
+      }
+    }
+  }
+}
+
+// The root of the mean square distance of all outputs from their definition in fp64, each relative to its own size, of the
+// tensors that the last run filled.
+double error_of(const RingSequence& s, const P& p) {
+  const Case c = attention_case(p);
+  double most = 0;
+  for (const Call& call : c.calls) {
+    Values values;
+    std::vector<TensorView> in, out;
+    const auto tensor = [&](const std::string& name) -> TensorView {
+      const RingTensors& t = s.whole();
+      const std::pair<const char*, TensorView> all[] = {{"q", t.q},   {"k", t.k},     {"v", t.v},
+                                                        {"o", t.o},   {"lse", t.lse}, {"do", t.do_},
+                                                        {"dq", t.dq}, {"dk", t.dk},   {"dv", t.dv}};
+      for (const auto& [n, v] : all) {
+        if (name == n) return v;
+      }
+      return {};
+    };
+    const auto add = [&](const std::vector<TensorSpec>& specs, bool output,
+                         std::vector<TensorView>& views) {
+      for (const TensorSpec& spec : specs) {
+        values.push_back(output ? std::vector<double>(static_cast<std::size_t>(numel_of(spec)))
+                                : load_values<double>(tensor(spec.name)));
+        views.push_back(contiguous(values.back().data(), DType::kF64, spec.shape));
+      }
+    };
+    values.reserve(call.inputs.size() + call.outputs.size());
+    add(call.inputs, false, in);
+    add(call.outputs, true, out);
+    call.reference(in, out);
+    for (std::size_t i = 0; i < call.outputs.size(); ++i) {
+      const std::vector<double> got = load_values<double>(tensor(call.outputs[i].name));
+      const std::vector<double>& want = values[in.size() + i];
+      double apart = 0, size = 0;
+      for (std::size_t e = 0; e < got.size(); ++e) {
+        apart += (got[e] - want[e]) * (got[e] - want[e]);
+        size += want[e] * want[e];
+      }
+      most = std::max(most, std::sqrt(apart / size));
+    }
+  }
+  return most;
+}
+
+// What is carried from rank to rank is fp32 and rounded once.
+TEST(RingAttention, ErrorsDoNotGrowWithTheRanks) {
+  for (const DType t : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const bool causal : {false, true}) {
+      P p;
+      p.Tq = p.Tk = 600, p.H = p.Hkv = 2, p.D = p.Dv = 32, p.seed = 3;
+      p.dtype = t, p.causal = causal;
+      RingSequence s(p);
+      s.run(1, Balance::kZigzag, false);
+      const double one = error_of(s, p);
+      for (const int ranks : {2, 4, 8}) {
+        s.run(ranks, Balance::kZigzag, false);
+        EXPECT_LE(error_of(s, p), 1.25 * one)
             << attention_case(p).params << " over " << ranks << " ranks";
       }
     }
