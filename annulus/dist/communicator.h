@@ -69,15 +69,17 @@ struct Traffic {
   std::uint64_t overhead_bytes = 0;  // headers, agreements, notices
 };
 
-// A shift under way. wait() returns when what was due is in the receive buffers and the send buffers may be used
-// again; until then the former are not read and the latter not written. One that is destroyed before it was waited
-// for is given up: it never writes to its buffers after that.
+// A shift under way. What is sent is copied when it begins: send buffers may be used again at once. receive() returns
+// when what was due is in the receive buffers, which are not read before; wait() when, beyond that, what was sent has
+// been taken: a rank that is ahead of the next one waits for it there. One that is destroyed before it was waited for is
+// given up: it never writes to its buffers after that.
 class ANNULUS_API Transfer {
  public:
   Transfer() = default;
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
   virtual ~Transfer();
+  virtual void receive() = 0;
   virtual void wait() = 0;
 };
 

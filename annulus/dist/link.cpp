@@ -72,7 +72,7 @@ class LinkCommunicator final : public Communicator {
   void agree(std::string_view op, std::string_view what) override;
   std::unique_ptr<Transfer> shift(const Hop& hop, std::span<const Part> parts) override;
   void abandon(const std::string& why) noexcept override;
-  void wait(Pending& pending);
+  void wait(Pending& pending, bool received_is_enough = false);
 
  private:
   struct Peer {
@@ -113,6 +113,7 @@ class LinkTransfer final : public Transfer {
   LinkTransfer(LinkCommunicator& owner, std::shared_ptr<Pending> pending)
       : owner_(owner), pending_(std::move(pending)) {}
   ~LinkTransfer() override { pending_->given_up = true; }
+  void receive() override { owner_.wait(*pending_, true); }
   void wait() override { owner_.wait(*pending_); }
 
  private:
@@ -342,7 +343,7 @@ void LinkCommunicator::listen() {
   }
 }
 
-void LinkCommunicator::wait(Pending& p) {
+void LinkCommunicator::wait(Pending& p, bool received_is_enough) {
   check_open();
   Clock::time_point start = Clock::now(), seen = start;
   const double deadline = options_.deadline_s;
@@ -352,7 +353,7 @@ void LinkCommunicator::wait(Pending& p) {
     listen();
     receive(since(start));
     const bool received = p.missing == 0;
-    if (received && sent(p, since(start))) break;
+    if (received && (received_is_enough || sent(p, since(start)))) break;
 
     // A rank that was itself stopped meanwhile has not waited, and hears first what became of the others.
     const double absent = since(seen) + overslept;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <utility>
 
 #include "annulus/core/checked.h"
@@ -44,8 +45,9 @@ std::vector<Step> steps_of(const Shards& shards, int rank, bool ascending) {
     }
     for (int d = 1; d < P; ++d) {
       const int to = (rank + d) % P, from = (rank + P - d) % P;
-      for (int half = 0; half < halves; ++half) {
-        for (std::int64_t i = 0; i < slices; ++i) {
+      // Of a causal zigzag one half may have all the work here and the other there: in turns, no rank gets far ahead.
+      for (std::int64_t i = 0; i < slices; ++i) {
+        for (int half = 0; half < halves; ++half) {
           const auto at = static_cast<std::size_t>(half);
           steps.push_back({to, from, false, slice(shards, shards.of(rank)[at], i),
                            slice(shards, shards.of(from)[at], i)});
@@ -295,7 +297,7 @@ void Pass::send_back(const Step& step, int hop, Communicator& group) {
 // Adds what has come back to the sums of this rank's own rows.
 void Pass::accept() {
   if (!returning_.transfer) return;
-  returning_.transfer->wait();
+  returning_.transfer->receive();
   returning_.transfer.reset();
   const std::int64_t all = count_of(returning_.rows);
   if (all == 0) return;
@@ -321,23 +323,30 @@ void Pass::run(int layer, std::string_view op, Communicator& group, const Comput
   have_ = {};
   const std::vector<Step> steps = steps_of(shards_, rank_, cell_ > 0);
   const auto hop = [](std::size_t i) { return static_cast<int>(i); };
-  std::unique_ptr<Transfer> transfer;
-  if (!steps.empty()) transfer = begin(steps[0], 0, op, group);
+  // Slices that a rank may be ahead of those it sends to.
+  constexpr std::size_t kAhead = 3;
+  std::deque<std::unique_ptr<Transfer>> transfers;
+  if (!steps.empty()) transfers.push_back(begin(steps[0], 0, op, group));
   for (std::size_t i = 0; i < steps.size(); ++i) {
     const Step& step = steps[i];
-    transfer->wait();
+    transfers.back()->receive();
+    if (transfers.size() > kAhead) {
+      transfers.front()->wait();
+      transfers.pop_front();
+    }
     here_rows_ = std::move(coming_rows_);
     sent_rows_ = std::move(going_rows_);
     const bool came = count_of(here_rows_) > 0;
     // Rows behind which some are missing are not continued.
     if (!step.receive.empty() && (!came || have_.end != step.receive.first)) flush(compute);
     if (came) unpack(here_rows_, step.receive, coming_);
-    if (i + 1 < steps.size()) transfer = begin(steps[i + 1], hop(i + 1), op, group);
+    if (i + 1 < steps.size()) transfers.push_back(begin(steps[i + 1], hop(i + 1), op, group));
     take(step, compute);
     if (returns()) send_back(step, hop(i), group);
   }
   flush(compute);
   accept();
+  for (const auto& transfer : transfers) transfer->wait();
 }
 
 }  // namespace annulus::ring
