@@ -91,7 +91,8 @@ def ring_attention(
 
     All ranks make the same calls with the same options, forward and backward; ranks that do not fit together all raise RankLost
     before any data moves. When a rank dies, stops or is slower than the deadline, every other raises RankLost, no later than a
-    second after it; so does every later call of that group. To go on, make a new group. What is sent is not encrypted.
+    second after it; so does every later call of that group. To go on, make a new group. What is sent is not encrypted. A program ends
+    with torch.distributed.destroy_process_group(): without it torch's gloo may abort at exit, with or without this library.
 
     Returns o, or (o, lse) with lse (B, H, m). Gradients: q, k, v; of every rank's tokens, with respect to the losses of all ranks.
 
