@@ -7,6 +7,7 @@ looks at the memory itself, and has a request waited for only when there is noth
 
 import ctypes
 import itertools
+import threading
 import weakref
 
 import torch
@@ -101,6 +102,7 @@ def interrupted():
 
 
 _handles = weakref.WeakKeyDictionary()  # group -> number
+_opening = threading.Lock()
 
 
 def handle_of(op, group):
@@ -116,13 +118,14 @@ def handle_of(op, group):
         member = group is not distributed.GroupMember.NON_GROUP_MEMBER
         what = f"is {type(group).__name__}" if member else "this process is not in it"
         raise InvalidArgument(f"[{op}] group must be a ProcessGroup that this process is in, but {what}")
-    handle = _handles.get(group)
-    if handle is None:
-        link = _Link(_gloo_of(op, group), group.rank(), group.size())
-        handle = ops._open_group.default(ctypes.addressof(link.callbacks), 120.0, False)
-        _handles[group] = handle
-        # Also when Python ends, in which case the others hear that this rank has left.
-        weakref.finalize(group, ops._close_group.default, handle)
+    with _opening:
+        handle = _handles.get(group)
+        if handle is None:
+            link = _Link(_gloo_of(op, group), group.rank(), group.size())
+            handle = ops._open_group.default(ctypes.addressof(link.callbacks), 120.0, False)
+            _handles[group] = handle
+            # Also when Python ends, in which case the others hear that this rank has left.
+            weakref.finalize(group, ops._close_group.default, handle)
     return handle
 
 
