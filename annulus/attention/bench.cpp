@@ -1,14 +1,13 @@
 // The suites of attention.
 //
 //   attention                      the engine: dense, grouped, LongNet, blocks, forward and with all gradients
-//   ring-attention-comprehensive   the original's six classes at its sizes, each as the operator that its name promises
 //   ring-attention-single          the original's four "standardized" classes on one rank
 //   memory-scaling                 memory a token over the length, and the exponent that it grows with
 //   extreme-sequences              LongNet of 100 000 and a million tokens on one device
 //
 // Deliberate differences from the originals: none of them computed what it was named for (attention.md has a table of what each
-// did), so that times compare with theirs only beside the share of zero rows and the work done, which records state. What
-// needs several ranks is skipped until there are any.
+// did), so that times compare with theirs only beside the share of zero rows and the work done, which records state.
+// (ring-attention-comprehensive, some of whose classes have several ranks, is ring_attention's.)
 #include <fmt/format.h>
 
 #include <cmath>
@@ -18,7 +17,6 @@
 #include "annulus/attention/bench_original.h"
 #include "annulus/attention/bench_rows.h"
 #include "annulus/core/errors.h"
-#include "annulus/ring_attention/bench_ranks.h"
 
 namespace annulus::bench {
 namespace {
@@ -97,57 +95,6 @@ std::vector<Row> engine_rows(const SuiteRequest& request) {
     both(p, true);
   }
   return rows;
-}
-
-// --- ring-attention-comprehensive ------------------------------------------------------------------------------
-
-Row comprehensive_row(const RingOriginalClass& c, const RingOriginalRow& figures, DType dtype,
-                      DeviceType device) {
-  const std::string name = fmt::format("{}-n{}", c.name, figures.n);
-  const bool small = figures.n <= 2048;
-  const std::string computes = c.computes;
-  AttentionProblem p = dilated(
-      figures.n, dtype,
-      computes.starts_with("grouped_kv") ? DilatedMode::kGroupedKv : DilatedMode::kGrouped,
-      small ? std::vector<std::int64_t>{512, 1024} : std::vector<std::int64_t>{1024, 2048, 4096},
-      small ? std::vector<std::int64_t>{1, 2} : std::vector<std::int64_t>{1, 2, 4});
-  p.remainder_last = computes.ends_with("last groups");
-  Row row = c.ranks > 1 ? ring_row(name, p, false, c.ranks, device)
-                        : attention_row(name, p, false, device);
-  row.params["computes"] = computes;
-  if (is_16_bits(dtype)) {
-    row.original = {figures.ms, "ms", kAttentionOriginalHardware, {}};
-    row.memory_name = "memory-" + name;
-    row.memory_calls = row.calls;
-    row.memory_original = {kMiBOfGb * figures.gb, "MiB", kAttentionOriginalHardware, {}};
-  }
-  row.params["original_did"] = std::string(c.did);
-  row.params["original_gflop_executed"] = figures.executed;
-  row.params["original_gflop_needed"] = figures.needed;
-  row.params["original_zero_rows"] = figures.zero_rows;
-  return row;
-}
-
-std::vector<Row> comprehensive_rows(const SuiteRequest& request) {
-  std::vector<Row> rows;
-  for (const DType dtype : dtypes_of(request)) {
-    for (std::size_t i = 0; i < kRingOriginalClasses[0].rows.size(); ++i) {
-      for (const RingOriginalClass& c : kRingOriginalClasses) {
-        rows.push_back(comprehensive_row(c, c.rows[i], dtype, request.device));
-      }
-      // What their names come from: every head runs every branch.
-      const Row& first = rows[rows.size() - kRingOriginalClasses.size()];
-      const auto list = [&](const char* name) {
-        return std::get<std::vector<std::int64_t>>(first.params.at(name));
-      };
-      const std::int64_t n = kRingOriginalClasses[0].rows[i].n;
-      rows.push_back(attention_row(
-          fmt::format("LongNet-n{}", n),
-          dilated(n, dtype, DilatedMode::kLongNet, list("segment_lengths"), list("dilation_rates")),
-          false, request.device));
-    }
-  }
-  return fitting(std::move(rows), request);
 }
 
 // --- ring-attention-single -------------------------------------------------------------------------------------
@@ -318,11 +265,6 @@ const SuiteRegistration engine(
        "the same on strided views, which need no copy where the kernel takes them"},
       {"torch-gather-compile", "torch-gather under torch.compile"},
       {"torch-strided-compile", "torch-strided under torch.compile"}}});
-const SuiteRegistration comprehensive(
-    {"ring-attention-comprehensive",
-     "dilated attention by the six class names of the original's table, on one device or over 4 "
-     "ranks as they say, and LongNet",
-     comprehensive_rows});
 const SuiteRegistration single(
     {"ring-attention-single",
      "ring attention of one rank: dense, Hilbert-ordered, block-sparse: the table of the original",

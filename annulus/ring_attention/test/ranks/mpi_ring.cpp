@@ -1,7 +1,7 @@
 // One rank of real ring attention, with one real fault: mpi_ring FOLDER DEADLINE TOKENS [FAULT RANK OP HOP RECEIVING].
 // Without a fault it runs every pattern, in both modes and divisions.
 // Writes what it came to into FOLDER/said.RANK, its process id into FOLDER/pid.RANK before, and returns 0 when the ring
-// was right, 11 after RankLost, 12 when a value was wrong, 2 on bad usage. annulus/dist/test/mpi_faults.py runs it.
+// was right, 11 after RankLost, 12 when a value was wrong, 2 on bad usage. mpi_faults.py, beside this, runs it.
 #include <mpi.h>
 #include <signal.h>
 #include <unistd.h>
@@ -16,7 +16,7 @@
 #include "annulus/dist/link.h"
 #include "annulus/dist/mpi.h"
 #include "annulus/dist/test/fault.h"
-#include "annulus/dist/test/ring_work.h"
+#include "annulus/ring_attention/test/ranks/work.h"
 
 using namespace annulus;
 using namespace annulus::dist::testing;

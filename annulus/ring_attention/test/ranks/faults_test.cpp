@@ -13,7 +13,7 @@
 
 #include "annulus/dist/link.h"
 #include "annulus/dist/test/fault.h"
-#include "annulus/dist/test/ring_work.h"
+#include "annulus/ring_attention/test/ranks/work.h"
 
 namespace annulus::dist::testing {
 namespace {
