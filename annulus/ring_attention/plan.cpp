@@ -274,12 +274,13 @@ RingPlan plan_ring(const RingPlanProblem& p) {
   GatherPlan& all = plan.gather_forward;
   all.bytes = others * static_cast<double>(sizes.keys_and_values(rows));
   all.time_s = all.bytes / p.link_bytes_per_s + plan.forward.compute_s.max;
-  all.memory = {sizes.forward_tensors(rows), 0, sizes.keys_and_values(p.tokens)};
+  const std::int64_t copies = p.ranks > 1 ? sizes.keys_and_values(p.tokens) : 0;
+  all.memory = {sizes.forward_tensors(rows), 0, copies};
   GatherPlan& back_too = plan.gather_backward;
   back_too.bytes = others * static_cast<double>(sizes.keys_and_values(rows) + sizes.key_sums(rows));
   back_too.time_s = back_too.bytes / p.link_bytes_per_s + plan.backward.compute_s.max;
   back_too.memory = {sizes.backward_tensors(rows), sizes.query_sums(rows),
-                     sizes.keys_and_values(p.tokens) + sizes.key_sums(p.tokens)};
+                     copies + sizes.key_sums(p.tokens)};
 
   if (p.memory_bytes > 0) {
     const auto fit = [&](const RingMemory& a, const RingMemory& b) {
