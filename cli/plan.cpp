@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -23,6 +24,7 @@ struct PlanOptions {
   std::int64_t kv_heads = 0;  // 0: as many as heads
   std::string dtype = "bf16", balance = "zigzag", format = "md", out;
   double link_gbs = 50, tflops = 400, memory_gib = 0;
+  const CLI::Option* memory_option = nullptr;
   RingPlanProblem problem{.heads = 32, .head_dim = 128};
 };
 
@@ -30,7 +32,20 @@ DType dtype_named(const std::string& name) {
   return name == "f32" ? DType::kF32 : name == "f16" ? DType::kF16 : DType::kBF16;
 }
 
+// The planner would name its own fields.
+void check_speeds(const PlanOptions& o) {
+  const auto check = [](const char* name, double value, bool good) {
+    if (good && std::isfinite(value)) return;
+    throw InvalidArgument(
+        fmt::format("{} must be more than 0 and finite but is {:g}", name, value));
+  };
+  check("--link-gbs", o.link_gbs, o.link_gbs > 0);
+  check("--tflops", o.tflops, o.tflops > 0);
+  check("--memory-gib", o.memory_gib, o.memory_gib > 0 || o.memory_option->count() == 0);
+}
+
 std::vector<PlannedRing> plans_of(const PlanOptions& o) {
+  check_speeds(o);
   RingPlanProblem p = o.problem;
   p.kv_heads = o.kv_heads == 0 ? p.heads : o.kv_heads;
   p.dtype = dtype_named(o.dtype);
@@ -196,7 +211,8 @@ void add_plan_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_option("--tflops", o->tflops, "TFLOP/s of a rank, in attention")
       ->capture_default_str();
-  command->add_option("--memory-gib", o->memory_gib, "GiB that a rank has (default: not asked)");
+  o->memory_option = command->add_option("--memory-gib", o->memory_gib,
+                                         "GiB that a rank has (default: not asked)");
   add_choice(*command, "--format", o->format, {"md", "json"}, "md or json");
   command->add_option("--out", o->out, "also draw bytes, time and memory over ranks (HTML)");
   command->callback([o, &exit_code] { exit_code = run_plan(*o); });
