@@ -2,6 +2,7 @@
 """annulus plan ring: its figures, its tables, its page, what it refuses. Usage: plan_test.py ANNULUS"""
 import json
 import os
+import re
 import tempfile
 import time
 
@@ -106,8 +107,17 @@ def test_page(folder):
     expect("nan" not in text and "inf" not in text and "<script" not in text, "no numbers, or a script, on the page")
 
 
+def test_documentation():
+    """The page quotes a command and its table."""
+    page = os.path.join(os.path.dirname(__file__), "..", "annulus", "ring_attention", "ring_attention.md")
+    (command, table), = re.findall(r"^```console\nannulus plan ring (.*)\n```\n\n((?:\|.*\n)+)", read(page).decode(), re.M)
+    printed = plan(*command.split()).stdout
+    expect(table == "".join(re.findall(r"^\|.*\n", printed, re.M)), f"{page} should have\n{printed}")
+
+
 test_figures()
 test_table()
+test_documentation()
 test_memory()
 test_refused()
 with tempfile.TemporaryDirectory() as temporary:
