@@ -155,6 +155,8 @@ struct OperatorCases {
   // memory for races (many times slower) ends with. Empty: all.
   std::string sanitized = {};
   std::string raced = {};
+  // Of the cases that all operators are fuzzed with, one in so many: for those of which each costs as much.
+  int one_in = 1;
 };
 
 // Operators add themselves: one static CasesRegistration at the end of <op>_cases.cpp. The list is a

@@ -18,47 +18,12 @@
 #include "annulus/attention/bench_original.h"
 #include "annulus/attention/bench_rows.h"
 #include "annulus/core/errors.h"
+#include "annulus/ring_attention/bench_ranks.h"
 
 namespace annulus::bench {
 namespace {
 
 constexpr double kMiBOfGb = 1024, kMiBOfKb = 1.0 / 1024;
-
-// H 8, D 64: the originals' heads.
-AttentionProblem dense(std::int64_t n, DType dtype, bool causal = false) {
-  AttentionProblem p;
-  p.H = p.Hkv = 8;
-  p.D = 64;
-  p.Tq = n;
-  p.dtype = dtype;
-  p.causal = causal;
-  p.lse = false;
-  return p;
-}
-AttentionProblem dilated(std::int64_t n, DType dtype, DilatedMode mode,
-                         std::vector<std::int64_t> segments, std::vector<std::int64_t> rates) {
-  AttentionProblem p = dense(n, dtype);
-  p.form = Form::kDilated;
-  p.mode = mode;
-  p.segments = std::move(segments);
-  p.rates = std::move(rates);
-  return p;
-}
-AttentionProblem blocks(std::int64_t n, DType dtype, double density, std::int64_t size = 64) {
-  AttentionProblem p = dense(n, dtype);
-  p.form = Form::kBlocks;
-  p.density = density;
-  p.block_size = size;
-  return p;
-}
-
-std::vector<DType> dtypes_of(const SuiteRequest& request) {
-  if (request.device == DeviceType::kCPU && request.size != Size::kFull) {
-    return {DType::kF32, DType::kBF16};
-  }
-  return {DType::kF16, DType::kBF16};  // the originals' is f16
-}
-bool is_16_bits(DType t) { return size_of(t) == 2; }
 
 // --- attention -------------------------------------------------------------------------------------------------
 
@@ -136,42 +101,25 @@ std::vector<Row> engine_rows(const SuiteRequest& request) {
 
 // --- ring-attention-comprehensive ------------------------------------------------------------------------------
 
-Row skipped_row(std::string name, DType dtype, const std::string& reason) {
-  Row row;
-  row.name = std::move(name);
-  row.op = "ring_attention";
-  row.dtype = dtype;
-  row.problem = [reason]() -> testing::Case { throw NotSupported(reason); };
-  row.calls = {"forward"};
-  row.with_move = false;
-  return row;
-}
-
 Row comprehensive_row(const RingOriginalClass& c, const RingOriginalRow& figures, DType dtype,
                       DeviceType device) {
   const std::string name = fmt::format("{}-n{}", c.name, figures.n);
-  Row row;
-  if (*c.computes == '\0') {
-    row = skipped_row(name, dtype, "a ring of 4 ranks; ranks are not built yet");
-    row.params["original_ms"] = figures.ms;
-    row.params["original_gb"] = figures.gb;
-  } else {
-    const bool small = figures.n <= 2048;
-    const std::string computes = c.computes;
-    AttentionProblem p = dilated(
-        figures.n, dtype,
-        computes.starts_with("grouped_kv") ? DilatedMode::kGroupedKv : DilatedMode::kGrouped,
-        small ? std::vector<std::int64_t>{512, 1024} : std::vector<std::int64_t>{1024, 2048, 4096},
-        small ? std::vector<std::int64_t>{1, 2} : std::vector<std::int64_t>{1, 2, 4});
-    p.remainder_last = computes.ends_with("last groups");
-    row = attention_row(name, p, false, device);
-    row.params["computes"] = computes;
-    if (is_16_bits(dtype)) {
-      row.original = {figures.ms, "ms", kAttentionOriginalHardware, {}};
-      row.memory_name = "memory-" + name;
-      row.memory_calls = row.calls;
-      row.memory_original = {kMiBOfGb * figures.gb, "MiB", kAttentionOriginalHardware, {}};
-    }
+  const bool small = figures.n <= 2048;
+  const std::string computes = c.computes;
+  AttentionProblem p = dilated(
+      figures.n, dtype,
+      computes.starts_with("grouped_kv") ? DilatedMode::kGroupedKv : DilatedMode::kGrouped,
+      small ? std::vector<std::int64_t>{512, 1024} : std::vector<std::int64_t>{1024, 2048, 4096},
+      small ? std::vector<std::int64_t>{1, 2} : std::vector<std::int64_t>{1, 2, 4});
+  p.remainder_last = computes.ends_with("last groups");
+  Row row = c.ranks > 1 ? ring_row(name, p, false, c.ranks, device)
+                        : attention_row(name, p, false, device);
+  row.params["computes"] = computes;
+  if (is_16_bits(dtype)) {
+    row.original = {figures.ms, "ms", kAttentionOriginalHardware, {}};
+    row.memory_name = "memory-" + name;
+    row.memory_calls = row.calls;
+    row.memory_original = {kMiBOfGb * figures.gb, "MiB", kAttentionOriginalHardware, {}};
   }
   row.params["original_did"] = std::string(c.did);
   row.params["original_gflop_executed"] = figures.executed;
@@ -372,7 +320,8 @@ const SuiteRegistration engine(
       {"torch-strided-compile", "torch-strided under torch.compile"}}});
 const SuiteRegistration comprehensive(
     {"ring-attention-comprehensive",
-     "dilated attention of one device, by the six class names of the original's table and LongNet",
+     "dilated attention by the six class names of the original's table, on one device or over 4 "
+     "ranks as they say, and LongNet",
      comprehensive_rows});
 const SuiteRegistration single(
     {"ring-attention-single",

@@ -167,6 +167,46 @@ class TiledPairs {
   std::int64_t keys_, queries_;
 };
 
+// --- problems --------------------------------------------------------------------------------------------------
+
+// H 8, D 64: the originals' heads.
+inline AttentionProblem dense(std::int64_t n, DType dtype, bool causal = false) {
+  AttentionProblem p;
+  p.H = p.Hkv = 8;
+  p.D = 64;
+  p.Tq = n;
+  p.dtype = dtype;
+  p.causal = causal;
+  p.lse = false;
+  return p;
+}
+inline AttentionProblem dilated(std::int64_t n, DType dtype, DilatedMode mode,
+                                std::vector<std::int64_t> segments,
+                                std::vector<std::int64_t> rates) {
+  AttentionProblem p = dense(n, dtype);
+  p.form = Form::kDilated;
+  p.mode = mode;
+  p.segments = std::move(segments);
+  p.rates = std::move(rates);
+  return p;
+}
+inline AttentionProblem blocks(std::int64_t n, DType dtype, double density,
+                               std::int64_t size = 64) {
+  AttentionProblem p = dense(n, dtype);
+  p.form = Form::kBlocks;
+  p.density = density;
+  p.block_size = size;
+  return p;
+}
+
+inline std::vector<DType> dtypes_of(const SuiteRequest& request) {
+  if (request.device == DeviceType::kCPU && request.size != Size::kFull) {
+    return {DType::kF32, DType::kBF16};
+  }
+  return {DType::kF16, DType::kBF16};  // the originals' is f16
+}
+inline bool is_16_bits(DType t) { return size_of(t) == 2; }
+
 // --- rows ------------------------------------------------------------------------------------------------------
 
 // The same kind of problem for the fp64 reference in about half a second: fewer heads where all are alike, then half as many
@@ -199,12 +239,17 @@ inline const char* kind_of(const AttentionProblem& p) {
                                            : "grouped-kv";
 }
 
-// Forward without lse, as one infers; or forward and backward with all gradients.
-inline Row attention_row(std::string name, AttentionProblem p, bool backward, DeviceType device) {
+inline AttentionProblem completed(AttentionProblem p, bool backward) {
   p.Tk = p.Tq;
   p.Dv = p.D;
   p.lse = p.lse || backward;
   p.seed = 1;
+  return p;
+}
+
+// Forward without lse, as one infers; or forward and backward with all gradients.
+inline Row attention_row(std::string name, AttentionProblem p, bool backward, DeviceType device) {
+  p = completed(std::move(p), backward);
   Row row;
   row.name = std::move(name);
   row.op = p.form == Form::kDilated  ? "dilated_attention"

@@ -167,10 +167,10 @@ void run(const char* op, const Tensors& t, const Options& options, const RingOpt
     what = text_of(plan, options, ring);
     worker.emplace(plan, shards_of(ring, group), group.rank(), ring.deterministic);
     scratch.emplace(context, op, plan.device, [&](ScratchLayout& s) { worker->lay_out(s); });
-  } catch (const Error& e) {
-    // The others have to know that nothing comes; where they all say the same, nothing is lost.
+  } catch (const Error&) {
+    // The others have to know that nothing comes. Where all ranks refuse, each for its own reason, nothing is lost.
     try {
-      group.agree(op, e.what());
+      group.agree(op, "refused by this rank, which says why");
     } catch (const RankLost&) {
     }
     throw;

@@ -58,7 +58,7 @@ class FaultyLink final : public Link {
 
   void send(int to, Message message) override {
     if (dead_) return;
-    std::deque<Message> out = through(std::move(message), false);
+    std::deque<Message> out = through(std::move(message), false, to);
     for (Message& m : out) link_->send(to, std::move(m));
   }
   std::optional<Message> take(int from) override {
@@ -67,7 +67,7 @@ class FaultyLink final : public Link {
     if (arrived.empty()) {
       std::optional<Message> message = link_->take(from);
       if (!message) return std::nullopt;
-      arrived = through(std::move(*message), true);
+      arrived = through(std::move(*message), true, from);
       if (arrived.empty()) return std::nullopt;
     }
     Message first = std::move(arrived.front());
@@ -82,20 +82,21 @@ class FaultyLink final : public Link {
   }
 
   // What becomes of a message: nothing, itself, or several.
-  std::deque<Message> through(Message message, bool receiving) {
+  std::deque<Message> through(Message message, bool receiving, int peer) {
     std::deque<Message> out;
     if (held_) {  // the one after the one held back
-      if (receiving == fault_.receiving) {
+      if (receiving == fault_.receiving && peer == held_peer_) {
         out.push_back(std::move(message));
         out.push_back(std::move(*held_));
         held_.reset();
         return out;
       }
-    } else if (muted_ && receiving == fault_.receiving) {
+    } else if (muted_ && receiving == fault_.receiving && (!receiving || peer == held_peer_)) {
       vanish();
       return out;
     } else if (hits(message.header(), receiving) && (!fired_ || of_handshake(fault_.kind))) {
       fired_ = true;
+      held_peer_ = peer;
       act_on(std::move(message), out);
       return out;
     }
@@ -187,6 +188,7 @@ class FaultyLink final : public Link {
   Fault fault_;
   bool fired_ = false, dead_ = false, muted_ = false;
   std::optional<Message> held_;
+  int held_peer_ = 0;
   std::map<int, std::deque<Message>> arrived_;  // by sender
   std::uint64_t vanished_ = 0;
 };
@@ -216,7 +218,7 @@ std::string Fault::text() const {
 }
 
 int Fault::lost(int size) const {
-  return receiving && of_message(kind) ? (rank + size - 1) % size : rank;
+  return receiving && of_message(kind) ? ((rank - distance) % size + size) % size : rank;
 }
 
 std::unique_ptr<Link> with_fault(std::unique_ptr<Link> link, Fault fault) {
@@ -226,22 +228,24 @@ std::unique_ptr<Link> with_fault(std::unique_ptr<Link> link, Fault fault) {
 std::vector<Fault> every_fault(int size, const std::vector<Stage>& stages, double deadline_s) {
   std::vector<Fault> faults;
   int n = 0;
-  const auto add = [&](FaultKind kind, const std::string& op, int hop, bool receiving) {
+  const auto add = [&](FaultKind kind, const std::string& op, int hop, bool receiving,
+                       int distance = 1) {
     faults.push_back({.kind = kind,
                       .rank = n++ % size,
                       .op = op,
                       .hop = hop,
                       .receiving = receiving,
+                      .distance = distance,
                       .deadline_s = deadline_s,
                       .kill = {},
                       .stop = {},
                       .exit = {}});
   };
   for (const Stage& stage : stages) {
-    for (int hop = 0; hop < stage.hops; ++hop) {
+    for (int hop = stage.first; hop < stage.first + stage.hops; ++hop) {
       for (const auto& [kind, name] : kNames) {
         if (kind == FaultKind::kNone || of_handshake(kind)) continue;
-        add(kind, stage.op, hop, (n / size + hop) % 2 == 1);
+        add(kind, stage.op, hop, (n / size + hop) % 2 == 1, stage.distance(hop));
       }
     }
   }

@@ -27,7 +27,7 @@ enum class FaultKind {
   kFlipPayload,
   kFlipHeader,
   kWrongBytes,  // a shorter payload than is due, and a header that says so
-  kMute,        // this message and all after it vanish
+  kMute,        // this message and all after it vanish, those that come only from there
   // of what a rank says in the handshake
   kVersion,
   kSize,
@@ -44,6 +44,7 @@ struct Fault {
   std::string op;  // "hello" for the handshake
   int hop = 0;
   bool receiving = false;  // it hits the message that comes, not the one that goes
+  int distance = 1;        // which comes from rank - distance
   double deadline_s = 1;
   // What real processes do instead of throwing Killed and Exited; they do not return.
   std::function<void()> kill, stop, exit;
@@ -68,6 +69,8 @@ std::unique_ptr<Link> with_fault(std::unique_ptr<Link> link, Fault fault);
 struct Stage {
   std::string op;
   int hops;
+  int first = 0;                                                 // of them
+  std::function<int(int hop)> distance = [](int) { return 1; };  // that its messages go
 };
 std::vector<Fault> every_fault(int size, const std::vector<Stage>& stages, double deadline_s);
 

@@ -1,6 +1,6 @@
-// Every fault at every hop, among threads. A case is a ring of its own; since most of a case is waiting, many run at
-// once. In each every rank that is left must throw RankLost in time, all must name the same rank and hop, the
-// communicator must then be closed, no wrong value may have been taken for a right one, and a new ring must work.
+// Every fault at every hop of ring attention and its backward, among threads. A case is a ring of its own; since most of a
+// case is waiting, many run at once. In each every rank that is left must throw RankLost in time, with NaN in its outputs and its
+// inputs as they were, all must name the same rank and hop, the communicator must then be closed, and a new ring must work.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -13,17 +13,18 @@
 
 #include "annulus/dist/link.h"
 #include "annulus/dist/test/fault.h"
-#include "annulus/dist/test/schedule.h"
+#include "annulus/dist/test/ring_work.h"
 
 namespace annulus::dist::testing {
 namespace {
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr double kDeadline = 1.0;
+constexpr double kDeadline = 1.0,
+                 kMore = 3.0;  // what is computed before a fault takes its time there
 #else
-constexpr double kDeadline = 0.4;
+constexpr double kDeadline = 0.4, kMore = 1.0;
 #endif
-constexpr std::size_t kAtOnce = 16, kLength = 50;
+constexpr std::size_t kAtOnce = 16;
 
 struct Outcome {
   enum { kDone, kLost, kEnded, kWrong } how = kWrong;
@@ -36,7 +37,7 @@ Outcome run_rank(std::unique_ptr<Communicator>& group) {
   Outcome outcome;
   const auto start = std::chrono::steady_clock::now();
   try {
-    Schedule(*group, kLength).run();
+    RingWork::of(group->size()).run(*group);
     outcome.how = Outcome::kDone;
   } catch (const RankLost& e) {
     outcome = {Outcome::kLost, e.what(), e.rank, e.hop, 0};
@@ -45,8 +46,7 @@ Outcome run_rank(std::unique_ptr<Communicator>& group) {
   } catch (const Exited&) {
     group.reset();
     outcome.how = Outcome::kEnded;
-  } catch (const std::bad_alloc&) {  // as an operator does
-    group->abandon("out of memory");
+  } catch (const std::bad_alloc&) {
     try {
       group->barrier();
     } catch (const RankLost& e) {
@@ -86,6 +86,9 @@ std::string judge(const Fault& fault, int size) {
       wrong += "\n    rank " + std::to_string(p) + " " + text + " after " +
                std::to_string(o.seconds) + " s: " + o.what;
     };
+    // A message too many is found with the next one from there, which of the last hop is that of the closing barrier: some may be
+    // through with it, and have their results, which are right.
+    if (fault.kind == FaultKind::kDuplicate && o.how == Outcome::kDone) continue;
     if (fault.succeeds()) {
       if (o.how != Outcome::kDone) say("failed");
       continue;
@@ -106,7 +109,7 @@ std::string judge(const Fault& fault, int size) {
                          : fault.kind == FaultKind::kStop       ? 3
                          : fault.kind == FaultKind::kDelayTwice ? 2
                                                                 : 0;
-    if (o.seconds > (slept + 1) * fault.deadline_s + 1) say("was late");
+    if (o.seconds > (slept + 1) * fault.deadline_s + kMore) say("was late");
     try {
       ranks[static_cast<std::size_t>(p)]->barrier();
       say("is not closed");
@@ -128,7 +131,7 @@ INSTANTIATE_TEST_SUITE_P(P, Faults, ::testing::Values(2, 3, 4, 8));
 
 TEST_P(Faults, OfEveryKindAtEveryHop) {
   const int size = GetParam();
-  const std::vector<Fault> faults = every_fault(size, stages_of_ring(size), kDeadline);
+  const std::vector<Fault> faults = every_fault(size, RingWork::stages(size), kDeadline);
   std::atomic<std::size_t> next{0};
   std::mutex guard;
   std::vector<std::thread> workers;

@@ -1,4 +1,5 @@
-// One rank of a real ring, with one real fault: mpi_ring FOLDER DEADLINE LENGTH [FAULT RANK OP HOP RECEIVING].
+// One rank of real ring attention, with one real fault: mpi_ring FOLDER DEADLINE TOKENS [FAULT RANK OP HOP RECEIVING].
+// Without a fault it runs every pattern, in both modes and divisions.
 // Writes what it came to into FOLDER/said.RANK, its process id into FOLDER/pid.RANK before, and returns 0 when the ring
 // was right, 11 after RankLost, 12 when a value was wrong, 2 on bad usage. annulus/dist/test/mpi_faults.py runs it.
 #include <mpi.h>
@@ -15,7 +16,7 @@
 #include "annulus/dist/link.h"
 #include "annulus/dist/mpi.h"
 #include "annulus/dist/test/fault.h"
-#include "annulus/dist/test/schedule.h"
+#include "annulus/dist/test/ring_work.h"
 
 using namespace annulus;
 using namespace annulus::dist::testing;
@@ -27,7 +28,7 @@ int main(int argc, char** argv) {
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   const std::string folder = argv[1];
   const CommunicatorOptions options{.deadline_s = std::atof(argv[2]), .checksum = true};
-  const auto length = static_cast<std::size_t>(std::atoll(argv[3]));
+  const std::int64_t tokens = std::atoll(argv[3]);
   Fault fault;
   if (argc == 9) {
     if (!find_fault(argv[4], fault.kind)) return 2;
@@ -48,6 +49,9 @@ int main(int argc, char** argv) {
     if (fault.kind == FaultKind::kExit) fault.exit();
   }
 
+  int ranks = 1;
+  MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+  const RingWork work(ranks, tokens);
   const auto start = std::chrono::steady_clock::now();
   const auto say = [&](int code, const std::string& what) {
     const double seconds =
@@ -75,13 +79,20 @@ int main(int argc, char** argv) {
                 : dist::communicator_over(
                       with_fault(dist::mpi_link(options.deadline_s, kMpiWorld), fault), options);
     try {
-      Schedule(*group, length).run();
+      work.run(*group);
     } catch (const std::bad_alloc&) {
-      group->abandon("out of memory");
       group->barrier();
     }
-    if (group->traffic().bytes != Shards{group->size(), length}.bytes_sent_by(rank)) {
-      mpi_leave(say(12, "sent " + std::to_string(group->traffic().bytes) + " bytes"));
+    int turn = 0;
+    for (const auto& p :
+         annulus::testing::ring::patterns(tokens < 1000 && argc == 4 ? tokens : 0)) {
+      annulus::testing::RingSequence sequence(p);
+      sequence.run_alone();
+      for (const bool same_bits : {false, true}) {
+        const Balance balance = ++turn % 3 == 0 ? Balance::kContiguous : Balance::kZigzag;
+        sequence.run_as_rank({p, group->size(), balance, same_bits, turn % 2 == 0 ? 1536 : 29},
+                             *group);
+      }
     }
   } catch (const RankLost& e) {
     bool closed = !group;
@@ -96,7 +107,7 @@ int main(int argc, char** argv) {
     std::string again;
     if (fault.kind >= FaultKind::kNoMemory) {
       try {
-        Schedule(*mpi_communicator(options), length).run();
+        work.run(*mpi_communicator(options));
       } catch (const std::exception& second) {
         again = std::string("\na new ring: ") + second.what();
       }

@@ -1,88 +1,22 @@
 #include "annulus/ring_attention/test/cases.h"
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <exception>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "annulus/attention/test/parts.h"
+#include "annulus/cpu/parallel.h"
+#include "annulus/ring_attention/test/shard.h"
 
 namespace annulus::testing {
 
 namespace {
 
 using Form = AttentionProblem::Form;
-
-// One rank's part of a tensor, dense, and the way to it and back.
-class Shard {
- public:
-  // Tokens are the axis.
-  Shard(const RingProblem& p, int rank, const TensorView& whole, std::size_t axis)
-      : whole_(whole), axis_(axis), chunks_(ring_shard(p.attention.Tq, p.ranks, rank, p.balance)) {
-    if (!whole.defined()) return;
-    std::vector<std::int64_t> shape(whole.sizes().begin(), whole.sizes().end());
-    shape[axis] = chunks_[0].count() + chunks_[1].count();
-    std::int64_t numel = 1;
-    for (const std::int64_t s : shape) numel *= s;
-    memory_.resize(static_cast<std::size_t>(numel * size_of(whole.dtype)));
-    view_ = contiguous(memory_.data(), whole.dtype, shape);
-  }
-  const TensorView& view() const { return view_; }
-  void cut() {
-    each([](char* whole, char* own, std::size_t n) { std::memcpy(own, whole, n); });
-  }
-  void join() {
-    each([](char* whole, char* own, std::size_t n) { std::memcpy(whole, own, n); });
-  }
-
- private:
-  // f(element of the whole, element of the shard)
-  template <class F>
-  void each(F&& f) {
-    if (!view_.defined() || view_.numel() == 0) return;
-    const auto rank = static_cast<std::size_t>(view_.rank);
-    std::array<std::int64_t, kMaxRank> at = {};
-    const auto size = static_cast<std::size_t>(size_of(view_.dtype));
-    for (std::int64_t i = 0; i < view_.numel(); ++i) {
-      std::int64_t there = 0;
-      for (std::size_t a = 0; a < rank; ++a) {
-        std::int64_t index = at[a];
-        if (a == axis_) {
-          const std::int64_t first = chunks_[0].count();
-          index += index < first ? chunks_[0].first : chunks_[1].first - first;
-        }
-        there += index * whole_.stride[a];
-      }
-      f(static_cast<char*>(whole_.data) + there * static_cast<std::int64_t>(size),
-        memory_.data() + static_cast<std::size_t>(i) * size, size);
-      for (std::size_t a = rank; a-- > 0 && ++at[a] == view_.shape[a];) at[a] = 0;
-    }
-  }
-
-  TensorView whole_, view_;
-  std::size_t axis_;
-  std::array<TokenRange, 2> chunks_;
-  std::vector<char> memory_;
-};
-
-struct Shards {
-  RingTensors view;
-  std::vector<std::pair<TensorView RingTensors::*, Shard>> all;
-
-  Shards(const RingProblem& p, int rank, const RingTensors& whole) : view(whole) {
-    using T = RingTensors;
-    for (const auto member :
-         {&T::q, &T::k, &T::v, &T::o, &T::lse, &T::do_, &T::dlse, &T::dq, &T::dk, &T::dv}) {
-      const bool lanes = member == &T::lse || member == &T::dlse;
-      all.emplace_back(member, Shard(p, rank, whole.*member, lanes ? 2 : 1));
-      view.*member = all.back().second.view();
-    }
-  }
-};
 
 template <class F>
 void with_options(const RingProblem& p, const RingTensors& t, F&& f) {
@@ -95,6 +29,22 @@ void with_options(const RingProblem& p, const RingTensors& t, F&& f) {
     default:
       return f(dense_options(a, {}, {}));
   }
+}
+
+// Of rank 0.
+std::size_t workspace_of(const RingProblem& p, const RingTensors& whole, const RingTensors& shard,
+                         bool backward) {
+  std::size_t bytes = 0;
+  with_options(p, whole, [&](const auto& options) {
+    const auto f = [&](const auto& query) {
+      return query(shard.q, shard.k, shard.v, options, p.options(), p.ranks, 0);
+    };
+    bytes = f([&](const auto&... a) {
+      return backward ? ring_attention_backward_workspace(a...)
+                      : ring_attention_forward_workspace(a...);
+    });
+  });
+  return bytes;
 }
 
 RingTensors tensors_of(Views in, const std::vector<TensorSpec>& inputs, Views out,
@@ -125,31 +75,21 @@ void ring_backward(const RingProblem& p, const RingTensors& t, Communicator& gro
 
 void run_ranks(const RingProblem& p, const RingTensors& whole, bool backward, const RankCall& f) {
   const auto P = static_cast<std::size_t>(p.ranks);
-  std::vector<Shards> shards;
+  std::vector<RingShard> shards;
   for (int r = 0; r < p.ranks; ++r) shards.emplace_back(p, r, whole);
-  for (Shards& s : shards) {
-    for (auto& [member, shard] : s.all) shard.cut();
-  }
   std::vector<std::exception_ptr> thrown(P);
   std::vector<std::thread> threads;
   for (std::size_t r = 0; r < P; ++r) {
     threads.emplace_back([&, r] {
       try {
-        f(static_cast<int>(r), shards[r].view);
+        f(static_cast<int>(r), shards[r].view());
       } catch (...) {
         thrown[r] = std::current_exception();
       }
     });
   }
   for (std::thread& t : threads) t.join();
-  using T = RingTensors;
-  for (Shards& s : shards) {
-    for (auto& [member, shard] : s.all) {
-      const bool of_backward = member == &T::dq || member == &T::dk || member == &T::dv;
-      const bool of_forward = member == &T::o || member == &T::lse;
-      if (backward ? of_backward : of_forward) shard.join();
-    }
-  }
+  for (RingShard& s : shards) s.join(backward);
   std::exception_ptr first;
   for (const std::exception_ptr& e : thrown) {
     if (!e) continue;
@@ -189,18 +129,7 @@ Case ring_attention_case(const RingProblem& problem) {
     // Of rank 0, whose context is the case's.
     call.workspace = [p, backward, inputs = call.inputs](Views in, Views) {
       const RingTensors whole = tensors_of(in, inputs, {}, {});
-      const Shards shard(p, 0, whole);
-      std::size_t bytes = 0;
-      with_options(p, whole, [&](const auto& options) {
-        const auto query = [&](auto f) {
-          return f(shard.view.q, shard.view.k, shard.view.v, options, p.options(), p.ranks, 0);
-        };
-        bytes = query([&](const auto&... a) {
-          return backward ? ring_attention_backward_workspace(a...)
-                          : ring_attention_forward_workspace(a...);
-        });
-      });
-      return bytes;
+      return workspace_of(p, whole, RingShard(p, 0, whole).view(), backward);
     };
     call.run = [p, backward, inputs = call.inputs, outputs = call.outputs](Views in, Views out,
                                                                            Context& context) {
@@ -210,6 +139,87 @@ Case ring_attention_case(const RingProblem& problem) {
     call.prepare = [p, inputs = call.inputs](Views in, Context&) {
       run_ranks(p, tensors_of(in, inputs, {}, {}), false);
     };
+  }
+  return c;
+}
+
+namespace {
+
+// Memory that stays, so that a benchmark does not time the system's: one block, grown where it is too small.
+class KeepingAllocator final : public Allocator {
+ public:
+  void* allocate(std::size_t bytes, Device, void*) override {
+    if (memory_.size() < bytes) memory_.resize(bytes);
+    return memory_.data();
+  }
+  void deallocate(void*, std::size_t, Device, void*) noexcept override {}
+
+ private:
+  std::vector<std::byte> memory_;
+};
+
+// Ranks with threads of their share of the machine.
+struct LocalRanks {
+  explicit LocalRanks(int ranks) : group(local_communicators(ranks)), memory(group.size()) {}
+  std::vector<std::unique_ptr<Communicator>> group;
+  std::vector<KeepingAllocator> memory;
+};
+
+}  // namespace
+
+Case over_local_ranks(const AttentionProblem& attention, Case c, int ranks) {
+  const RingProblem p{attention, ranks, Balance::kContiguous};
+  const auto kept = std::make_shared<LocalRanks>(ranks);
+  const auto shard_of = [p](const RingTensors& whole, int rank) {
+    const TokenRange rows = ring_shard(p.attention.Tq, p.ranks, rank, p.balance)[0];
+    RingTensors shard = whole;
+    using T = RingTensors;
+    for (const auto member :
+         {&T::q, &T::k, &T::v, &T::o, &T::lse, &T::do_, &T::dlse, &T::dq, &T::dk, &T::dv}) {
+      TensorView& v = shard.*member;
+      if (!v.defined()) continue;
+      const std::size_t axis = member == &T::lse || member == &T::dlse ? 2 : 1;
+      v.data = static_cast<char*>(v.data) + rows.first * v.stride[axis] * size_of(v.dtype);
+      v.shape[axis] = rows.count();
+    }
+    return shard;
+  };
+  const auto run = [=](const RingTensors& whole, bool backward, Context& context) {
+    const auto call = [&](int rank, Context& own) {
+      Communicator& group = *kept->group[static_cast<std::size_t>(rank)];
+      own.threads = std::max(1, cpu::resolve_threads(context.threads) / p.ranks);
+      const RingTensors shard = shard_of(whole, rank);
+      backward ? ring_backward(p, shard, group, own) : ring_forward(p, shard, group, own);
+    };
+    std::vector<std::thread> threads;
+    for (int r = 1; r < p.ranks; ++r) {
+      threads.emplace_back([&, r] {
+        Context own;
+        own.allocator = &kept->memory[static_cast<std::size_t>(r)];
+        call(r, own);
+      });
+    }
+    Context first;
+    first.allocator = &kept->memory[0];
+    call(0, first);
+    for (std::thread& t : threads) t.join();
+  };
+  c.op = "ring_attention";
+  c.params += " ranks=" + std::to_string(ranks);
+  for (Call& call : c.calls) {
+    const bool backward = call.name == "backward";
+    call.run = [=, inputs = call.inputs, outputs = call.outputs](Views in, Views out,
+                                                                 Context& context) {
+      run(tensors_of(in, inputs, out, outputs), backward, context);
+    };
+    call.prepare = [=, inputs = call.inputs](Views in, Context& context) {
+      run(tensors_of(in, inputs, {}, {}), false, context);
+    };
+    call.workspace = [=, inputs = call.inputs](Views in, Views) {
+      const RingTensors whole = tensors_of(in, inputs, {}, {});
+      return workspace_of(p, whole, shard_of(whole, 0), backward);
+    };
+    if (!backward) call.prepare = nullptr;
   }
   return c;
 }

@@ -3,101 +3,26 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstring>
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
-#include "annulus/attention/test/parts.h"
-#include "annulus/ring_attention/rows.h"
-#include "annulus/ring_attention/test/cases.h"
-#include "testing/tensors.h"
+#include "annulus/core/values.h"
+#include "annulus/ring_attention/test/patterns.h"
+#include "annulus/ring_attention/test/sequence.h"
+#include "annulus/ring_attention/test/shard.h"
 
 namespace annulus::testing {
 namespace {
 
 using P = AttentionProblem;
 using Form = P::Form;
-
-// Dense tensors of a whole sequence, and the results of a run over ranks.
-struct Sequence {
-  explicit Sequence(const P& p) : problem(p) {
-    Rng rng(p.seed);
-    const auto make = [&](std::vector<std::int64_t> shape, DType t, bool drawn) {
-      std::int64_t n = 1;
-      for (const std::int64_t s : shape) n *= s;
-      memory.emplace_back(static_cast<std::size_t>(n * size_of(t)));
-      for (std::int64_t i = 0; i < n && drawn; ++i) {
-        const std::uint64_t bits = encode(rng.normal(), t);
-        std::memcpy(memory.back().data() + i * size_of(t), &bits,
-                    static_cast<std::size_t>(size_of(t)));
-      }
-      return contiguous(memory.back().data(), t, shape);
-    };
-    const std::vector<std::int64_t> q = {p.B, p.Tq, p.H, p.D}, k = {p.B, p.Tq, p.Hkv, p.D},
-                                    v = {p.B, p.Tq, p.Hkv, p.Dv}, o = {p.B, p.Tq, p.H, p.Dv},
-                                    lse = {p.B, p.H, p.Tq};
-    whole.q = make(q, p.dtype, true);
-    whole.k = make(k, p.dtype, true);
-    whole.v = make(v, p.dtype, true);
-    whole.do_ = make(o, p.dtype, true);
-    whole.dlse = p.dlse ? make(lse, DType::kF32, true) : TensorView{};
-    whole.o = make(o, p.dtype, false);
-    whole.lse = make(lse, DType::kF32, false);
-    whole.dq = make(q, p.dtype, false);
-    whole.dk = make(k, p.dtype, false);
-    whole.dv = make(v, p.dtype, false);
-    for (const NamedIntegers& i : integers_of(p)) {
-      TensorView view = make(i.shape, i.dtype, false);
-      for (std::size_t e = 0; e < i.values.size(); ++e) {
-        if (i.dtype == DType::kI64) static_cast<std::int64_t*>(view.data)[e] = i.values[e];
-        if (i.dtype == DType::kI32) {
-          static_cast<std::int32_t*>(view.data)[e] = static_cast<std::int32_t>(i.values[e]);
-        }
-      }
-      (std::string(i.name) == "row_ptr" ? whole.row_ptr : whole.col_idx) = view;
-    }
-  }
-
-  // Where bits differ from another run's, by output.
-  std::string apart(const std::string& one, const std::string& two) const {
-    std::string text;
-    std::size_t at = 0;
-    const std::pair<const char*, TensorView> all[] = {
-        {"o", whole.o}, {"lse", whole.lse}, {"dq", whole.dq}, {"dk", whole.dk}, {"dv", whole.dv}};
-    for (const auto& [name, t] : all) {
-      const auto size = static_cast<std::size_t>(size_of(t.dtype));
-      std::int64_t count = 0, first = -1;
-      for (std::int64_t i = 0; i < t.numel(); ++i, at += size) {
-        if (one.compare(at, size, two, at, size) == 0) continue;
-        if (count++ == 0) first = i;
-      }
-      if (count > 0) {
-        text += std::string(" ") + name + ": " + std::to_string(count) + " of " +
-                std::to_string(t.numel()) + ", the first " + std::to_string(first);
-      }
-    }
-    return text;
-  }
-
-  // All outputs of both calls, as bytes.
-  std::string run(int ranks, Balance balance, bool deterministic, std::int64_t slice = 1536) {
-    const RingProblem ring{problem, ranks, balance, deterministic, slice};
-    run_ranks(ring, whole, false);
-    run_ranks(ring, whole, true);
-    std::string bytes;
-    for (const TensorView* t : {&whole.o, &whole.lse, &whole.dq, &whole.dk, &whole.dv}) {
-      bytes.append(static_cast<const char*>(t->data),
-                   static_cast<std::size_t>(t->numel() * size_of(t->dtype)));
-    }
-    return bytes;
-  }
-
-  P problem;
-  std::vector<std::vector<char>> memory;
-  RingTensors whole;
-};
 
 std::vector<P> problems() {
   P dense;
@@ -123,11 +48,74 @@ std::vector<P> problems() {
 
 TEST(RingAttention, DeterministicMeansTheSameBitsForEveryDivision) {
   for (const P& p : problems()) {
-    Sequence s(p);
+    RingSequence s(p);
     const std::string one = s.run(1, Balance::kContiguous, true);
     for (const int ranks : {2, 3, 4, 5, 8}) {
       for (const Balance b : {Balance::kZigzag, Balance::kContiguous}) {
         EXPECT_EQ(s.apart(one, s.run(ranks, b, true, ranks == 4 ? 100 : 1536)), "")
+            << attention_case(p).params << " over " << ranks << " ranks";
+      }
+    }
+  }
+}
+
+// The root of the mean square distance of all outputs from their definition in fp64, each relative to its own size, of the
+// tensors that the last run filled.
+double error_of(const RingSequence& s, const P& p) {
+  const Case c = attention_case(p);
+  double most = 0;
+  for (const Call& call : c.calls) {
+    Values values;
+    std::vector<TensorView> in, out;
+    const auto tensor = [&](const std::string& name) -> TensorView {
+      const RingTensors& t = s.whole();
+      const std::pair<const char*, TensorView> all[] = {{"q", t.q},   {"k", t.k},     {"v", t.v},
+                                                        {"o", t.o},   {"lse", t.lse}, {"do", t.do_},
+                                                        {"dq", t.dq}, {"dk", t.dk},   {"dv", t.dv}};
+      for (const auto& [n, v] : all) {
+        if (name == n) return v;
+      }
+      return {};
+    };
+    const auto add = [&](const std::vector<TensorSpec>& specs, bool output,
+                         std::vector<TensorView>& views) {
+      for (const TensorSpec& spec : specs) {
+        values.push_back(output ? std::vector<double>(static_cast<std::size_t>(numel_of(spec)))
+                                : load_values<double>(tensor(spec.name)));
+        views.push_back(contiguous(values.back().data(), DType::kF64, spec.shape));
+      }
+    };
+    values.reserve(call.inputs.size() + call.outputs.size());
+    add(call.inputs, false, in);
+    add(call.outputs, true, out);
+    call.reference(in, out);
+    for (std::size_t i = 0; i < call.outputs.size(); ++i) {
+      const std::vector<double> got = load_values<double>(tensor(call.outputs[i].name));
+      const std::vector<double>& want = values[in.size() + i];
+      double apart = 0, size = 0;
+      for (std::size_t e = 0; e < got.size(); ++e) {
+        apart += (got[e] - want[e]) * (got[e] - want[e]);
+        size += want[e] * want[e];
+      }
+      most = std::max(most, std::sqrt(apart / size));
+    }
+  }
+  return most;
+}
+
+// What is carried from rank to rank is fp32 and rounded once.
+TEST(RingAttention, ErrorsDoNotGrowWithTheRanks) {
+  for (const DType t : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const bool causal : {false, true}) {
+      P p;
+      p.Tq = p.Tk = 600, p.H = p.Hkv = 2, p.D = p.Dv = 32, p.seed = 3;
+      p.dtype = t, p.causal = causal;
+      RingSequence s(p);
+      s.run(1, Balance::kZigzag, false);
+      const double one = error_of(s, p);
+      for (const int ranks : {2, 4, 8}) {
+        s.run(ranks, Balance::kZigzag, false);
+        EXPECT_LE(error_of(s, p), 1.25 * one)
             << attention_case(p).params << " over " << ranks << " ranks";
       }
     }
@@ -158,6 +146,107 @@ TEST(RingAttention, ShardsAreTheSequence) {
   EXPECT_THROW(ring_shard(4, 0, 0, Balance::kZigzag), InvalidArgument);
   EXPECT_THROW(ring_shard(4, 2, 2, Balance::kZigzag), InvalidArgument);
   EXPECT_THROW(ring_shard(-1, 2, 0, Balance::kZigzag), InvalidArgument);
+}
+
+// --- calls that break a rule ---
+
+struct Said {
+  std::string text;
+  bool invalid = false, lost = false;
+  int rank = -1;
+};
+
+// What every rank's call says; `spoil` changes what a rank passes.
+std::vector<Said> on_all(std::vector<std::unique_ptr<Communicator>>& group, const RingProblem& p,
+                         const RingSequence& s, bool backward,
+                         const std::function<void(int rank, RingProblem&, RingTensors&)>& spoil) {
+  std::vector<Said> said(group.size());
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < group.size(); ++r) {
+    threads.emplace_back([&, r] {
+      RingShard shard(p, static_cast<int>(r), s.whole());
+      RingTensors t = shard.view();
+      RingProblem own = p;
+      spoil(static_cast<int>(r), own, t);
+      Context context;
+      context.threads = 1;
+      try {
+        backward ? ring_backward(own, t, *group[r], context)
+                 : ring_forward(own, t, *group[r], context);
+      } catch (const InvalidArgument& e) {
+        said[r] = {e.what(), true, false, -1};
+      } catch (const RankLost& e) {
+        said[r] = {e.what(), false, true, e.rank};
+      }
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  return said;
+}
+
+TEST(RingAttention, ACallThatIsWrongOnAllRanksIsRefusedOnAllAndTheNextWorks) {
+  const RingProblem p{ring::dense(20), 3};
+  RingSequence s(p.attention);
+  auto group = local_communicators(3, {.deadline_s = 20});
+  using Spoil = std::function<void(int, RingProblem&, RingTensors&)>;
+  struct Rule {
+    const char* argument;
+    bool backward;
+    Spoil spoil;
+  };
+  const Rule rules[] = {
+      {"q", false,
+       [](int, RingProblem&, RingTensors& t) { --t.q.shape[1], --t.o.shape[1], --t.lse.shape[2]; }},
+      {"k", false, [](int, RingProblem&, RingTensors& t) { --t.k.shape[1], --t.v.shape[1]; }},
+      {"o", false, [](int, RingProblem&, RingTensors& t) { t.o = {}; }},
+      {"lse", true, [](int, RingProblem&, RingTensors& t) { t.lse = {}; }},
+      {"dq", true, [](int, RingProblem&, RingTensors& t) { t.dq = {}; }},
+      {"dk", true, [](int, RingProblem&, RingTensors& t) { t.dk = t.dv = {}; }},
+      {"slice", false, [](int, RingProblem& x, RingTensors&) { x.slice = 0; }},
+      {"balance", false, [](int, RingProblem& x, RingTensors&) { x.balance = Balance{7}; }},
+      {"dropout", false, [](int, RingProblem& x, RingTensors&) { x.attention.dropout = 1; }},
+  };
+  for (const Rule& rule : rules) {
+    for (const Said& said : on_all(group, p, s, rule.backward, rule.spoil)) {
+      EXPECT_TRUE(said.invalid) << rule.argument << ": " << said.text;
+      EXPECT_NE(said.text.find(std::string("] ") + rule.argument), std::string::npos) << said.text;
+    }
+  }
+  for (const Said& said : on_all(group, p, s, false, [](int, RingProblem&, RingTensors&) {})) {
+    EXPECT_EQ(said.text, "");
+  }
+}
+
+// One rank is called otherwise: it is named by all, at once, and says itself what is wrong where it breaks a rule.
+TEST(RingAttention, ARankThatIsCalledOtherwiseIsLostBeforeAnyDataMoves) {
+  const RingProblem p{ring::dense(20), 3};
+  RingSequence s(p.attention);
+  using Spoil = std::function<void(RingProblem&, RingTensors&)>;
+  const std::pair<bool, Spoil> all[] = {
+      {true, [](RingProblem&, RingTensors& t) { --t.k.shape[1], --t.v.shape[1]; }},
+      {false, [](RingProblem& x, RingTensors&) { x.attention.causal = true; }},
+      {false, [](RingProblem& x, RingTensors&) { x.attention.window_left = 3; }},
+      {false, [](RingProblem& x, RingTensors&) { x.attention.scale = 0.1; }},
+      {false, [](RingProblem& x, RingTensors&) { x.deterministic = true; }},
+      {false, [](RingProblem& x, RingTensors&) { x.attention.dropout = 0.1; }},
+      {false, [](RingProblem& x, RingTensors&) { x.slice = 3; }},
+  };
+  for (const auto& [invalid, spoil] : all) {
+    auto group = local_communicators(3, {.deadline_s = 20});
+    const auto start = std::chrono::steady_clock::now();
+    const auto said = on_all(group, p, s, false, [&](int rank, RingProblem& x, RingTensors& t) {
+      if (rank == 1) spoil(x, t);
+    });
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+    for (std::size_t r = 0; r < said.size(); ++r) {
+      if (r == 1 && invalid) {
+        EXPECT_TRUE(said[r].invalid) << said[r].text;
+        continue;
+      }
+      EXPECT_TRUE(said[r].lost) << said[r].text;
+      EXPECT_EQ(said[r].rank, 1) << said[r].text;
+    }
+  }
 }
 
 }  // namespace
