@@ -14,76 +14,15 @@
 
 #include "annulus/attention/test/parts.h"
 #include "annulus/ring_attention/test/cases.h"
+#include "annulus/ring_attention/test/patterns.h"
+#include "annulus/ring_attention/test/sequence.h"
 
 namespace annulus::testing {
 namespace {
 
-using P = AttentionProblem;
-using Form = P::Form;
-
-std::vector<P> problems() {
-  P dense;
-  dense.B = 2, dense.Tq = dense.Tk = 403, dense.D = 16, dense.Dv = 24, dense.H = 4, dense.Hkv = 4;
-  P causal = dense, window = dense, near = dense, longnet = dense, stopped = dense, united = dense,
-    grouped = dense, blocks = dense;
-  causal.causal = true;
-  window.causal = true, window.window_left = 70;
-  near.window_left = 20, near.window_right = 45;
-  longnet.form = Form::kDilated, longnet.segments = {64, 256, 403}, longnet.rates = {1, 3, 8};
-  united = longnet, united.unite = true, united.causal = true;
-  stopped = longnet, stopped.stop_alpha_gradient = true;
-  grouped = longnet, grouped.mode = DilatedMode::kGrouped;
-  blocks.form = Form::kBlocks, blocks.block_size = 32, blocks.density = 0.3, blocks.causal = true;
-  std::vector<P> all;
-  for (P p : {dense, causal, window, near, longnet, united, stopped, grouped, blocks}) {
-    // With as many heads of keys queries are fewer bytes, with fewer heads keys are.
-    for (const std::int64_t kv_heads : {4, 1}) {
-      p.Hkv = kv_heads;
-      p.dtype = kv_heads == 4 ? DType::kBF16 : DType::kF32;
-      all.push_back(p);
-    }
-  }
-  return all;
-}
-
-// Tensors of a problem; zeros, since no byte depends on them.
-struct Tensors {
-  explicit Tensors(const P& p) {
-    const auto make = [&](std::vector<std::int64_t> shape, DType t) {
-      const std::int64_t n =
-          std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
-      memory.emplace_back(static_cast<std::size_t>(n * size_of(t)));
-      return contiguous(memory.back().data(), t, shape);
-    };
-    const std::vector<std::int64_t> q = {p.B, p.Tq, p.H, p.D}, k = {p.B, p.Tq, p.Hkv, p.D},
-                                    v = {p.B, p.Tq, p.Hkv, p.Dv}, o = {p.B, p.Tq, p.H, p.Dv},
-                                    lse = {p.B, p.H, p.Tq};
-    whole = {.q = make(q, p.dtype),
-             .k = make(k, p.dtype),
-             .v = make(v, p.dtype),
-             .o = make(o, p.dtype),
-             .lse = make(lse, DType::kF32),
-             .do_ = make(o, p.dtype),
-             .dlse = {},
-             .dq = make(q, p.dtype),
-             .dk = make(k, p.dtype),
-             .dv = make(v, p.dtype),
-             .row_ptr = {},
-             .col_idx = {}};
-    for (const NamedIntegers& i : integers_of(p)) {
-      const TensorView view = make(i.shape, i.dtype);
-      for (std::size_t e = 0; e < i.values.size(); ++e) {
-        if (i.dtype == DType::kI64) static_cast<std::int64_t*>(view.data)[e] = i.values[e];
-        if (i.dtype == DType::kI32) {
-          static_cast<std::int32_t*>(view.data)[e] = static_cast<std::int32_t>(i.values[e]);
-        }
-      }
-      (std::string(i.name) == "row_ptr" ? whole.row_ptr : whole.col_idx) = view;
-    }
-  }
-  std::vector<std::vector<char>> memory;
-  RingTensors whole;
-};
+using ring::Form;
+using ring::P;
+using ring::patterns;
 
 RingTraffic planned(const RingProblem& p, const RingTensors& whole, int rank) {
   const P& a = p.attention;
@@ -136,15 +75,15 @@ RingPlanProblem plan_problem(const RingProblem& p) {
 }
 
 TEST(RingPlan, BytesAreThoseThatCommunicatorsCount) {
-  for (const P& problem : problems()) {
-    const Tensors tensors(problem);
+  for (const P& problem : patterns(403)) {
+    const RingSequence sequence(problem);
     for (const int ranks : {2, 3, 4, 8}) {
       for (const Balance balance : {Balance::kZigzag, Balance::kContiguous}) {
         for (const bool deterministic : {false, true}) {
           const RingProblem p{problem, ranks, balance, deterministic, ranks == 4 ? 17 : 1536};
-          const auto real = counted(p, tensors.whole);
+          const auto real = counted(p, sequence.whole());
           for (int r = 0; r < ranks; ++r) {
-            const RingTraffic plan = planned(p, tensors.whole, r);
+            const RingTraffic plan = planned(p, sequence.whole(), r);
             const RingTraffic& saw = real[static_cast<std::size_t>(r)];
             EXPECT_EQ(plan.forward, saw.forward)
                 << ring_attention_case(p).params << ", forward of rank " << r;
@@ -158,7 +97,7 @@ TEST(RingPlan, BytesAreThoseThatCommunicatorsCount) {
 }
 
 TEST(RingPlan, DenseFiguresAreTheExactOnes) {
-  for (P problem : problems()) {
+  for (P problem : patterns(403)) {
     if (problem.form != Form::kDense) continue;
     problem.Dv = problem.D;
     for (const std::int64_t tokens : {3, 403, 1000}) {
@@ -249,23 +188,27 @@ TEST(RingPlan, ZigzagIsBalanced) {
 }
 
 TEST(RingPlan, LongNetSendsTheSameHoweverLongTheSequence) {
-  std::vector<RingTraffic> most;
-  for (const int ranks : {4, 8, 16}) {
-    P a;
-    a.form = Form::kDilated, a.segments = {64, 256, 512}, a.rates = {1, 2, 4}, a.H = 4, a.Hkv = 4;
-    a.D = a.Dv = 16, a.Tq = a.Tk = 128 * ranks, a.causal = false;  // segments of 2 and of 4 shards
-    const RingProblem p{a, ranks, Balance::kContiguous, false, 1536};
-    RingTraffic here;
-    for (int r = 0; r < ranks; ++r) {
-      const RingTraffic t = planned(p, {}, r);
-      here.forward = std::max(here.forward, t.forward);
-      here.backward = std::max(here.backward, t.backward);
+  for (const Balance balance : {Balance::kZigzag, Balance::kContiguous}) {
+    for (const bool causal : {false, true}) {
+      std::vector<RingTraffic> most;
+      for (const int ranks : {8, 16, 32}) {
+        // 128 tokens a rank; segments within a shard, of two and of four. A sequence has two of them at least.
+        P a = ring::longnet(128 * ranks, {64, 256, 512}, {1, 2, 4});
+        a.causal = causal;
+        const RingProblem p{a, ranks, balance, false, 1536};
+        RingTraffic here;
+        for (int r = 0; r < ranks; ++r) {
+          const RingTraffic t = planned(p, {}, r);
+          here.forward = std::max(here.forward, t.forward);
+          here.backward = std::max(here.backward, t.backward);
+        }
+        most.push_back(here);
+      }
+      EXPECT_GT(most[0].forward, 0u);
+      EXPECT_EQ(most[1], most[0]) << most[1].forward << " " << most[0].forward;
+      EXPECT_EQ(most[2], most[0]) << most[2].forward << " " << most[0].forward;
     }
-    most.push_back(here);
   }
-  EXPECT_GT(most[0].forward, 0u);
-  EXPECT_EQ(most[1], most[0]);
-  EXPECT_EQ(most[2], most[0]);
 }
 
 // --- memory ---
