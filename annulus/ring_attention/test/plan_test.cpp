@@ -231,6 +231,8 @@ Workspaces workspaces(const RingPlanProblem& p, int rank) {
                                             options, ring, p.ranks, rank)};
 }
 
+// Of sequences so long that what does not fall is little: messages of a slice, tiles, and in the backward of fewer than 16 heads of keys
+// the sums that threads have each, which are there only where those of a chunk are less than 256 MiB.
 TEST(RingPlan, ScratchOfARankFallsAsOneOverRanks) {
   for (const auto& [heads, kv_heads] : {std::pair(32, 32), {32, 8}, {4, 4}}) {
     RingPlanProblem p{
