@@ -104,7 +104,7 @@ Message::Message(std::size_t payload_bytes, std::shared_ptr<Pool> pool)
   // Small ones come as fast from the allocator.
   constexpr std::size_t kSmall = 1 << 15;
   if (size_ < kSmall) pool.reset();
-  std::size_t bytes = size_;
+  std::size_t bytes = size_ + kTail;
   Pool::Memory memory =
       pool ? pool->take(bytes) : std::make_unique_for_overwrite<std::byte[]>(bytes);
   data_ = std::unique_ptr<std::byte[], ToPool>(memory.release(), ToPool{std::move(pool), bytes});

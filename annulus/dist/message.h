@@ -83,6 +83,9 @@ class Message {
   std::span<const std::byte> bytes() const { return {data_.get(), size_}; }
   std::span<std::byte> payload() { return bytes().subspan(sizeof(Header)); }
   std::span<const std::byte> payload() const { return bytes().subspan(sizeof(Header)); }
+  // Room behind the payload for a link's own word, which is no part of bytes().
+  static constexpr std::size_t kTail = 16;
+  std::span<std::byte> tail() { return {data_.get() + size_, kTail}; }
   Header header() const;
   void set_header(const Header& header);  // with its sum
   void cut(std::size_t size) { size_ = size; }

@@ -18,6 +18,8 @@ from .errors import NotSupported as NotSupported, RankLost as RankLost
 from .lrpe_cosine import lrpe_cosine as lrpe_cosine, lrpe_cosine_qk as lrpe_cosine_qk, lrpe_rotate as lrpe_rotate
 from .lrpe_cosine import lrpe_rotate_ as lrpe_rotate_, lrpe_rotate_qk as lrpe_rotate_qk, lrpe_rotate_qk_ as lrpe_rotate_qk_
 from .lrpe_cosine import packed_positions as packed_positions
+from .ring_attention import ring_attention as ring_attention, ring_attention_local as ring_attention_local
+from .ring_attention import shard as shard, unshard as unshard
 from .ring_rnn import ring_readout as ring_readout, ring_rnn as ring_rnn, ring_rnn_pack as ring_rnn_pack
 
 from . import nn as nn  # isort: skip  (the modules of all of them)

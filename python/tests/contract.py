@@ -31,6 +31,7 @@ class Sample:
     tensors: Callable
     definition: Callable = None  # the same in torch, in double
     fixed: tuple = ()  # tensors that say where to read: in another order they would be wrong
+    cuts: bool = False  # it makes tensors of parts of others, which are copies
     folds: bool = True  # a batch of vmap's is more samples of one call; else it is as many calls
 
     @property

@@ -104,6 +104,8 @@ def test_no_copy(sample, device):
     """Whatever the strides: only outputs and scratch are allocated."""
     if sample.what == "in place":
         pytest.skip("the sample makes the x that is overwritten")
+    if sample.cuts:
+        pytest.skip("its ranks hold parts that do not lie together")
     tensors = {k: dict(layouts(t))["transposed"] for k, t in sample.make(device).items()}
     with torch.profiler.profile() as profile:
         sample.run(tensors)
