@@ -20,6 +20,7 @@ void add_info_command(CLI::App& app, int& exit_code);
 void add_check_command(CLI::App& app, int& exit_code);
 void add_bench_command(CLI::App& app, int& exit_code);
 void add_report_command(CLI::App& app, int& exit_code);
+void add_plan_command(CLI::App& app, int& exit_code);
 void add_train_command(CLI::App& app, int& exit_code);
 
 }  // namespace annulus::cli

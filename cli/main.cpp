@@ -63,6 +63,7 @@ int run(int argc, char** argv) {
   add_check_command(app, exit_code);
   add_bench_command(app, exit_code);
   add_report_command(app, exit_code);
+  add_plan_command(app, exit_code);
   add_train_command(app, exit_code);
   std::vector<std::string> known;
   for (const CLI::App* command : app.get_subcommands({})) known.push_back(command->get_name());

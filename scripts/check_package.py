@@ -3,7 +3,7 @@
 Installs the build, moves the installation to PREFIX, and looks at it as a stranger would:
   headers      those that annulus.h (and dist/mpi.h) lead to and no other; each compiles alone, without a warning; the fields of
                every options struct can be named in one initialiser
-  static       the examples by find_package, and by pkg-config; by add_subdirectory without a build type (configured only): kernels
+  static       the examples by find_package (under mpirun, where there is MPI), and by pkg-config; by add_subdirectory without a build type (configured only): kernels
                are optimised, and nothing of ours is on the programs' link line
   shared       the examples by add_subdirectory, which builds the library and nothing else; then that library installed,
                what it exports, and the example by find_package and by pkg-config
@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 CONSUMER = ROOT / "examples" / "consumer"
 WORK = ROOT / "build" / "package"
 WARNINGS = ["-std=c++20", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror"]
-PROGRAMS = ("consumer", "lrpe_cosine", "ring_rnn")
+PROGRAMS = ("consumer", "lrpe_cosine", "ring_attention", "ring_rnn")
 JOBS = int(os.environ.get("JOBS") or os.cpu_count())
 # Headers of libraries that stand beside, where a static build has them.
 BESIDE = {"annulus/dist/mpi.h"}
@@ -99,6 +99,18 @@ def consumer(build, *options, programs=PROGRAMS, env=None):
     run("cmake", "--build", build, "-j", JOBS, "--target", *programs)
     for program in programs:
         run(build / program, env=env)
+
+
+def check_mpi(prefix):
+    """The example whose ranks are processes, as a user starts it. Returns how many there were."""
+    mpirun = shutil.which("mpirun")
+    if mpirun is None or not any(prefix.glob("lib*/**/annulusMpiTargets.cmake")):
+        return 0
+    consumer(WORK / "mpi", f"-DCMAKE_PREFIX_PATH={prefix}", "-DWITH_MPI=ON", programs=("ring_attention_mpi",))
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    said = run(mpirun, *root, "-n", "4", "--oversubscribe", WORK / "mpi" / "ring_attention_mpi")
+    check(said.count("as it should be") == 4, f"four ranks under mpirun say\n{said}")
+    return 4
 
 
 def by_pkg_config(prefix, *kind):
@@ -181,6 +193,7 @@ def main():
     headers, compilers = check_headers(prefix / "include")
     structs, fields = check_options(prefix / "include", headers, compilers)
     consumer(WORK / "static", f"-DCMAKE_PREFIX_PATH={prefix}")
+    processes = check_mpi(prefix)
     by_pkg_config(prefix)
     by_pkg_config(prefix, "--static")
     run(prefix / "bin" / "annulus", "info")
@@ -203,7 +216,7 @@ def main():
     consumer(WORK / "of_shared", f"-DCMAKE_PREFIX_PATH={shared}", programs=("consumer",))
     by_pkg_config(shared)
     print(f"note: {len(headers)} headers alone ({', '.join(compilers)}), {fields} fields of {structs} options; static, shared "
-          f"({exported} names), add_subdirectory ({kernels} kernels at -O3), pkg-config")
+          f"({exported} names), add_subdirectory ({kernels} kernels at -O3), pkg-config; {processes} ranks under mpirun")
 
 
 main()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from . import _library  # noqa: F401  (loads the compiled operators first)
 from ._info import info as info, last_backend as last_backend
+from ._plan_ring import plan_ring as plan_ring
 from .attention import BlockCsr as BlockCsr, attention as attention, attention_varlen as attention_varlen
 from .attention import block_sparse_attention as block_sparse_attention, dilated_attention as dilated_attention
 from .attention import hilbert_order as hilbert_order, masks as masks

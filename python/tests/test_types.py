@@ -37,7 +37,7 @@ def test_example(name):
     said = []
     doctest.DocTestRunner(verbose=False).run(test, out=said.append)
     assert not said, "".join(said)
-    if name.removeprefix("nn.") not in ("info", "last_backend"):
+    if name.removeprefix("nn.") not in ("info", "last_backend", "plan_ring"):
         assert "Gradients:" in test.docstring
 
 
@@ -98,6 +98,7 @@ assert_type(blocks.to_mask(3), Tensor)
 assert_type(annulus.last_backend("ring_rnn"), str | None)
 assert_type(annulus.last_backend(), dict[str, str])
 assert_type(annulus.__version__, str)
+assert_type(annulus.plan_ring(1000, 8, 2, 64, 4, dtype=torch.float32).forward.hides, bool)
 print(annulus.info()["version"])
 ring = annulus.nn.RingRNN(5, 3, alpha=[0.1] * 5, learn_scalars=True, dtype=torch.float32)
 assert_type(ring.bump(torch.zeros(2)), Tensor)

@@ -1,0 +1,30 @@
+// What `annulus plan ring` found out, and its page.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "annulus/ring_attention/plan.h"
+
+namespace annulus::cli {
+
+struct PlannedRing {
+  RingPlanProblem problem;
+  RingPlan plan;
+};
+
+// "12.3 GB" of decimal units, as links are counted; "12.3 GiB"; "12.3 TFLOP"; "12.3 ms"; "1 000 000".
+std::string traffic_label(double bytes);
+std::string memory_label(double bytes);
+std::string work_label(double flops);
+std::string time_label(double seconds);
+std::string count_label(std::int64_t n);
+// "yes", or how many hops, and from how many tokens a rank on all of them.
+std::string hides_label(const RingPassPlan& pass);
+// The words of a problem, but for its tokens and ranks.
+std::string words_of(const RingPlanProblem& problem);
+
+// One self-contained page: bytes, time and memory of a rank over the number of ranks, for every number of tokens.
+std::string plan_page(const std::vector<PlannedRing>& rings);
+
+}  // namespace annulus::cli
