@@ -246,6 +246,7 @@ const OperatorRegistration kOperator({
       if (device == DeviceType::kCPU) return {true, cpu::simd_description()};
       return {false, "ring attention runs on CPU tensors so far"};
     },
+    .on_cuda = false,
 });
 
 }  // namespace

@@ -45,7 +45,11 @@ Backward::Backward(const Plan& p)
   cells = std::max<std::int64_t>(cells, 1);
   parts = std::clamp<std::int64_t>(kParts / cells, 1, chunks);
   const std::int64_t bytes = std::max<std::int64_t>(1, key_floats() * std::int64_t{sizeof(float)});
-  parts = fixed_tiles(plan) ? 1 : std::min(parts, 1 + kPartBytes / bytes);
+  // Of a part of a call, whose sums wait elsewhere, as many as do not depend on how much memory they take: it must fall with the
+  // rows.
+  parts = fixed_tiles(plan) ? 1
+          : plan.part       ? std::min<std::int64_t>(parts, 2)
+                            : std::min(parts, 1 + kPartBytes / bytes);
   slots = slots_for(cells * parts);
 }
 
