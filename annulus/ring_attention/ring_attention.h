@@ -16,7 +16,7 @@
 // are under way, and no rank ever has more than a few thousand rows of others: memory is O(n / P).
 //
 //   deterministic   o, lse, dq, dk and dv have the same bits for every P: tiles lie at fixed positions of the sequence, every
-//                   rank takes them from first to last, and nothing is summed on the way. It takes up to twice as long.
+//                   rank takes them from first to last, and nothing is summed on the way. It takes about twice as long.
 //
 // All ranks make the same calls with the same options, or all throw RankLost before any data moves. When a rank is lost the
 // outputs of all others are filled with NaN, their inputs are as they were, and the communicator is closed (communicator.h).
