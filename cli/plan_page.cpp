@@ -165,7 +165,14 @@ std::string words_of(const RingPlanProblem& p) {
                          p.link_bytes_per_s / 1e9);
 }
 
-std::string plan_page(const std::vector<PlannedRing>& rings) {
+namespace {
+
+constexpr const char* kHow =
+    "Bytes are those that communicators count. Times are modelled: a hop takes the "
+    "longer of what comes and what is computed with it; a gather computes when all "
+    "has come. Memory is a rank&#39;s tensors, what it carries in fp32 and messages.";
+
+std::string sections(const std::vector<PlannedRing>& rings) {
   std::string body =
       "<p class=\"lede\">" + draw::text(words_of(rings.front().problem), 400) + ".</p>";
   std::vector<std::int64_t> tokens;
@@ -182,11 +189,24 @@ std::string plan_page(const std::vector<PlannedRing>& rings) {
     });
     body += section(those);
   }
-  return draw::page(
-      "Annulus: ring plan", "Ring attention, planned", body,
-      "Bytes are those that communicators count. Times are modelled: a hop takes the "
-      "longer of what comes and what is computed with it; a gather computes when all "
-      "has come. Memory is a rank&#39;s tensors, what it carries in fp32 and messages.");
+  return body;
+}
+
+}  // namespace
+
+std::string plan_page(const std::vector<PlannedRing>& rings) {
+  return draw::page("Annulus: ring plan", "Ring attention, planned", sections(rings), kHow);
+}
+
+std::string plan_example() {
+  std::vector<PlannedRing> rings;
+  RingPlanProblem p{.tokens = 1 << 20, .heads = 32, .kv_heads = 8, .head_dim = 128, .causal = true};
+  p.flops_per_s = 400e12;
+  for (p.ranks = 1; p.ranks <= 64; p.ranks *= 2) rings.push_back({p, plan_ring(p)});
+  return std::string(
+             "<h2>What a ring of ranks would cost</h2><p class=\"where\">Not measured: what "
+             "<code>annulus plan ring</code> says of this example. ") +
+         kHow + "</p>" + sections(rings);
 }
 
 }  // namespace annulus::cli

@@ -27,4 +27,7 @@ std::string words_of(const RingPlanProblem& problem);
 // One self-contained page: bytes, time and memory of a rank over the number of ranks, for every number of tokens.
 std::string plan_page(const std::vector<PlannedRing>& rings);
 
+// The same of an example, a million tokens of a model over up to 64 ranks, for a page about something else.
+std::string plan_example();
+
 }  // namespace annulus::cli

@@ -1,6 +1,7 @@
 // annulus report: result files in, one self-contained page out; with --compare, what two files differ in.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -11,6 +12,7 @@
 #include "bench/report/model.h"
 #include "bench/suite.h"
 #include "cli/commands.h"
+#include "cli/plan_page.h"
 #include "files/file.h"
 #include "files/words.h"
 
@@ -75,7 +77,10 @@ int run_report(const ReportOptions& o) {
     std::move(more.begin(), more.end(), std::back_inserter(records));
   }
   const bench::report::Model model = model_of(records);
-  const std::string page = bench::report::render(model, bench::implementation_words());
+  const bool ring = std::any_of(records.begin(), records.end(),
+                                [](const bench::Record& r) { return r.op == "ring_attention"; });
+  const std::string page =
+      bench::report::render(model, bench::implementation_words(), ring ? plan_example() : "");
   files::write_file(o.out, page);
   std::cout << fmt::format("{}: {} from {}, {} KiB\n", o.out, files::counted(model.records, "row"),
                            files::counted(o.files.size(), "file"), (page.size() + 1023) / 1024);

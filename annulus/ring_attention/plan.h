@@ -43,8 +43,7 @@ struct RingSpread {
 
 // Bytes of the rank that has most: of its own tensors (inputs and outputs, with lse), of what it carries in fp32 for all of its
 // rows, and of rows of others: a slice that goes, one that comes and one that is computed. Not counted: tiles of the kernels, some
-// MiB whatever the sequence; sums that a CPU's threads have each in the backward where batch x kv_heads is less than 16, 256 MiB
-// beyond those of a chunk at most; and what a transport keeps of messages under way. ring_attention_*_workspace has all but the last.
+// MiB whatever the sequence; sums of dk and dv that a CPU has twice in the backward where batch x kv_heads is at most 8; and what a transport keeps of messages under way. ring_attention_*_workspace has all but the last.
 struct RingMemory {
   std::int64_t tensors = 0, carried = 0, messages = 0;
 

@@ -82,7 +82,7 @@ FloorSpread floor_spread(const Place& place, const std::string& impl);
 // rows says it (bench/suite.h).
 using Words = std::map<std::string, std::map<std::string, std::string>>;
 
-// One self-contained HTML page of at most draw::kMaxPageBytes.
-std::string render(const Model& model, const Words& words = {});
+// One self-contained HTML page of at most draw::kMaxPageBytes; `more` is HTML that stands behind the results.
+std::string render(const Model& model, const Words& words = {}, const std::string& more = {});
 
 }  // namespace annulus::bench::report

@@ -192,7 +192,8 @@ std::string place_section(const Place& place, const Limits& limits, const Words&
   return s;
 }
 
-std::string render_within(const Model& model, const Words& words, const Limits& limits) {
+std::string render_within(const Model& model, const Words& words, const Limits& limits,
+                          const std::string& more) {
   const std::size_t shown = std::min(model.places.size(), limits.places);
   std::string s = fmt::format(
       "<p class=\"lede\">{}, {}. Every time stands beside its floor (what the "
@@ -216,6 +217,7 @@ std::string render_within(const Model& model, const Words& words, const Limits& 
     s += fmt::format("<p class=\"note\">{} more places are in the result files.</p>",
                      model.places.size() - shown);
   }
+  s += more;
   return draw::page("Annulus benchmark report", "Annulus benchmark report", s,
                     "Time: median of interleaved repetitions with cold caches. Floor: the larger "
                     "of bytes / bandwidth and "
@@ -236,10 +238,10 @@ std::string render_within(const Model& model, const Words& words, const Limits& 
 
 }  // namespace
 
-std::string render(const Model& model, const Words& words) {
+std::string render(const Model& model, const Words& words, const std::string& more) {
   Limits limits;
   for (;;) {
-    std::string page = render_within(model, words, limits);
+    std::string page = render_within(model, words, limits, more);
     const bool smallest = limits.table_rows == 0 && limits.panels <= 1 && limits.places <= 1;
     if (page.size() <= draw::kMaxPageBytes || smallest) return page;
     // Thousands of rows: show fewer of everything until it fits.
