@@ -5,10 +5,12 @@
 
 #include <initializer_list>
 #include <ostream>
+#include <string>
 #include <vector>
 
 #include "annulus/cuda/memory.h"
 #include "testing/case.h"
+#include "testing/suite.h"
 #include "testing/tensors.h"
 
 namespace annulus {
@@ -62,7 +64,12 @@ inline std::ostream& operator<<(std::ostream& out, const Target& t) {
 // TEST_P of a suite derived from this runs once per operator and device, and says why where there is none.
 class EachOperator : public ::testing::TestWithParam<Target> {
  protected:
-  void SetUp() override { skip_without(device()); }
+  void SetUp() override {
+    skip_without(device());
+    if (const std::string why = why_not_on(op().op, device()); !IsSkipped() && !why.empty()) {
+      GTEST_SKIP() << why;
+    }
+  }
   const OperatorCases& op() const { return *GetParam().op; }
   Device device() const { return GetParam().device; }
 };

@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "annulus/core/info.h"
 #include "testing/bad_calls.h"
 
 namespace annulus::testing {
@@ -199,6 +200,14 @@ std::int64_t cases_asked_for(const std::string& text, const std::string& op) {
   }
   if (all < 0) throw std::invalid_argument("'" + text + "' has no number for all operators");
   return own < 0 ? all : own;
+}
+
+std::string why_not_on(const std::string& op, Device device) {
+  for (const OperatorInfo& info : operators()) {
+    if (info.name != op || info.on_cuda || device.type == DeviceType::kCPU) continue;
+    return info.support(device.type).reason;
+  }
+  return "";
 }
 
 const OperatorCases& find_cases(const std::string& op) {

@@ -210,6 +210,8 @@ class CallbackLink final : public Link {
   }
   std::int64_t checked(int peer, std::int64_t result) {
     if (result <= 0) {
+      // Whoever interrupts this rank may do so in any callback, which is no fault of the peer's.
+      if (call_.pulse(call_.self) == 0) throw Interrupted("the call was interrupted");
       call_.why[sizeof call_.why - 1] = '\0';
       throw LinkError(peer, call_.why);
     }

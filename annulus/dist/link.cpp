@@ -323,7 +323,9 @@ bool LinkCommunicator::sent(const Pending& p, double waited) {
 
 void LinkCommunicator::listen() {
   while (const std::optional<Notice> heard = link_->heard()) {
-    if (heard->by < 0 || heard->by >= size()) continue;
+    const auto is_rank = [&](int r) { return r >= 0 && r < size(); };
+    if (!is_rank(heard->by)) continue;
+    if (heard->kind == Notice::Kind::kWaiting && !is_rank(heard->rank)) continue;
     Peer& by = peer(heard->by);
     switch (heard->kind) {
       case Notice::Kind::kWaiting:

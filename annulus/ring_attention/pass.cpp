@@ -116,12 +116,12 @@ void Pass::lay_out(ScratchLayout& scratch) {
   }
 }
 
-// A message has rows (b, head, row) one behind the other.
 int Pass::chunk_with(Range piece) const {
   const Range first = shards_.of(rank_)[0];
   return piece.first >= first.first && piece.end <= first.end ? 0 : 1;
 }
 
+// A message has rows (b, head, row) one behind the other.
 void Pass::pack(const Rows& rows, Range piece, std::span<std::byte* const> to) const {
   const auto chunk = static_cast<std::size_t>(chunk_with(piece));
   const std::int64_t first = shards_.of(rank_)[chunk].first, all = count_of(rows);

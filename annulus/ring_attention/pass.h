@@ -54,7 +54,6 @@ class Pass {
   struct Returning {
     std::unique_ptr<Transfer> transfer;
     Rows rows;
-    int chunk = 0;
     Range piece;
   };
   std::int64_t heads() const { return side_ == Side::kKeys ? plan_.Hkv : plan_.H; }

@@ -3,16 +3,17 @@
 #include "annulus/ring_attention/ring_attention.h"
 
 #include <limits>
+#include <new>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "annulus/attention/check.h"
+#include "annulus/attention/dropout.h"
 #include "annulus/core/check.h"
 #include "annulus/core/operator.h"
 #include "annulus/cpu/features.h"
 #include "annulus/cpu/rows.h"
-#include "annulus/dist/message.h"
 #include "annulus/ring_attention/cpu/ring.h"
 
 namespace annulus {
@@ -23,15 +24,15 @@ using attention::Call;
 using attention::Plan;
 using attention::Tensors;
 using ring::Shards;
+using ring::shards_of;
 
 constexpr const char* kForward = "ring_attention";
 constexpr const char* kBackward = "ring_attention_backward";
+// What a rank agrees to whose own call breaks a rule: the others read it.
+constexpr const char* kRefused = "a call that its own rank refuses";
 
-Shards shards_of(const RingOptions& ring, int ranks) {
-  return {ring.tokens, ranks, ring.balance, ring.slice};
-}
 Shards shards_of(const RingOptions& ring, const Communicator& group) {
-  return shards_of(ring, group.size());
+  return ring::shards_of(ring, group.size());
 }
 
 // --- what all ranks must have in common, as text ---
@@ -52,20 +53,22 @@ std::string text_of(const DilatedAttentionOptions& o) {
   return s.str();
 }
 std::string text_of(const BlockSparseAttentionOptions& o) {
-  std::ostringstream list;
+  // A list may be of millions of blocks, and all ranks have it: it is not copied.
+  std::uint64_t digest = 0;
+  const auto add = [&](std::int64_t number) {
+    digest = attention::mix64(digest ^ static_cast<std::uint64_t>(number)) + 1;
+  };
   const TensorView& ptr = o.row_ptr;
-  for (std::int64_t h = 0; ptr.rank == 2 && h < ptr.shape[0]; ++h) {
+  for (std::int64_t h = 0; h < ptr.shape[0]; ++h) {
     for (std::int64_t x = 0; x < ptr.shape[1]; ++x) {
-      list << integer_at(ptr, h * ptr.stride[0] + x * ptr.stride[1]) << " ";
+      add(integer_at(ptr, h * ptr.stride[0] + x * ptr.stride[1]));
     }
   }
-  for (std::int64_t i = 0; o.col_idx.rank == 1 && i < o.col_idx.shape[0]; ++i) {
-    list << integer_at(o.col_idx, i * o.col_idx.stride[0]) << " ";
+  for (std::int64_t i = 0; i < o.col_idx.shape[0]; ++i) {
+    add(integer_at(o.col_idx, i * o.col_idx.stride[0]));
   }
-  const std::string all = list.str();
   std::ostringstream s;
-  s << "causal " << o.causal << " blocks of " << o.block_size << ", list " << std::hex
-    << dist::xxh64(std::as_bytes(std::span(all)));
+  s << "causal " << o.causal << " blocks of " << o.block_size << ", list " << std::hex << digest;
   return s.str();
 }
 
@@ -97,8 +100,8 @@ void check_options(const char* op, const BlockSparseAttentionOptions& options) {
 template <class Options>
 void check_ring(const char* op, const Options& options, const RingOptions& ring) {
   check_options(op, options);
-  if (ring.tokens < 0) {
-    invalid(op, "tokens", "be at least 0", "is " + std::to_string(ring.tokens));
+  if (ring.tokens < 0 || ring.tokens > ring::kMostTokens) {
+    invalid(op, "tokens", "be at least 0 and at most 2^40", "is " + std::to_string(ring.tokens));
   }
   if (ring.slice < 1) {
     invalid(op, "slice", "be at least 1", "is " + std::to_string(ring.slice));
@@ -167,10 +170,13 @@ void run(const char* op, const Tensors& t, const Options& options, const RingOpt
     what = text_of(plan, options, ring);
     worker.emplace(plan, shards_of(ring, group), group.rank(), ring.deterministic);
     scratch.emplace(context, op, plan.device, [&](ScratchLayout& s) { worker->lay_out(s); });
+  } catch (const std::bad_alloc&) {
+    group.abandon("out of memory");
+    throw;
   } catch (const Error&) {
     // The others have to know that nothing comes. Where all ranks refuse, each for its own reason, nothing is lost.
     try {
-      group.agree(op, "refused by this rank, which says why");
+      group.agree(op, kRefused);
     } catch (const RankLost&) {
     }
     throw;
@@ -194,6 +200,7 @@ template <class Worker, class Options>
 std::size_t workspace(const char* op, const Tensors& t, const Options& options,
                       const RingOptions& ring, Call call, int ranks, int rank) {
   check_ring(op, options, ring);
+  ring_shard(ring.tokens, ranks, rank, ring.balance);  // or refuse them
   const Plan plan = attention::plan_of(op, t, options, call, nullptr, ring.tokens);
   check_rows(op, t, shards_of(ring, ranks), rank);
   Worker worker(plan, shards_of(ring, ranks), rank, ring.deterministic);

@@ -57,32 +57,50 @@ Range rows_of(const Line& line, Range part) {
   return {line.at(part.first), line.at(part.end - 1) + 1};
 }
 
+// f(sweep) for those of a head that have queries among `rows`. They lie in order, and those without any are the last.
+template <class P, class F>
+void for_each_sweep(const P& pattern, std::int64_t h, Range rows, F&& f) {
+  std::int64_t first = 0, end = pattern.sweeps();
+  while (first < end) {
+    const std::int64_t middle = first + (end - first) / 2;
+    const Line own = pattern.sweep(0, h, middle).queries;
+    if (own.count > 0 && own.at(own.count - 1) < rows.first) {
+      first = middle + 1;
+    } else {
+      end = middle;
+    }
+  }
+  for (; first < pattern.sweeps(); ++first) {
+    const attention::Sweep s = pattern.sweep(0, h, first);
+    if (s.queries.count == 0 || s.queries.first >= rows.end) return;
+    f(s);
+  }
+}
+
 template <class P>
 void add_keys(const P& pattern, std::int64_t h, Range queries, Range piece, std::int64_t cell,
               std::vector<Line>& lines) {
-  for (std::int64_t i = 0; i < pattern.sweeps(); ++i) {
-    attention::Sweep s = pattern.sweep(0, h, i);
+  for_each_sweep(pattern, h, queries, [&](attention::Sweep s) {
     s.queries = s.queries.cut(queries.first, queries.end);
-    if (s.queries.count == 0) continue;
+    if (s.queries.count == 0) return;
     const Range seen = s.seen_by_any({0, s.queries.count});
-    if (seen.empty()) continue;
+    if (seen.empty()) return;
     if (!s.blocks.defined()) {
       add(lines, within(s.keys, rows_of(s.keys, seen), piece, cell));
-      continue;
+      return;
     }
     for_each_tile(s, seen, s.blocks.size, [&](Range tile) {
       add(lines, within(s.keys, rows_of(s.keys, tile), piece, cell));
     });
-  }
+  });
 }
 
 template <class P>
 void add_queries(const P& pattern, std::int64_t h, Range keys, Range piece, std::int64_t cell,
                  std::vector<Line>& lines) {
-  for (std::int64_t i = 0; i < pattern.sweeps(); ++i) {
-    attention::Sweep s = pattern.sweep(0, h, i);
+  for_each_sweep(pattern, h, piece, [&](attention::Sweep s) {
     s.keys = s.keys.cut(keys.first, keys.end);
-    if (s.keys.count == 0 || s.queries.count == 0) continue;
+    if (s.keys.count == 0) return;
     Range seeing = s.seeing_any({0, s.keys.count});
     if (s.blocks.defined()) {
       // Those that see any key of any of the blocks.
@@ -95,9 +113,9 @@ void add_queries(const P& pattern, std::int64_t h, Range keys, Range piece, std:
       });
       seeing = any;
     }
-    if (seeing.empty()) continue;
+    if (seeing.empty()) return;
     add(lines, within(s.queries, rows_of(s.queries, seeing), piece, cell));
-  }
+  });
 }
 
 }  // namespace
@@ -115,12 +133,18 @@ std::int64_t count_of(const Rows& rows) {
 
 Rows needed(const Plan& plan, int layer, Side side, std::span<const Range> others, Range piece,
             std::int64_t cell) {
+  if (!plan.part) {  // sweeps are then those that have keys alone, and lie in order
+    Plan part = plan;
+    part.part.emplace();
+    return needed(part, layer, side, others, piece, cell);
+  }
   const std::int64_t heads = side == Side::kKeys ? plan.Hkv : plan.H;
   const std::int64_t group = side == Side::kKeys ? plan.heads_per_key() : 1;
   Rows rows(static_cast<std::size_t>(heads));
   if (piece.empty()) return rows;
   attention::visit_layer(plan, layer, [&](const auto& pattern) {
-    constexpr bool same_for_all = std::is_same_v<std::decay_t<decltype(pattern)>, attention::Dense>;
+    bool same_for_all = std::is_same_v<std::decay_t<decltype(pattern)>, attention::Dense>;
+    if constexpr (requires { pattern.head_stride; }) same_for_all = pattern.head_stride == 0;
     for (std::int64_t head = 0; head < heads; ++head) {
       std::vector<Line>& lines = rows[static_cast<std::size_t>(head)];
       if (same_for_all && head > 0) {
@@ -151,8 +175,10 @@ std::array<TokenRange, 2> ring_shard(std::int64_t tokens, int ranks, int rank, B
   const auto refuse = [](const char* name, const char* rule, std::int64_t came) {
     invalid("ring_shard", name, rule, "is " + std::to_string(came));
   };
-  if (tokens < 0) refuse("tokens", "be at least 0", tokens);
-  if (ranks < 1) refuse("ranks", "be at least 1", ranks);
+  if (tokens < 0 || tokens > ring::kMostTokens) {
+    refuse("tokens", "be at least 0 and at most 2^40", tokens);
+  }
+  if (ranks < 1 || ranks > 1 << 20) refuse("ranks", "be at least 1 and at most 2^20", ranks);
   if (rank < 0 || rank >= ranks) refuse("rank", "be at least 0 and less than ranks", rank);
   const auto chunks = ring::Shards{tokens, ranks, balance}.of(rank);
   const auto range = [](ring::Range r) { return TokenRange{r.first, r.end}; };

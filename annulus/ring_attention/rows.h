@@ -17,6 +17,8 @@ using attention::Line;
 using attention::Plan;
 using attention::Range;
 
+inline constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;  // with room to count chunks
+
 // How a sequence is cut.
 struct Shards {
   std::int64_t tokens = 0;
@@ -36,6 +38,12 @@ struct Shards {
   }
   std::int64_t rows_of(int rank) const { return of(rank)[0].count() + of(rank)[1].count(); }
 };
+
+// A slice beyond the sequence is all of it, and can be added to.
+inline Shards shards_of(const RingOptions& ring, int ranks) {
+  return {ring.tokens, ranks, ring.balance,
+          std::min(ring.slice, std::max<std::int64_t>(ring.tokens, 1))};
+}
 
 // Which rows travel.
 enum class Side : std::uint8_t { kKeys, kQueries };

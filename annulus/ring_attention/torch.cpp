@@ -119,23 +119,20 @@ void run_rank(const char* op, std::span<const TensorView> views, const Plan& pla
 
 // --- ranks of a group ---
 
-// The tokens of all ranks together. A rank whose call breaks a rule says which instead: where all say the same nothing is
-// lost, else the others know who does not come.
+// The tokens of all ranks together. A rank whose call breaks a rule says so instead: where all do nothing is lost, else the
+// others know who does not come.
 std::int64_t tokens_of_all(const char* op, Communicator& group, std::int64_t mine,
                            const std::exception_ptr& bad) {
   std::vector<std::int64_t> all(static_cast<std::size_t>(group.size()));
   if (bad) mine = -1;
   group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
   if (bad) {
+    // Each has its own shapes to complain of, so what they agree on has none.
     try {
-      std::rethrow_exception(bad);
-    } catch (const std::exception& e) {
-      try {
-        group.agree(op, e.what());
-      } catch (const RankLost&) {
-      }
-      throw;
+      group.agree(op, "a call that its own rank refuses");
+    } catch (const RankLost&) {
     }
+    std::rethrow_exception(bad);
   }
   if (std::ranges::count(all, -1) > 0) group.agree(op, "a call that breaks no rule");
   std::int64_t sum = 0;
@@ -149,12 +146,12 @@ std::vector<Operand> run_on_group(const Arguments<Op>& a, const Work& work) {
   const auto group = group_of(op, a.template get<"group">());
   const std::lock_guard lock(group->mutex);
   Communicator& rank = *group->communicator;
-  rank.set_deadline_s(a.template get<"deadline_s">());
   Plan plan;
   std::vector<Operand> made;
   std::exception_ptr bad;
   std::int64_t mine = 0;
   try {
+    rank.set_deadline_s(a.template get<"deadline_s">());
     plan = plan_of(a);
     mine = a.template view<"q">().shape[1];
     made = work.operands();
@@ -165,6 +162,9 @@ std::vector<Operand> run_on_group(const Arguments<Op>& a, const Work& work) {
     plan.ring.tokens = tokens_of_all(op, rank, mine, bad);
   } catch (const dist::Interrupted& e) {
     rank.abandon(e.what());
+    throw;
+  } catch (const std::bad_alloc&) {
+    rank.abandon("out of memory");
     throw;
   }
   std::vector<TensorView> views;
@@ -233,6 +233,7 @@ void on_threads(const char* op, std::span<const std::unique_ptr<Communicator>> r
     }
   };
   std::vector<std::thread> threads;
+  threads.reserve(ranks.size());
   try {
     for (std::size_t p = 1; p < ranks.size(); ++p) threads.emplace_back(guarded, p);
     guarded(0);

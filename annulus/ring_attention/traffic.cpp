@@ -66,7 +66,7 @@ RingTraffic checked(const TensorView& q, const TensorView& k, const TensorView& 
   ring_attention_forward_workspace(q, k, v, options, ring, ranks, rank);  // has all other rules
   return traffic(attention::plan_of("ring_attention_traffic", {q, k, v, {}, {}}, options,
                                     Call::kForwardSizes, nullptr, ring.tokens),
-                 {ring.tokens, ranks, ring.balance, ring.slice}, rank, ring.deterministic);
+                 ring::shards_of(ring, ranks), rank, ring.deterministic);
 }
 
 }  // namespace

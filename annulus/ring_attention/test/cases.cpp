@@ -47,6 +47,35 @@ std::size_t workspace_of(const RingProblem& p, const RingTensors& whole, const R
   return bytes;
 }
 
+// f(rank) on a thread each; throws what a rank threw, RankLost only where that is all.
+void on_ranks(int ranks, const std::function<void(int rank)>& f) {
+  std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < thrown.size(); ++r) {
+    threads.emplace_back([&, r] {
+      try {
+        f(static_cast<int>(r));
+      } catch (...) {
+        thrown[r] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  std::exception_ptr first;
+  for (const std::exception_ptr& e : thrown) {
+    if (!e) continue;
+    try {
+      std::rethrow_exception(e);
+    } catch (const RankLost&) {
+      if (!first) first = e;
+    } catch (...) {
+      first = e;
+      break;
+    }
+  }
+  if (first) std::rethrow_exception(first);
+}
+
 RingTensors tensors_of(Views in, const std::vector<TensorSpec>& inputs, Views out,
                        const std::vector<TensorSpec>& outputs) {
   const auto get = [&](const char* name) {
@@ -74,39 +103,24 @@ void ring_backward(const RingProblem& p, const RingTensors& t, Communicator& gro
 }
 
 void run_ranks(const RingProblem& p, const RingTensors& whole, bool backward, const RankCall& f) {
-  const auto P = static_cast<std::size_t>(p.ranks);
   std::vector<RingShard> shards;
   for (int r = 0; r < p.ranks; ++r) shards.emplace_back(p, r, whole);
-  std::vector<std::exception_ptr> thrown(P);
-  std::vector<std::thread> threads;
-  for (std::size_t r = 0; r < P; ++r) {
-    threads.emplace_back([&, r] {
-      try {
-        f(static_cast<int>(r), shards[r].view());
-      } catch (...) {
-        thrown[r] = std::current_exception();
-      }
-    });
+  std::exception_ptr thrown;
+  try {
+    on_ranks(p.ranks, [&](int r) { f(r, shards[static_cast<std::size_t>(r)].view()); });
+  } catch (...) {
+    thrown = std::current_exception();
   }
-  for (std::thread& t : threads) t.join();
   for (RingShard& s : shards) s.join(backward);
-  std::exception_ptr first;
-  for (const std::exception_ptr& e : thrown) {
-    if (!e) continue;
-    try {
-      std::rethrow_exception(e);
-    } catch (const RankLost&) {
-      if (!first) first = e;
-    } catch (...) {
-      first = e;
-      break;
-    }
-  }
-  if (first) std::rethrow_exception(first);
+  if (thrown) std::rethrow_exception(thrown);
 }
 
 void run_ranks(const RingProblem& p, const RingTensors& whole, bool backward, Context* first) {
   auto group = local_communicators(p.ranks, {.deadline_s = 60});
+  if (p.ranks == 1 && first != nullptr) {  // on the tensors themselves, whatever is wrong with them
+    return backward ? ring_backward(p, whole, *group[0], *first)
+                    : ring_forward(p, whole, *group[0], *first);
+  }
   run_ranks(p, whole, backward, [&](int rank, const RingTensors& shard) {
     Context own;
     own.threads = 1;
@@ -191,18 +205,11 @@ Case over_local_ranks(const AttentionProblem& attention, Case c, int ranks) {
       const RingTensors shard = shard_of(whole, rank);
       backward ? ring_backward(p, shard, group, own) : ring_forward(p, shard, group, own);
     };
-    std::vector<std::thread> threads;
-    for (int r = 1; r < p.ranks; ++r) {
-      threads.emplace_back([&, r] {
-        Context own;
-        own.allocator = &kept->memory[static_cast<std::size_t>(r)];
-        call(r, own);
-      });
-    }
-    Context first;
-    first.allocator = &kept->memory[0];
-    call(0, first);
-    for (std::thread& t : threads) t.join();
+    on_ranks(p.ranks, [&](int rank) {
+      Context own;
+      own.allocator = &kept->memory[static_cast<std::size_t>(rank)];
+      call(rank, own);
+    });
   };
   c.op = "ring_attention";
   c.params += " ranks=" + std::to_string(ranks);

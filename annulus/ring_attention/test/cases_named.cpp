@@ -23,6 +23,11 @@ std::vector<Case> named() {
       add({p, ranks, balance, turn % 2 == 0, turn % 4 < 2 ? 1536 : 29});
     }
   }
+  // So small that calls which break a rule are made of them.
+  for (const P& p :
+       {with(dense(9), [](P& x) { x.dlse = true; }), longnet(9, {4, 9}, {1, 2}), blocks(20, 16)}) {
+    add({p, 1, Balance::kContiguous});
+  }
   // Fewer tokens than chunks, and none.
   for (const std::int64_t n : {0, 1, 2, 3, 5, 9, 15}) {
     for (const bool same : {false, true}) {

@@ -348,7 +348,7 @@ TEST(RingPlan, OneRankSendsNothing) {
   EXPECT_EQ(nothing.forward.work_balance(), 1);
 }
 
-TEST(RingPlan, AHundredMillionTokensOverAThousandRanksTakeLessThanASecond) {
+TEST(RingPlan, AHundredMillionTokensOverAThousandRanksTakeLittleTime) {
   const auto begin = std::chrono::steady_clock::now();
   const RingPlan plan = plan_ring({.tokens = 100'000'000,
                                    .heads = 64,
@@ -360,7 +360,7 @@ TEST(RingPlan, AHundredMillionTokensOverAThousandRanksTakeLessThanASecond) {
                                    .causal = true});
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
 #if defined(NDEBUG) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-  EXPECT_LT(took.count(), 1);
+  EXPECT_LT(took.count(), 5);  // 0.1 on an idle machine
 #endif
   // n (n + 1) / 2 pairs
   EXPECT_NEAR(plan.forward.flops.mean * 1024 / (4.0 * 64 * 128 * 5.00000005e15), 1, 1e-9);

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -43,6 +44,12 @@ std::vector<P> problems() {
       all.push_back(p);
     }
   }
+  // Columns that fill no vector, heads of several groups on one key, and f16.
+  P narrow = causal, odd = longnet;
+  narrow.D = narrow.Dv = 1;
+  odd.D = 20, odd.Dv = 12, odd.dtype = DType::kF16, odd.Hkv = 1, odd.mode = DilatedMode::kGrouped;
+  longnet.stop_alpha_gradient = true;
+  for (P p : {narrow, odd, longnet}) all.push_back(p);
   return all;
 }
 
@@ -214,6 +221,33 @@ TEST(RingAttention, ACallThatIsWrongOnAllRanksIsRefusedOnAllAndTheNextWorks) {
   }
   for (const Said& said : on_all(group, p, s, false, [](int, RingProblem&, RingTensors&) {})) {
     EXPECT_EQ(said.text, "");
+  }
+}
+
+TEST(RingAttention, ASliceLongerThanTheSequenceIsAllOfIt) {
+  RingSequence s(ring::dense(100));
+  s.run_alone();
+  const auto group = local_communicators(2);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      for (const bool same_bits : {false, true}) {
+        EXPECT_NO_THROW(s.run_as_rank({ring::dense(100), 2, Balance::kZigzag, same_bits,
+                                       std::numeric_limits<std::int64_t>::max()},
+                                      *group[static_cast<std::size_t>(r)]));
+      }
+    });
+  }
+  for (std::thread& t : threads) t.join();
+}
+
+TEST(RingAttention, AQueryForScratchRefusesRanksThatAreNone) {
+  RingSequence s(ring::dense(8));
+  const RingTensors& t = s.whole();
+  for (const auto& [ranks, rank] : {std::pair(0, 0), {2, 2}, {2, -1}}) {
+    EXPECT_THROW(ring_attention_forward_workspace(t.q, t.k, t.v, AttentionOptions{}, {.tokens = 8},
+                                                  ranks, rank),
+                 InvalidArgument);
   }
 }
 

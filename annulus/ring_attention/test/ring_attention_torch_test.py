@@ -248,7 +248,7 @@ def lose(rank, fault):
     if rank == 0:
         o.sum().backward()
     expect_lost(lambda: o.sum().backward())
-    again = expect_lost(lambda: annulus.ring_attention(q, q, q, deadline_s=DEADLINE), within=0.1)
+    again = expect_lost(lambda: annulus.ring_attention(q, q, q, deadline_s=DEADLINE), within=1.0)
     assert "the communicator is closed" in str(again) and q.isfinite().all()
     print("lost as it should be")
 
@@ -258,22 +258,20 @@ def mismatch(rank, size):
     q = torch.randn(1, 64, 2, 8, requires_grad=True)
     error = expect_lost(lambda: step(q, window_size=(5 + (rank == 1), -1)), within=1.0)
     assert error.hop == -1
-    expect_lost(lambda: step(q), within=0.1)
+    expect_lost(lambda: step(q), within=1.0)
     group = torch.distributed.new_group()
     step(q, group=group)
     for _ in range(2):
-        try:
+        with pytest.raises(annulus.InvalidArgument, match="balance must be zigzag or contiguous but is 'even'"):
             step(q, group=group, balance="even")
-        except annulus.InvalidArgument as e:
-            assert "balance must be zigzag or contiguous but is 'even'" in str(e)
+        with pytest.raises(annulus.InvalidArgument, match="q must have"):  # each rank of its own shape
+            step(q[0, : 64 - rank], group=group)
     step(q, group=group)
     group = torch.distributed.new_group()
     step(q, group=group)
     if rank == 2:  # alone in breaking a rule: it knows which, the others who
-        try:
+        with pytest.raises(annulus.InvalidArgument, match="mode must be longnet"):
             step(q, group=group, mode="none", segment_lengths=(4,), dilation_rates=(1,))
-        except annulus.InvalidArgument as e:
-            assert "mode must be longnet" in str(e)
     else:
         expect_lost(lambda: step(q, group=group, segment_lengths=(4,), dilation_rates=(1,)), rank=2, within=1.0)
     print("lost as it should be")

@@ -24,7 +24,7 @@ constexpr double kDeadline = 1.0,
 #else
 constexpr double kDeadline = 0.4, kMore = 1.0;
 #endif
-constexpr std::size_t kAtOnce = 16;
+constexpr std::size_t kThreadsAtOnce = 64;
 
 struct Outcome {
   enum { kDone, kLost, kEnded, kWrong } how = kWrong;
@@ -86,9 +86,12 @@ std::string judge(const Fault& fault, int size) {
       wrong += "\n    rank " + std::to_string(p) + " " + text + " after " +
                std::to_string(o.seconds) + " s: " + o.what;
     };
-    // A message too many is found with the next one from there, which of the last hop is that of the closing barrier: some may be
-    // through with it, and have their results, which are right.
-    if (fault.kind == FaultKind::kDuplicate && o.how == Outcome::kDone) continue;
+    // A message too many is found with the next one from there. Of the forward that comes with the backward at the latest; of the
+    // backward with the closing barrier, if at all: ranks that are through with it have their results, which are right.
+    if (fault.kind == FaultKind::kDuplicate && fault.op != "ring_attention" &&
+        o.how == Outcome::kDone) {
+      continue;
+    }
     if (fault.succeeds()) {
       if (o.how != Outcome::kDone) say("failed");
       continue;
@@ -135,7 +138,7 @@ TEST_P(Faults, OfEveryKindAtEveryHop) {
   std::atomic<std::size_t> next{0};
   std::mutex guard;
   std::vector<std::thread> workers;
-  for (std::size_t w = 0; w < kAtOnce; ++w) {
+  for (std::size_t w = 0; w < kThreadsAtOnce / static_cast<std::size_t>(size); ++w) {
     workers.emplace_back([&] {
       for (std::size_t i; (i = next++) < faults.size();) {
         const std::string wrong = judge(faults[i], size);
