@@ -3,6 +3,7 @@
 The C++ library checks every argument, and says what travels when; messages go by the group's gloo backend (_group.py).
 """
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Literal, TypedDict, overload
@@ -86,7 +87,7 @@ def ring_attention(
     segment_lengths and dilation_rates, with mode, offset_map, multiplicity, alpha_grad and group_remainder: dilated_attention.
     block_mask and block_size: block_sparse_attention; the mask is that of the whole sequence, on every rank.
     causal, softmax_scale, window_size, dropout_p, dropout_seed, checkpoint, return_lse: as there.
-    deterministic: the same bits for every P, which takes up to twice as long.
+    deterministic: the same bits for every P, which takes about twice as long.
     deadline_s: how long a rank waits for another.
 
     All ranks make the same calls with the same options, forward and backward; ranks that do not fit together all raise RankLost
@@ -163,6 +164,24 @@ def _call(q, k, v, group, world_size, causal, balance, softmax_scale, window_siz
           multiplicity, alpha_grad, group_remainder, block_mask, block_size, dropout_p, dropout_seed, checkpoint, deadline_s,
           deterministic, return_lse):
     op = "ring_attention"
+    try:
+        left, right, row_ptr, col_idx = _checked(op, window_size, segment_lengths, dilation_rates, mode, offset_map, multiplicity,
+                                                 alpha_grad, group_remainder, block_mask, block_size, deadline_s)
+    except InvalidArgument:
+        if group and not torch.compiler.is_compiling():
+            _tell_refused(group)
+        raise
+    dilated, blocks = segment_lengths is not None, block_mask is not None
+    o, *lse = _ring_attention(q, k, v, group, world_size, balance, deadline_s, causal, softmax_scale, left, right,
+                              segment_lengths if dilated else (), dilation_rates if dilated else (), mode, offset_map, multiplicity,
+                              alpha_grad, group_remainder, row_ptr, col_idx, block_size if blocks else 0, dropout_p, dropout_seed,
+                              _is_asked(deterministic), return_lse, _keeps(q, k, v, checkpoint))
+    return (o, lse[0]) if return_lse else o
+
+
+def _checked(op, window_size, segment_lengths, dilation_rates, mode, offset_map, multiplicity, alpha_grad, group_remainder, block_mask,
+             block_size, deadline_s):
+    """The rules that C++ does not know; the window and the lists of blocks."""
     left, right = _window(op, window_size)
     _require_together(op, segment_lengths=segment_lengths, dilation_rates=dilation_rates)
     _require_together(op, block_mask=block_mask, block_size=block_size)
@@ -185,11 +204,15 @@ def _call(q, k, v, group, world_size, causal, balance, softmax_scale, window_siz
     row_ptr = col_idx = None
     if blocks:
         row_ptr, col_idx = block_mask if isinstance(block_mask, BlockCsr) else _lists(op, block_mask)
-    o, *lse = _ring_attention(q, k, v, group, world_size, balance, deadline_s, causal, softmax_scale, left, right,
-                              segment_lengths if dilated else (), dilation_rates if dilated else (), mode, offset_map, multiplicity,
-                              alpha_grad, group_remainder, row_ptr, col_idx, block_size if blocks else 0, dropout_p, dropout_seed,
-                              _is_asked(deterministic), return_lse, _keeps(q, k, v, checkpoint))
-    return (o, lse[0]) if return_lse else o
+    return left, right, row_ptr, col_idx
+
+
+def _tell_refused(group):
+    """The other ranks are in this call, or will be: they learn at once that this one does not come. A call that C++ refuses says it."""
+    nothing = torch.empty(0)
+    with contextlib.suppress(RuntimeError, ValueError):
+        _ring_attention(nothing, nothing, nothing, group, 0, "", 120.0, False, None, -1, -1, (), (), "longnet", "mod", "multiset", "exact",
+                        "first", None, None, 0, 0.0, 0, False, False, False)
 
 
 def _require_together(op, **both):

@@ -264,6 +264,8 @@ def mismatch(rank, size):
     for _ in range(2):
         with pytest.raises(annulus.InvalidArgument, match="balance must be zigzag or contiguous but is 'even'"):
             step(q, group=group, balance="even")
+        with pytest.raises(annulus.InvalidArgument, match="dilation_rates must be given"):
+            step(q, group=group, segment_lengths=(4 + rank,))
         with pytest.raises(annulus.InvalidArgument, match="q must have"):  # each rank of its own shape
             step(q[0, : 64 - rank], group=group)
     step(q, group=group)
@@ -274,6 +276,12 @@ def mismatch(rank, size):
             step(q, group=group, mode="none", segment_lengths=(4,), dilation_rates=(1,))
     else:
         expect_lost(lambda: step(q, group=group, segment_lengths=(4,), dilation_rates=(1,)), rank=2, within=1.0)
+    group = torch.distributed.new_group()
+    if rank == 1:  # and the same where Python finds it
+        with pytest.raises(annulus.InvalidArgument, match="block_size must be given"):
+            step(q, group=group, block_mask=torch.ones(1, 1, dtype=torch.bool))
+    else:
+        expect_lost(lambda: step(q, group=group), rank=1, within=1.0)
     print("lost as it should be")
 
 
