@@ -12,6 +12,6 @@
 #include "annulus/core/tensor.h"
 #include "annulus/dist/communicator.h"
 #include "annulus/lrpe_cosine/lrpe_cosine.h"
-#include "annulus/ring_attention/plan.h"
 #include "annulus/ring_attention/ring_attention.h"
+#include "annulus/ring_attention/ring_attention_plan.h"
 #include "annulus/ring_rnn/ring_rnn.h"

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "annulus/ring_attention/plan.h"
+#include "annulus/ring_attention/ring_attention_plan.h"
 
 namespace annulus::cli {
 

@@ -5,7 +5,7 @@
 #include "annulus/attention/check.h"
 #include "annulus/ring_attention/cpu/ring.h"
 #include "annulus/ring_attention/pass.h"
-#include "annulus/ring_attention/plan.h"
+#include "annulus/ring_attention/ring_attention_plan.h"
 
 namespace annulus {
 

@@ -1,4 +1,4 @@
-"""annulus.plan_ring(): what ring attention over some ranks would cost. The figures are C++'s (ring_attention/plan.h)."""
+"""annulus.plan_ring(): what ring attention over some ranks would cost. The figures are C++'s (ring_attention_plan.h)."""
 
 import json
 from dataclasses import dataclass

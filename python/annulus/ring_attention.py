@@ -14,6 +14,7 @@ from typing_extensions import Unpack
 
 from ._group import handle_of, interrupted
 from ._operator import Operator, call_backward, fake, op_of
+from ._plan_ring import plan_ring as plan_ring
 from .attention import BlockCsr, _is_asked, _keeps, _lists, _outputs, _window
 from .errors import InvalidArgument, require, require_size, unusual
 

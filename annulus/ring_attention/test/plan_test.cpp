@@ -1,5 +1,5 @@
 // The planner against what communicators count, against pairs counted one by one, and what it refuses.
-#include "annulus/ring_attention/plan.h"
+#include "annulus/ring_attention/ring_attention_plan.h"
 
 #include <gtest/gtest.h>
 

@@ -50,8 +50,6 @@ SAMPLES = [
     _sample("blocks", one.block_sparse_attention, _tensors(H=2, Hkv=1, sizes=((2, 40), (5, 85), (7, 101), (9, 117)), mask=True), 2,
             block_size=16, causal=True, fixed=("row_ptr", "col_idx")),
 ]
-# Called with addresses, by the module that makes groups.
-OUTSIDE_OF_COMPILED_CODE = {"_open_group", "_close_group"}
 
 
 def _bad(ranks=2, q=(2, 5, 4, 8), k=(2, 5, 2, 8), v=(2, 5, 2, 6), dtype=torch.float32, **options):

@@ -1,6 +1,6 @@
 // The planner: rows and pairs of every two ranks are counted by intervals, so that a thousand ranks take a fraction of a second.
 
-#include "annulus/ring_attention/plan.h"
+#include "annulus/ring_attention/ring_attention_plan.h"
 
 #include <algorithm>
 #include <array>

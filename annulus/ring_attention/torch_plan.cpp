@@ -3,7 +3,7 @@
 #include <charconv>
 #include <string>
 
-#include "annulus/ring_attention/plan.h"
+#include "annulus/ring_attention/ring_attention_plan.h"
 #include "python/csrc/torch_glue.h"
 
 namespace annulus::torch_glue {
