@@ -42,7 +42,12 @@ std::vector<Row> ring_rows(const SuiteRequest& request) {
           "an eighth of the tokens around each, of a sequence that was ordered before it was cut");
       add(fmt::format("BlockSparse-n{}", n), sparse, false, "a tenth of the blocks of 64 x 64");
       p.B = 1;
-      add(fmt::format("Standard-fwdbwd-n{}", n), p, true, "dense attention and its gradients");
+      const std::string both = fmt::format("Standard-fwdbwd-n{}", n);
+      add(both, p, true, "dense attention and its gradients");
+      for (const int ranks : {1, 2}) {
+        rows.push_back(
+            ring_row(fmt::format("{}-P{}", both, ranks), p, true, ranks, request.device, true));
+      }
     }
   }
   return fitting(std::move(rows), request);
@@ -102,7 +107,8 @@ std::vector<Row> comprehensive_rows(const SuiteRequest& request) {
 const SuiteRegistration suite(
     {"ring-attention",
      "attention over 1, 2 and 4 local ranks: the rings of the original's summary, made real",
-     ring_rows});
+     ring_rows,
+     {{"annulus-deterministic", "the same bits for every number of ranks"}}});
 
 const SuiteRegistration comprehensive(
     {"ring-attention-comprehensive",

@@ -8,10 +8,11 @@
 namespace annulus::bench {
 
 inline Row ring_row(std::string name, const AttentionProblem& problem, bool backward, int ranks,
-                    DeviceType device) {
+                    DeviceType device, bool deterministic = false) {
   Row row = attention_row(std::move(name), problem, backward, device);
   row.op = "ring_attention";
   row.params["ranks"] = std::int64_t{ranks};
+  if (deterministic) row.impl = "annulus-deterministic";
   if (device != DeviceType::kCPU) {
     row.problem = []() -> testing::Case {
       throw NotSupported("ring attention runs on CPU tensors so far");
@@ -19,8 +20,8 @@ inline Row ring_row(std::string name, const AttentionProblem& problem, bool back
     row.error_problem = {};
     return row;
   }
-  const auto over = [ranks](const AttentionProblem& p) {
-    return [=] { return testing::over_local_ranks(p, bench_case(p), ranks); };
+  const auto over = [=](const AttentionProblem& p) {
+    return [=] { return testing::over_local_ranks(p, bench_case(p), ranks, deterministic); };
   };
   const AttentionProblem p = completed(problem, backward);
   row.problem = over(p);

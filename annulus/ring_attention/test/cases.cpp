@@ -181,8 +181,8 @@ struct LocalRanks {
 
 }  // namespace
 
-Case over_local_ranks(const AttentionProblem& attention, Case c, int ranks) {
-  const RingProblem p{attention, ranks, Balance::kContiguous};
+Case over_local_ranks(const AttentionProblem& attention, Case c, int ranks, bool deterministic) {
+  const RingProblem p{attention, ranks, Balance::kContiguous, deterministic};
   const auto kept = std::make_shared<LocalRanks>(ranks);
   const auto shard_of = [p](const RingTensors& whole, int rank) {
     const TokenRange rows = ring_shard(p.attention.Tq, p.ranks, rank, p.balance)[0];

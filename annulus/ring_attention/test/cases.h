@@ -47,6 +47,6 @@ void run_ranks(const RingProblem& p, const RingTensors& whole, bool backward,
 Case ring_attention_case(const RingProblem& problem);
 
 // A case of attention over contiguous shards, which are views of its tensors: nothing is copied but what travels. For benchmarks.
-Case over_local_ranks(const AttentionProblem& p, Case c, int ranks);
+Case over_local_ranks(const AttentionProblem& p, Case c, int ranks, bool deterministic);
 
 }  // namespace annulus::testing
