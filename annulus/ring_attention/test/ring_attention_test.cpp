@@ -129,6 +129,26 @@ TEST(RingAttention, ErrorsDoNotGrowWithTheRanks) {
   }
 }
 
+TEST(RingAttention, EqualsOneDeviceForEveryPatternAndNumberOfRanks) {
+  int turn = 0;
+  for (const P& p : ring::patterns(301)) {
+    RingSequence s(p);
+    s.run_alone();
+    for (const int ranks : {1, 2, 3, 4, 5, 8}) {
+      const Balance balance = ++turn % 3 == 0 ? Balance::kContiguous : Balance::kZigzag;
+      const RingProblem problem{p, ranks, balance, turn % 2 == 0, turn % 4 < 2 ? 1536 : 29};
+      const auto group = local_communicators(ranks, {.deadline_s = 60});
+      std::vector<std::thread> threads;
+      for (const auto& mine : group) {
+        threads.emplace_back([&, rank = mine.get()] {
+          EXPECT_NO_THROW(s.run_as_rank(problem, *rank)) << ring_attention_case(problem).params;
+        });
+      }
+      for (std::thread& t : threads) t.join();
+    }
+  }
+}
+
 // Chunks as the documentation has them, and every token once.
 TEST(RingAttention, ShardsAreTheSequence) {
   for (const std::int64_t n : {0, 1, 7, 16, 1000}) {
