@@ -155,7 +155,7 @@ class CallbackLink final : public Link {
         word.content.tail = tail_to(p, 0);
         try {
           word.request = begin(r, kNoticeTag, word.data(), sizeof word.content);
-        } catch (const LinkError&) {
+        } catch (const std::runtime_error&) {  // it is gone, or this rank is interrupted
           p.said.pop_back();
         }
       } catch (const std::exception&) {  // no memory: that rank finds out by its deadline
@@ -232,7 +232,7 @@ class CallbackLink final : public Link {
       await(word.end());
       try {
         word.request = receive(from, kNoticeTag, word.data(), sizeof word.content);
-      } catch (const LinkError&) {  // its messages will say so, too
+      } catch (const std::runtime_error&) {  // its messages will say so, too
         ears.pop_back();
       }
     } catch (const std::exception&) {  // no memory for an ear: deadlines remain

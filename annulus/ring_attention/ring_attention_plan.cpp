@@ -131,7 +131,7 @@ class Ranks {
       const Range own = shards_.of(rank)[c];
       if (own.empty()) continue;
       Sweep s = pattern_.sweep(0, 0, 0);
-      (side == Side::kKeys ? s.queries : s.keys) = {own.first, 1, own.count()};
+      (side == Side::kKeys ? s.queries : s.keys) = attention::Line{own.first, 1, own.count()};
       parts[c] =
           side == Side::kKeys ? s.seen_by_any({0, own.count()}) : s.seeing_any({0, own.count()});
     }

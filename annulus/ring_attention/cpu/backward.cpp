@@ -7,21 +7,6 @@
 
 namespace annulus::ring::cpu {
 
-namespace {
-
-// A part has all of this rank's rows of one chunk on one side and what comes on the other.
-Plan largest(const Plan& plan, const Shards& shards, int rank, bool fixed) {
-  const auto chunks = shards.of(rank);
-  Plan hop = plan;
-  hop.part.emplace();
-  hop.part->fixed = fixed;
-  hop.Tq = hop.Tk = std::max({chunks[0].count(), chunks[1].count(),
-                              shards.longest_slice() + attention::cpu::kForwardKeys});
-  return hop;
-}
-
-}  // namespace
-
 Side cheaper_side(const Plan& plan) {
   const std::int64_t element = size_of(plan.dtype), both = plan.D + plan.Dv;
   const std::int64_t keys = plan.Hkv * both * (element + 4);
@@ -31,7 +16,10 @@ Side cheaper_side(const Plan& plan) {
 
 Backward::Backward(const Plan& plan, const Shards& shards, int rank, bool deterministic)
     : plan_(plan),
-      hop_(largest(plan, shards, rank, deterministic)),
+      hop_(largest_part(
+          plan,
+          std::max(shards.longest_chunk(), shards.longest_slice() + attention::cpu::kForwardKeys),
+          deterministic)),
       deterministic_(deterministic),
       engine_(hop_),
       shards_(shards),

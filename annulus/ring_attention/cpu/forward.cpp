@@ -19,22 +19,11 @@ std::array<Traveller, 2> keys_of(const Plan& plan, const Shards& shards, int ran
   return own;
 }
 
-// The largest part that there will be.
-Plan largest(const Plan& plan, const Shards& shards, int rank, bool fixed) {
-  const auto chunks = shards.of(rank);
-  Plan hop = plan;
-  hop.part.emplace();
-  hop.part->fixed = fixed;
-  hop.Tq = std::max(chunks[0].count(), chunks[1].count());
-  hop.Tk = hop.Tq;
-  return hop;
-}
-
 }  // namespace
 
 Forward::Forward(const Plan& plan, const Shards& shards, int rank, bool deterministic)
     : plan_(plan),
-      hop_(largest(plan, shards, rank, deterministic)),
+      hop_(largest_part(plan, shards.longest_chunk(), deterministic)),
       by_layer_(deterministic && plan.layers > 1),
       engine_(hop_),
       pass_(hop_, shards, rank, Side::kKeys, deterministic ? attention::cpu::kForwardKeys : 0,

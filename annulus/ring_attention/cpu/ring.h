@@ -12,6 +12,15 @@
 
 namespace annulus::ring::cpu {
 
+// A plan for parts of at most so many rows, whose scratch does for all of them.
+inline Plan largest_part(const Plan& plan, std::int64_t rows, bool fixed) {
+  Plan part = plan;
+  part.part.emplace();
+  part.part->fixed = fixed;
+  part.Tq = part.Tk = rows;
+  return part;
+}
+
 class Forward {
  public:
   // `plan` is that of this rank's shard, with the pattern of the sequence. deterministic: see ring_attention.h.

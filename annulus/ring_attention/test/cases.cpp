@@ -47,7 +47,18 @@ std::size_t workspace_of(const RingProblem& p, const RingTensors& whole, const R
   return bytes;
 }
 
-// f(rank) on a thread each; throws what a rank threw, RankLost only where that is all.
+RingTensors tensors_of(Views in, const std::vector<TensorSpec>& inputs, Views out,
+                       const std::vector<TensorSpec>& outputs) {
+  const auto get = [&](const char* name) {
+    const TensorView v = pick(in, inputs, name);
+    return v.defined() ? v : pick(out, outputs, name);
+  };
+  return {get("q"),    get("k"),  get("v"),  get("o"),  get("lse"),     get("do"),
+          get("dlse"), get("dq"), get("dk"), get("dv"), get("row_ptr"), get("col_idx")};
+}
+
+}  // namespace
+
 void on_ranks(int ranks, const std::function<void(int rank)>& f) {
   std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(ranks));
   std::vector<std::thread> threads;
@@ -75,18 +86,6 @@ void on_ranks(int ranks, const std::function<void(int rank)>& f) {
   }
   if (first) std::rethrow_exception(first);
 }
-
-RingTensors tensors_of(Views in, const std::vector<TensorSpec>& inputs, Views out,
-                       const std::vector<TensorSpec>& outputs) {
-  const auto get = [&](const char* name) {
-    const TensorView v = pick(in, inputs, name);
-    return v.defined() ? v : pick(out, outputs, name);
-  };
-  return {get("q"),    get("k"),  get("v"),  get("o"),  get("lse"),     get("do"),
-          get("dlse"), get("dq"), get("dk"), get("dv"), get("row_ptr"), get("col_idx")};
-}
-
-}  // namespace
 
 void ring_forward(const RingProblem& p, const RingTensors& t, Communicator& group,
                   Context& context) {

@@ -36,6 +36,9 @@ void ring_forward(const RingProblem& p, const RingTensors& t, Communicator& grou
 void ring_backward(const RingProblem& p, const RingTensors& t, Communicator& group,
                    Context& context);
 
+// f(rank) on a thread each; throws what a rank threw, RankLost only where that is all.
+void on_ranks(int ranks, const std::function<void(int rank)>& f);
+
 // f(rank, shard): the shards of a rank, whose outputs are then put together.
 using RankCall = std::function<void(int rank, const RingTensors& shard)>;
 // All ranks as threads, inputs cut before and outputs joined after. Throws what a rank threw, RankLost only where that is all.

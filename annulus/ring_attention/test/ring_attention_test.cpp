@@ -10,7 +10,6 @@
 #include <limits>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -145,13 +144,9 @@ TEST(RingAttention, EqualsOneDeviceForEveryPatternAndNumberOfRanks) {
       const Balance balance = ++turn % 3 == 0 ? Balance::kContiguous : Balance::kZigzag;
       const RingProblem problem{p, ranks, balance, turn % 2 == 0, turn % 4 < 2 ? 1536 : 29};
       const auto group = local_communicators(ranks, {.deadline_s = 60});
-      std::vector<std::thread> threads;
-      for (const auto& mine : group) {
-        threads.emplace_back([&, rank = mine.get()] {
-          EXPECT_NO_THROW(s.run_as_rank(problem, *rank)) << ring_attention_case(problem).params;
-        });
-      }
-      for (std::thread& t : threads) t.join();
+      EXPECT_NO_THROW(on_ranks(ranks, [&](int rank) {
+        s.run_as_rank(problem, *group[static_cast<std::size_t>(rank)]);
+      })) << ring_attention_case(problem).params;
     }
   }
 }
@@ -195,26 +190,23 @@ std::vector<Said> on_all(std::vector<std::unique_ptr<Communicator>>& group, cons
                          const RingSequence& s, bool backward,
                          const std::function<void(int rank, RingProblem&, RingTensors&)>& spoil) {
   std::vector<Said> said(group.size());
-  std::vector<std::thread> threads;
-  for (std::size_t r = 0; r < group.size(); ++r) {
-    threads.emplace_back([&, r] {
-      RingShard shard(p, static_cast<int>(r), s.whole());
-      RingTensors t = shard.view();
-      RingProblem own = p;
-      spoil(static_cast<int>(r), own, t);
-      Context context;
-      context.threads = 1;
-      try {
-        backward ? ring_backward(own, t, *group[r], context)
-                 : ring_forward(own, t, *group[r], context);
-      } catch (const InvalidArgument& e) {
-        said[r] = {e.what(), true, false, -1};
-      } catch (const RankLost& e) {
-        said[r] = {e.what(), false, true, e.rank};
-      }
-    });
-  }
-  for (std::thread& t : threads) t.join();
+  on_ranks(static_cast<int>(group.size()), [&](int rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    RingShard shard(p, rank, s.whole());
+    RingTensors t = shard.view();
+    RingProblem own = p;
+    spoil(rank, own, t);
+    Context context;
+    context.threads = 1;
+    try {
+      backward ? ring_backward(own, t, *group[r], context)
+               : ring_forward(own, t, *group[r], context);
+    } catch (const InvalidArgument& e) {
+      said[r] = {e.what(), true, false, -1};
+    } catch (const RankLost& e) {
+      said[r] = {e.what(), false, true, e.rank};
+    }
+  });
   return said;
 }
 
@@ -255,17 +247,13 @@ TEST(RingAttention, ASliceLongerThanTheSequenceIsAllOfIt) {
   RingSequence s(ring::dense(100));
   s.run_alone();
   const auto group = local_communicators(2);
-  std::vector<std::thread> threads;
-  for (int r = 0; r < 2; ++r) {
-    threads.emplace_back([&, r] {
-      for (const bool same_bits : {false, true}) {
-        EXPECT_NO_THROW(s.run_as_rank({ring::dense(100), 2, Balance::kZigzag, same_bits,
-                                       std::numeric_limits<std::int64_t>::max()},
-                                      *group[static_cast<std::size_t>(r)]));
-      }
-    });
-  }
-  for (std::thread& t : threads) t.join();
+  on_ranks(2, [&](int rank) {
+    for (const bool same_bits : {false, true}) {
+      EXPECT_NO_THROW(s.run_as_rank({ring::dense(100), 2, Balance::kZigzag, same_bits,
+                                     std::numeric_limits<std::int64_t>::max()},
+                                    *group[static_cast<std::size_t>(rank)]));
+    }
+  });
 }
 
 TEST(RingAttention, AQueryForScratchRefusesRanksThatAreNone) {
