@@ -165,8 +165,8 @@ void print_markdown() {
     const std::string torch =
         ANNULUS_HAVE_TORCH ? "`annulus." + op.name + "`" : std::string("not in this build");
     say("| `{}` | {} | {} | {} | {} | {} | {} |", op.name, join(dtype_names(op)),
-        join(op.gradients), op.support(DeviceType::kCPU).available ? "yes" : "no",
-        op.on_cuda ? cuda : "no", torch, op.deterministic ? "always" : "when asked");
+        join(op.gradients), op.support(DeviceType::kCPU).available ? "yes" : "no", cuda, torch,
+        op.deterministic ? "always" : "when asked");
   }
 }
 

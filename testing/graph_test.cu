@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "annulus/core/info.h"
 #include "testing/cuda_graph.h"
 
 namespace annulus::testing {
@@ -15,6 +16,11 @@ INSTANTIATE_TEST_SUITE_P(All, OperatorGraph, ::testing::ValuesIn(cuda_targets())
                          ::testing::PrintToStringParamName());
 
 TEST_P(OperatorGraph, ReplaysWithNewInputsEqualPlainCalls) {
+  for (const OperatorInfo& info : operators()) {
+    if (info.name == op().op && !info.in_graphs) {
+      GTEST_SKIP() << "its calls wait for others on the host, which no graph can";
+    }
+  }
   constexpr std::uint64_t kCases = 100;
   int moved = 0, calls = 0;
   for (std::uint64_t seed = 0; seed < kCases; ++seed) {

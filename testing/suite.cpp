@@ -202,14 +202,6 @@ std::int64_t cases_asked_for(const std::string& text, const std::string& op) {
   return own < 0 ? all : own;
 }
 
-std::string why_not_on(const std::string& op, Device device) {
-  for (const OperatorInfo& info : operators()) {
-    if (info.name != op || info.on_cuda || device.type == DeviceType::kCPU) continue;
-    return info.support(device.type).reason;
-  }
-  return "";
-}
-
 const OperatorCases& find_cases(const std::string& op) {
   std::string there;
   for (const OperatorCases& cases : all_cases()) {

@@ -144,9 +144,6 @@ SuiteRow run_bad_calls(const OperatorCases& op, const SuiteOptions& options);
 // those of operators that have their own. Throws std::invalid_argument where it says anything else.
 std::int64_t cases_asked_for(const std::string& text, const std::string& op);
 
-// Why an operator has nothing to run on a device that is there; empty where it has.
-std::string why_not_on(const std::string& op, Device device);
-
 // The operator of that name; throws std::invalid_argument, which says those there are.
 const OperatorCases& find_cases(const std::string& op);
 

@@ -331,6 +331,32 @@ Plan plan_of(const char* op, const Tensors& t, const DilatedAttentionOptions& op
   return plan;
 }
 
+void check_blocks(const char* op, const TensorView& row_ptr, const TensorView& col_idx,
+                  std::int64_t columns) {
+  const std::int64_t rows = row_ptr.shape[1] - 1, count = col_idx.shape[0];
+  for (std::int64_t h = 0; h < row_ptr.shape[0]; ++h) {
+    const auto ptr = [&](std::int64_t x) {
+      return integer_at(row_ptr, h * row_ptr.stride[0] + x * row_ptr.stride[1]);
+    };
+    for (std::int64_t x = 0; x < rows; ++x) {
+      if (ptr(x) < 0 || ptr(x + 1) < ptr(x) || ptr(x + 1) > count) {
+        invalid(op, "row_ptr",
+                "ascend within 0.." + std::to_string(count) + ", the blocks of col_idx,",
+                "goes from " + std::to_string(ptr(x)) + " to " + std::to_string(ptr(x + 1)));
+      }
+      std::int64_t before = -1;
+      for (std::int64_t i = ptr(x); i < ptr(x + 1); ++i) {
+        const std::int64_t column = integer_at(col_idx, i * col_idx.stride[0]);
+        if (column <= before || column >= columns) {
+          invalid(op, "col_idx", "ascend within a row and be less than " + std::to_string(columns),
+                  "has " + std::to_string(column) + " after " + std::to_string(before));
+        }
+        before = column;
+      }
+    }
+  }
+}
+
 Plan plan_of(const char* op, const Tensors& t, const BlockSparseAttentionOptions& options,
              Call call, const Context* context, std::int64_t tokens) {
   const std::int64_t size = options.block_size;
@@ -357,28 +383,7 @@ Plan plan_of(const char* op, const Tensors& t, const BlockSparseAttentionOptions
   plan.order = options.order;
   const std::int64_t count = options.col_idx.shape[0];
   if (has_data(call) && plan.device.type == DeviceType::kCPU) {
-    for (std::int64_t h = 0; h < lists; ++h) {
-      const auto ptr = [&](std::int64_t x) {
-        return integer_at(row_ptr, h * row_ptr.stride[0] + x * row_ptr.stride[1]);
-      };
-      for (std::int64_t x = 0; x < rows; ++x) {
-        if (ptr(x) < 0 || ptr(x + 1) < ptr(x) || ptr(x + 1) > count) {
-          invalid(op, "row_ptr",
-                  "ascend within 0.." + std::to_string(count) + ", the blocks of col_idx,",
-                  "goes from " + std::to_string(ptr(x)) + " to " + std::to_string(ptr(x + 1)));
-        }
-        std::int64_t before = -1;
-        for (std::int64_t i = ptr(x); i < ptr(x + 1); ++i) {
-          const std::int64_t column = integer_at(options.col_idx, i * options.col_idx.stride[0]);
-          if (column <= before || column >= columns) {
-            invalid(op, "col_idx",
-                    "ascend within a row and be less than " + std::to_string(columns),
-                    "has " + std::to_string(column) + " after " + std::to_string(before));
-          }
-          before = column;
-        }
-      }
-    }
+    check_blocks(op, row_ptr, options.col_idx, columns);
   }
   Blocks blocks;
   blocks.queries = rows_of(t.q);

@@ -28,4 +28,8 @@ Plan plan_of(const char* op, const Tensors& t, const DilatedAttentionOptions& op
 Plan plan_of(const char* op, const Tensors& t, const BlockSparseAttentionOptions& options,
              Call call, const Context* context, std::int64_t tokens = kOwnTokens);
 
+// What a list of blocks says, in host memory; its shapes are right.
+void check_blocks(const char* op, const TensorView& row_ptr, const TensorView& col_idx,
+                  std::int64_t columns);
+
 }  // namespace annulus::attention

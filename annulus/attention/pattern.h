@@ -56,6 +56,7 @@ struct Band {
 struct BlockList {
   const std::int32_t* number = nullptr;
   std::int64_t stride = 1, count = 0, size = 0;
+  std::int64_t first_row = 0;  // which row of them row 0 of the keys is (CUDA's parts alone)
 
   ANNULUS_HD bool defined() const { return size > 0; }  // not: the line is not cut into blocks
 

@@ -21,7 +21,10 @@ using Pattern = std::variant<Dense, Dilated, Blocks>;
 
 // A part of a call: some queries and some keys, which follow each other, and what is carried from part to part in fp32, by the
 // rows of this part: state and delta (B, H, Tq), acc (B, H, Tq, Dv), dq (B, H, Tq, D), dk (B, Hkv, Tk, D), dv (B, Hkv, Tk, Dv). A
-// part adds to those of them that are given; dk and dv go together. (The CPU's alone.)
+// part adds to those of them that are given; dk and dv go together.
+//
+// On CUDA state is all m and then all l, acc, dq, dk and dv have rows of whole vectors (cuda::part_columns), the latter three with
+// heads inside of tokens: (B, Tq, H, D).
 struct Part {
   std::int64_t first_query = 0, first_key = 0;  // rows of the pattern that row 0 of q and of k are
   int layer = 0;
@@ -30,6 +33,9 @@ struct Part {
   bool fixed = false;
   RowState* state = nullptr;
   float *acc = nullptr, *delta = nullptr, *dq = nullptr, *dk = nullptr, *dv = nullptr;
+  // CUDA's, for a backward: a number of scratch, and how far delta's heads lie apart (0: as many as there are queries).
+  int* flag = nullptr;
+  std::int64_t delta_rows = 0;
 };
 
 struct Plan {
@@ -100,6 +106,18 @@ std::size_t forward_workspace(const Plan& plan);
 std::size_t backward_workspace(const Plan& plan);
 const char* how(const Plan& plan);
 Support support();
+
+// Parts. Before the first all of state and acc, or of dq, dk and dv, are zero: a state whose l is 0 has seen nothing.
+void forward_part(const Plan& plan, Context& context);
+void end_parts(const Plan& plan, Context& context);      // o and lse
+void delta_of_part(const Plan& plan, Context& context);  // <do, o> - dlse
+void backward_part(const Plan& plan, Context& context);
+// dq, dk or dv of parts, rounded.
+void sums_to(const Plan& plan, const float* sums, const TensorView& to, Context& context);
+// Floats of a row that is carried.
+inline std::int64_t part_columns(std::int64_t columns) { return (columns + 3) / 4 * 4; }
+// Rows that fixed parts have at once: their bits are those of any other division into parts that has whole cells of so many.
+inline constexpr std::int64_t kPartCell = 1024;
 }  // namespace cuda
 
 }  // namespace annulus::attention

@@ -31,7 +31,7 @@ struct OperatorInfo {
   Support (*support)(DeviceType) = nullptr;
   std::vector<PrecisionInfo> precisions = {};  // where it offers more than its dtypes' own
   std::string precisions_measured_with = {};
-  bool on_cuda = true;  // where the build has CUDA
+  bool in_graphs = true;  // CUDA graphs take its calls; not: they wait for others on the host
 };
 
 struct BuildInfo {

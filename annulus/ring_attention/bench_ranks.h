@@ -2,7 +2,6 @@
 #pragma once
 
 #include "annulus/attention/bench_rows.h"
-#include "annulus/core/errors.h"
 #include "annulus/ring_attention/test/cases.h"
 
 namespace annulus::bench {
@@ -13,13 +12,6 @@ inline Row ring_row(std::string name, const AttentionProblem& problem, bool back
   row.op = "ring_attention";
   row.params["ranks"] = std::int64_t{ranks};
   if (deterministic) row.impl = "annulus-deterministic";
-  if (device != DeviceType::kCPU) {
-    row.problem = []() -> testing::Case {
-      throw NotSupported("ring attention runs on CPU tensors so far");
-    };
-    row.error_problem = {};
-    return row;
-  }
   const auto over = [=](const AttentionProblem& p) {
     return [=] { return testing::over_local_ranks(p, bench_case(p), ranks, deterministic); };
   };

@@ -1,7 +1,6 @@
 #include "annulus/ring_attention/pass.h"
 
 #include <algorithm>
-#include <cstring>
 #include <deque>
 #include <utility>
 
@@ -15,18 +14,6 @@ namespace {
 Range slice(const Shards& shards, Range chunk, std::int64_t i) {
   return {std::min(chunk.end, chunk.first + i * shards.slice),
           std::min(chunk.end, chunk.first + (i + 1) * shards.slice)};
-}
-
-// f(head, line, where the line begins among the rows of the message)
-template <class F>
-void for_each_line(const Rows& rows, F&& f) {
-  std::int64_t at = 0;
-  for (std::size_t h = 0; h < rows.size(); ++h) {
-    for (const Line& line : rows[h]) {
-      f(static_cast<std::int64_t>(h), line, at);
-      at += line.count;
-    }
-  }
 }
 
 }  // namespace
@@ -78,9 +65,10 @@ std::vector<Step> steps_of(const Shards& shards, int rank, bool ascending) {
   return steps;
 }
 
-Pass::Pass(const Plan& plan, const Shards& shards, int rank, Side side, std::int64_t cell,
-           std::array<Traveller, 2> own, std::vector<std::int64_t> sum_columns)
-    : plan_(plan),
+Pass::Pass(Engine& engine, const Plan& plan, const Shards& shards, int rank, Side side,
+           std::int64_t cell, std::array<Traveller, 2> own, std::vector<std::int64_t> sum_columns)
+    : engine_(engine),
+      plan_(plan),
       shards_(shards),
       rank_(rank),
       side_(side),
@@ -98,21 +86,24 @@ std::int64_t Pass::row_bytes(std::size_t i) const {
 
 void Pass::lay_out(ScratchLayout& scratch) {
   const std::size_t tensors = own_[0].rows.size();
-  sending_.assign(tensors, nullptr);
-  coming_ = here_ = sending_;
+  sending_.assign(tensors, {});
+  coming_ = sending_;
+  here_.assign(tensors, nullptr);
   sums_.assign(sum_columns_.size(), nullptr);
-  sums_sending_ = sums_coming_ = sums_;
+  sums_sending_.assign(sum_columns_.size(), {});
+  sums_coming_ = sums_sending_;
   if (shards_.ranks == 1 && cell_ == 0) return;
   const std::int64_t rows = plan_.B * heads() * most_;
   for (std::size_t i = 0; i < tensors; ++i) {
-    scratch(sending_[i], rows * row_bytes(i));
-    scratch(coming_[i], rows * row_bytes(i));
+    engine_.lay_out(scratch, sending_[i], rows * row_bytes(i));
+    engine_.lay_out(scratch, coming_[i], rows * row_bytes(i));
     scratch(here_[i], plan_.B * heads() * most_rows() * row_bytes(i));
   }
   for (std::size_t i = 0; i < sum_columns_.size(); ++i) {
-    scratch(sums_[i], rows * sum_columns_[i]);
-    scratch(sums_sending_[i], rows * sum_columns_[i]);
-    scratch(sums_coming_[i], rows * sum_columns_[i]);
+    constexpr std::int64_t kFloat = sizeof(float);
+    scratch(sums_[i], engine_.floats_of(rows, sum_columns_[i]));
+    engine_.lay_out(scratch, sums_sending_[i], rows * sum_columns_[i] * kFloat);
+    engine_.lay_out(scratch, sums_coming_[i], rows * sum_columns_[i] * kFloat);
   }
 }
 
@@ -121,62 +112,36 @@ int Pass::chunk_with(Range piece) const {
   return piece.first >= first.first && piece.end <= first.end ? 0 : 1;
 }
 
-// A message has rows (b, head, row) one behind the other.
-void Pass::pack(const Rows& rows, Range piece, std::span<std::byte* const> to) const {
+void Pass::pack(const Rows& rows, Range piece, std::span<const Message> to, Origin origin) {
   const auto chunk = static_cast<std::size_t>(chunk_with(piece));
-  const std::int64_t first = shards_.of(rank_)[chunk].first, all = count_of(rows);
-  for (std::size_t i = 0; i < to.size(); ++i) {
-    const TensorView& x = own_[chunk].rows[i];
-    const std::int64_t element = size_of(x.dtype), bytes = row_bytes(i);
-    const auto* data = static_cast<const std::byte*>(x.data);
-    for (std::int64_t b = 0; b < plan_.B; ++b) {
-      for_each_line(rows, [&](std::int64_t h, const Line& line, std::int64_t at) {
-        std::byte* out = to[i] + (b * all + at) * bytes;
-        for (std::int64_t r = 0; r < line.count; ++r, out += bytes) {
-          const std::byte* row =
-              data +
-              (b * x.stride[0] + (line.at(r) - first) * x.stride[1] + h * x.stride[2]) * element;
-          if (x.stride[3] == 1 || x.shape[3] == 1) {
-            std::memcpy(out, row, static_cast<std::size_t>(bytes));
-            continue;
-          }
-          for (std::int64_t c = 0; c < x.shape[3]; ++c) {
-            std::memcpy(out + c * element, row + c * x.stride[3] * element,
-                        static_cast<std::size_t>(element));
-          }
-        }
-      });
-    }
+  engine_.pack(own_[chunk].rows, shards_.of(rank_)[chunk].first, rows, to, origin);
+}
+
+// Rows of the sequence, of those in here_.
+std::vector<TensorView> Pass::here(Range rows) const {
+  std::vector<TensorView> views;
+  for (std::size_t i = 0; i < here_.size(); ++i) {
+    TensorView v = own_[0].rows[i];
+    const std::int64_t columns = v.shape[3], capacity = most_rows();
+    v.data = here_[i] + (rows.first - have_.first) * row_bytes(i);
+    v.shape[0] = plan_.B;
+    v.shape[1] = rows.count();
+    v.shape[2] = heads();
+    v.stride[0] = heads() * capacity * columns;
+    v.stride[1] = columns;
+    v.stride[2] = capacity * columns;
+    v.stride[3] = 1;
+    views.push_back(v);
   }
+  return views;
 }
 
 // To their places in here_, behind the rows that it has. Rows that do not come are zeros: nobody sees them, but what is beside them
 // in a tile must not depend on what was there before.
-void Pass::unpack(const Rows& rows, Range piece, std::span<std::byte* const> from) {
+void Pass::unpack(const Rows& rows, Range piece, bool stayed) {
   if (have_.empty()) have_ = {piece.first, piece.first};
-  const std::int64_t all = count_of(rows), capacity = most_rows();
-  for (std::size_t i = 0; i < from.size(); ++i) {
-    const std::int64_t bytes = row_bytes(i);
-    for (std::int64_t h = 0; h < plan_.B * heads(); ++h) {
-      if (count_of(rows[static_cast<std::size_t>(h % heads())]) == piece.count()) continue;
-      std::memset(here_[i] + (h * capacity + piece.first - have_.first) * bytes, 0,
-                  static_cast<std::size_t>(piece.count() * bytes));
-    }
-    for (std::int64_t b = 0; b < plan_.B; ++b) {
-      for_each_line(rows, [&](std::int64_t h, const Line& line, std::int64_t at) {
-        const std::byte* in = from[i] + (b * all + at) * bytes;
-        std::byte* out =
-            here_[i] + ((b * heads() + h) * capacity + line.first - have_.first) * bytes;
-        if (line.step == 1) {
-          std::memcpy(out, in, static_cast<std::size_t>(line.count * bytes));
-          return;
-        }
-        for (std::int64_t r = 0; r < line.count; ++r) {
-          std::memcpy(out + r * line.step * bytes, in + r * bytes, static_cast<std::size_t>(bytes));
-        }
-      });
-    }
-  }
+  engine_.unpack(coming_, rows, piece, here(piece), piece.first, stayed);
+  engine_.settle();
   have_.end = piece.end;
 }
 
@@ -192,7 +157,10 @@ std::unique_ptr<Transfer> Pass::begin(const Step& step, int hop, std::string_vie
     coming_rows_ = needed(plan_, layer_, side_, shards_.of(rank_), step.receive, cell_);
     if (!step.own && count_of(coming_rows_) > 0) at.from = step.from;
   }
-  if (at.to != Hop::kNobody) pack(going_rows_, step.send, sending_);
+  if (at.to != Hop::kNobody) {
+    pack(going_rows_, step.send, sending_, Origin::kInputs);
+    engine_.settle();
+  }
   std::vector<Part> parts;
   for (std::size_t i = 0; i < sending_.size(); ++i) {
     const auto bytes = [&](const Rows& rows, int peer) {
@@ -200,36 +168,21 @@ std::unique_ptr<Transfer> Pass::begin(const Step& step, int hop, std::string_vie
                  ? std::size_t{0}
                  : static_cast<std::size_t>(plan_.B * count_of(rows) * row_bytes(i));
     };
-    parts.push_back(
-        {sending_[i], bytes(going_rows_, at.to), coming_[i], bytes(coming_rows_, at.from)});
+    parts.push_back({engine_.memory(sending_[i]), bytes(going_rows_, at.to),
+                     engine_.memory(coming_[i]), bytes(coming_rows_, at.from)});
   }
   auto transfer = group.shift(at, parts);
   if (step.own && cell_ > 0 && count_of(coming_rows_) > 0) {
-    pack(coming_rows_, step.receive, coming_);
+    pack(coming_rows_, step.receive, coming_, Origin::kStay);
   }
   return transfer;
 }
 
 void Pass::compute_rows(Range rows, const Compute& compute) {
-  std::vector<TensorView> views;
-  for (std::size_t i = 0; i < here_.size(); ++i) {
-    const TensorView& x = own_[0].rows[i];
-    const std::int64_t columns = x.shape[3], capacity = most_rows();
-    TensorView v = x;
-    v.data = here_[i] + (rows.first - have_.first) * row_bytes(i);
-    v.shape[0] = plan_.B;
-    v.shape[1] = rows.count();
-    v.shape[2] = heads();
-    v.stride[0] = heads() * capacity * columns;
-    v.stride[1] = columns;
-    v.stride[2] = capacity * columns;
-    v.stride[3] = 1;
-    views.push_back(v);
-  }
   for (std::size_t i = 0; i < sums_.size(); ++i) {
-    std::fill_n(sums_[i], plan_.B * heads() * rows.count() * sum_columns_[i], 0.0f);
+    engine_.clear(sums_[i], engine_.floats_of(plan_.B * heads() * rows.count(), sum_columns_[i]));
   }
-  compute(rows, views, sums_);
+  compute(rows, here(rows), sums_);
 }
 
 // What is left of rows whose neighbours are not needed.
@@ -255,12 +208,8 @@ void Pass::take(const Step& step, const Compute& compute) {
   if (whole.empty()) return;
   compute_rows(whole, compute);
   const Range rest{whole.end, have_.end};
-  for (std::size_t i = 0; i < here_.size() && !rest.empty(); ++i) {
-    for (std::int64_t h = 0; h < plan_.B * heads(); ++h) {
-      std::byte* to = here_[i] + h * most_rows() * row_bytes(i);
-      std::memmove(to, to + whole.count() * row_bytes(i),
-                   static_cast<std::size_t>(rest.count() * row_bytes(i)));
-    }
+  if (!rest.empty()) {
+    for (const TensorView& x : here(have_)) engine_.move_up(x, whole.count(), rest.count());
   }
   have_ = rest;
 }
@@ -271,23 +220,18 @@ void Pass::send_back(const Step& step, int hop, Communicator& group) {
   if (count_of(here_rows_) > 0) at.to = step.from;
   if (count_of(sent_rows_) > 0) at.from = step.to;
   std::vector<Part> parts;
-  const std::int64_t all = count_of(here_rows_);
+  std::vector<TensorView> from;
   for (std::size_t i = 0; i < sums_.size(); ++i) {
-    const std::int64_t columns = sum_columns_[i], rows = step.receive.count();
-    const auto row_size = static_cast<std::size_t>(columns) * sizeof(float);
-    for (std::int64_t b = 0; b < plan_.B && at.to != Hop::kNobody; ++b) {
-      for_each_line(here_rows_, [&](std::int64_t h, const Line& line, std::int64_t from) {
-        for (std::int64_t r = 0; r < line.count; ++r) {
-          const std::int64_t row = (b * heads() + h) * rows + line.at(r) - step.receive.first;
-          std::memcpy(sums_sending_[i] + (b * all + from + r) * columns, sums_[i] + row * columns,
-                      row_size);
-        }
-      });
-    }
+    from.push_back(engine_.sums(sums_[i], step.receive.count(), heads(), sum_columns_[i]));
     const auto bytes = [&](const Rows& of) {
-      return static_cast<std::size_t>(plan_.B * count_of(of)) * row_size;
+      return static_cast<std::size_t>(plan_.B * count_of(of) * sum_columns_[i]) * sizeof(float);
     };
-    parts.push_back({sums_sending_[i], bytes(here_rows_), sums_coming_[i], bytes(sent_rows_)});
+    parts.push_back({engine_.memory(sums_sending_[i]), bytes(here_rows_),
+                     engine_.memory(sums_coming_[i]), bytes(sent_rows_)});
+  }
+  if (at.to != Hop::kNobody) {
+    engine_.pack(from, step.receive.first, here_rows_, sums_sending_, Origin::kSums);
+    engine_.settle();
   }
   returning_.transfer = group.shift(at, parts);
   returning_.rows = std::move(sent_rows_);
@@ -299,28 +243,21 @@ void Pass::accept() {
   if (!returning_.transfer) return;
   returning_.transfer->receive();
   returning_.transfer.reset();
-  const std::int64_t all = count_of(returning_.rows);
-  if (all == 0) return;
+  if (count_of(returning_.rows) == 0) return;
   const auto chunk = static_cast<std::size_t>(chunk_with(returning_.piece));
   const Range own = shards_.of(rank_)[chunk];
+  std::vector<TensorView> to;
   for (std::size_t i = 0; i < sums_.size(); ++i) {
-    const std::int64_t columns = sum_columns_[i];
-    for (std::int64_t b = 0; b < plan_.B; ++b) {
-      for_each_line(returning_.rows, [&](std::int64_t h, const Line& line, std::int64_t at) {
-        for (std::int64_t r = 0; r < line.count; ++r) {
-          const float* from = sums_coming_[i] + (b * all + at + r) * columns;
-          float* to = own_[chunk].sums[i] +
-                      ((b * heads() + h) * own.count() + line.at(r) - own.first) * columns;
-          for (std::int64_t c = 0; c < columns; ++c) to[c] += from[c];
-        }
-      });
-    }
+    to.push_back(engine_.sums(own_[chunk].sums[i], own.count(), heads(), sum_columns_[i]));
   }
+  engine_.add(sums_coming_, returning_.rows, to, own.first);
+  engine_.settle();
 }
 
 void Pass::run(int layer, std::string_view op, Communicator& group, const Compute& compute) {
   layer_ = layer;
   have_ = {};
+  engine_.start_pass();
   const std::vector<Step> steps = steps_of(shards_, rank_, cell_ > 0);
   const auto hop = [](std::size_t i) { return static_cast<int>(i); };
   // Slices that a rank may be ahead of those it sends to.
@@ -339,7 +276,7 @@ void Pass::run(int layer, std::string_view op, Communicator& group, const Comput
     const bool came = count_of(here_rows_) > 0;
     // Rows behind which some are missing are not continued.
     if (!step.receive.empty() && (!came || have_.end != step.receive.first)) flush(compute);
-    if (came) unpack(here_rows_, step.receive, coming_);
+    if (came) unpack(here_rows_, step.receive, step.own);
     if (i + 1 < steps.size()) transfers.push_back(begin(steps[i + 1], hop(i + 1), op, group));
     take(step, compute);
     if (returns()) send_back(step, hop(i), group);

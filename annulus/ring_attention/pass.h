@@ -14,6 +14,7 @@
 #include "annulus/core/scratch.h"
 #include "annulus/core/tensor.h"
 #include "annulus/dist/communicator.h"
+#include "annulus/ring_attention/engine.h"
 #include "annulus/ring_attention/rows.h"
 
 namespace annulus::ring {
@@ -28,7 +29,7 @@ struct Step {
 // of the sequence from first to last, rank p beginning p chunks later than rank 0, so that each is asked by one at a time.
 std::vector<Step> steps_of(const Shards& shards, int rank, bool ascending);
 
-// What travels, of one chunk of this rank: (B, rows, heads, columns) each. Of sums that come back: (B, heads, rows, columns).
+// What travels, of one chunk of this rank: (B, rows, heads, columns) each. Of sums that come back: see Engine::sums().
 struct Traveller {
   std::vector<TensorView> rows;
   std::vector<float*> sums;
@@ -36,10 +37,10 @@ struct Traveller {
 
 class Pass {
  public:
-  // Sums have these columns each; none come back where there are none. `plan` gives heads and patterns, and may change otherwise.
+  // Sums have these columns each; none come back where there are none. `plan` gives heads and patterns, in host memory.
   // cell: all rows are taken from first to last, and in whole cells (0: in any order).
-  Pass(const Plan& plan, const Shards& shards, int rank, Side side, std::int64_t cell,
-       std::array<Traveller, 2> own, std::vector<std::int64_t> sum_columns);
+  Pass(Engine& engine, const Plan& plan, const Shards& shards, int rank, Side side,
+       std::int64_t cell, std::array<Traveller, 2> own, std::vector<std::int64_t> sum_columns);
 
   // Rows that compute() is given at once, at most.
   std::int64_t most_rows() const;
@@ -59,8 +60,9 @@ class Pass {
   std::int64_t heads() const { return side_ == Side::kKeys ? plan_.Hkv : plan_.H; }
   std::int64_t row_bytes(std::size_t i) const;
   int chunk_with(Range piece) const;
-  void pack(const Rows& rows, Range piece, std::span<std::byte* const> to) const;
-  void unpack(const Rows& rows, Range piece, std::span<std::byte* const> from);
+  std::vector<TensorView> here(Range rows) const;
+  void pack(const Rows& rows, Range piece, std::span<const Message> to, Origin origin);
+  void unpack(const Rows& rows, Range piece, bool stayed);
   std::unique_ptr<Transfer> begin(const Step& step, int hop, std::string_view op,
                                   Communicator& group);
   void take(const Step& step, const Compute& compute);
@@ -70,7 +72,8 @@ class Pass {
   void accept();
   bool returns() const { return !sum_columns_.empty(); }
 
-  const Plan& plan_;
+  Engine& engine_;
+  Plan plan_;
   Shards shards_;
   int rank_;
   Side side_;
@@ -81,8 +84,9 @@ class Pass {
   int layer_ = 0;
 
   // A message of each tensor that goes, one that comes, and rows as they are computed, (B, heads, most_rows(), columns).
-  std::vector<std::byte*> sending_, coming_, here_;
-  std::vector<float*> sums_, sums_sending_, sums_coming_;
+  std::vector<Message> sending_, coming_, sums_sending_, sums_coming_;
+  std::vector<std::byte*> here_;
+  std::vector<float*> sums_;
   Rows going_rows_, coming_rows_, here_rows_;
   Range have_;  // rows of the sequence in here_
   Rows sent_rows_;

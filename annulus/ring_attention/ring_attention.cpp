@@ -6,15 +6,18 @@
 #include <new>
 #include <sstream>
 #include <string>
+#include <type_traits>
+#include <variant>
 #include <vector>
 
 #include "annulus/attention/check.h"
+#include "annulus/attention/cpu/forward.h"
 #include "annulus/attention/dropout.h"
 #include "annulus/core/check.h"
 #include "annulus/core/operator.h"
 #include "annulus/cpu/features.h"
 #include "annulus/cpu/rows.h"
-#include "annulus/ring_attention/cpu/ring.h"
+#include "annulus/ring_attention/call.h"
 
 namespace annulus {
 
@@ -31,8 +34,8 @@ constexpr const char* kBackward = "ring_attention_backward";
 // What a rank agrees to whose own call breaks a rule: the others read it.
 constexpr const char* kRefused = "a call that its own rank refuses";
 
-Shards shards_of(const RingOptions& ring, const Communicator& group) {
-  return ring::shards_of(ring, group.size());
+Shards shards_of(const RingOptions& ring, const Communicator& group, Device device) {
+  return ring::shards_of(ring, group.size(), device);
 }
 
 // --- what all ranks must have in common, as text ---
@@ -77,10 +80,10 @@ std::string text_of(const Plan& p, const Options& options, const RingOptions& ri
   std::ostringstream s;
   s.precision(17);
   s << "tokens " << ring.tokens << (ring.balance == Balance::kZigzag ? " zigzag" : " contiguous")
-    << (ring.deterministic ? " deterministic" : "") << " slice " << ring.slice << ", B " << p.B
-    << " H " << p.H << " Hkv " << p.Hkv << " D " << p.D << " Dv " << p.Dv << " " << name_of(p.dtype)
-    << ", " << text_of(options) << ", scale " << p.scale << " dropout " << options.dropout
-    << " seed " << options.dropout_seed;
+    << (ring.deterministic ? " deterministic" : "") << " slice "
+    << shards_of(ring, 1, p.device).slice << ", B " << p.B << " H " << p.H << " Hkv " << p.Hkv
+    << " D " << p.D << " Dv " << p.Dv << " " << name_of(p.dtype) << ", " << text_of(options)
+    << ", scale " << p.scale << " dropout " << options.dropout << " seed " << options.dropout_seed;
   return s.str();
 }
 
@@ -103,8 +106,8 @@ void check_ring(const char* op, const Options& options, const RingOptions& ring)
   if (ring.tokens < 0 || ring.tokens > ring::kMostTokens) {
     invalid(op, "tokens", "be at least 0 and at most 2^40", "is " + std::to_string(ring.tokens));
   }
-  if (ring.slice < 1) {
-    invalid(op, "slice", "be at least 1", "is " + std::to_string(ring.slice));
+  if (ring.slice < 0) {
+    invalid(op, "slice", "be at least 0", "is " + std::to_string(ring.slice));
   }
   if (ring.balance > Balance::kContiguous) {
     invalid(op, "balance", "be one of Balance",
@@ -130,22 +133,56 @@ Plan checked(const char* op, const Tensors& t, const Options& options, const Rin
              Call call, const Communicator& group, const Context& context) {
   check_ring(op, options, ring);
   const Plan plan = attention::plan_of(op, t, options, call, &context, ring.tokens);
-  check_rows(op, t, shards_of(ring, group), group.rank());
+  check_rows(op, t, shards_of(ring, group, plan.device), group.rank());
   for (const auto& [name, v] : {std::pair("dq", &t.dq), {"dk", &t.dk}, {"dv", &t.dv}}) {
     if (call == Call::kBackward && !v->defined()) invalid(op, name, "be given", "is left out");
   }
-  if (plan.device.type != DeviceType::kCPU) {
-    throw NotSupported(std::string("[") + op +
-                       "] q is on CUDA: ring attention runs on CPU tensors so far");
-  }
+  ring::check_stream(op, plan.device, context);
   return plan;
+}
+
+// Options as the host can read them: lists that lie on a device are copied, and only then known to be right.
+struct Lists {
+  std::vector<std::byte> row_ptr, col_idx;
+};
+template <class Options>
+Options readable(const char*, const Plan&, const Options& options, Lists&, Context&) {
+  return options;
+}
+BlockSparseAttentionOptions readable(const char* op, const Plan& plan,
+                                     BlockSparseAttentionOptions options, Lists& lists,
+                                     Context& context) {
+  dispatch(
+      op, plan.device, [] {},
+      [&] {
+        options.row_ptr = ring::cuda::on_host(options.row_ptr, lists.row_ptr, context);
+        options.col_idx = ring::cuda::on_host(options.col_idx, lists.col_idx, context);
+        const auto& blocks = std::get<attention::Blocks>(plan.pattern);
+        attention::check_blocks(op, options.row_ptr, options.col_idx,
+                                (blocks.keys + blocks.size - 1) / blocks.size);
+      });
+  return options;
+}
+template <class Options>
+attention::Pattern readable(const Plan& plan, const Options& options) {
+  attention::Pattern pattern = plan.pattern;
+  if constexpr (std::is_same_v<Options, BlockSparseAttentionOptions>) {
+    auto& blocks = std::get<attention::Blocks>(pattern);
+    blocks.row_ptr.data = options.row_ptr.data;
+    blocks.col_idx = static_cast<const std::int32_t*>(options.col_idx.data);
+  }
+  return pattern;
 }
 
 // --- all or none ---
 
 // What nobody takes for a result.
-void poison(const TensorView& v) {
+void poison(const TensorView& v, Context& context) {
   if (!v.defined() || v.numel() == 0) return;
+  if (v.device.type != DeviceType::kCPU) {
+    return dispatch(
+        kForward, v.device, [] {}, [&] { ring::cuda::poison(v, context); });
+  }
   std::array<std::int64_t, kMaxRank> at = {};
   for (;;) {
     std::int64_t offset = 0;
@@ -157,18 +194,21 @@ void poison(const TensorView& v) {
   }
 }
 
-// Worker: ring::cpu::Forward or Backward.
+// Worker: ring::Forward or Backward.
 template <class Worker, class Options>
 void run(const char* op, const Tensors& t, const Options& options, const RingOptions& ring,
          Call call, Communicator& group, Context& context) {
   std::optional<Worker> worker;
   std::optional<Workspace> scratch;
   std::string what;
+  Lists lists;
   Plan plan;
   try {
     plan = checked(op, t, options, ring, call, group, context);
-    what = text_of(plan, options, ring);
-    worker.emplace(plan, shards_of(ring, group), group.rank(), ring.deterministic);
+    const Options here = readable(op, plan, options, lists, context);
+    what = text_of(plan, here, ring);
+    worker.emplace(plan, ring::CallSizes{shards_of(ring, group, plan.device), group.rank(),
+                                         ring.deterministic, readable(plan, here)});
     scratch.emplace(context, op, plan.device, [&](ScratchLayout& s) { worker->lay_out(s); });
   } catch (const std::bad_alloc&) {
     group.abandon("out of memory");
@@ -189,11 +229,14 @@ void run(const char* op, const Tensors& t, const Options& options, const RingOpt
     worker->run(group, context);
     group.barrier();  // so that none has a result where another has none
   } catch (const std::exception& e) {
-    for (const TensorView& v : outputs) poison(v);
+    for (const TensorView& v : outputs) poison(v, context);
     if (dynamic_cast<const RankLost*>(&e) == nullptr) group.abandon(e.what());
     throw;
   }
-  context.ran_on(op, plan.device.type, attention::cpu::how(plan));
+  context.ran_on(op, plan.device.type,
+                 dispatch(
+                     op, plan.device, [&] { return attention::cpu::how(plan); },
+                     [&] { return attention::cuda::how(plan); }));
 }
 
 template <class Worker, class Options>
@@ -202,39 +245,60 @@ std::size_t workspace(const char* op, const Tensors& t, const Options& options,
   check_ring(op, options, ring);
   ring_shard(ring.tokens, ranks, rank, ring.balance);  // or refuse them
   const Plan plan = attention::plan_of(op, t, options, call, nullptr, ring.tokens);
-  check_rows(op, t, shards_of(ring, ranks), rank);
-  Worker worker(plan, shards_of(ring, ranks), rank, ring.deterministic);
+  const Shards shards = shards_of(ring, ranks, plan.device);
+  check_rows(op, t, shards, rank);
+  Worker worker(plan, ring::CallSizes{shards, rank, ring.deterministic, plan.pattern});
   return scratch_bytes([&](ScratchLayout& s) { worker.lay_out(s); });
 }
 
 }  // namespace
 
+namespace ring {
+
+void check_stream(const char* op, Device device, const Context& context) {
+  dispatch(
+      op, device, [] {}, [&] { cuda::check_stream(op, device, context); });
+}
+
+std::unique_ptr<Engine> make_engine(const Plan& hop, bool backward) {
+  return dispatch(
+      hop.op, hop.device, [&] { return cpu::make_engine(hop, backward); },
+      [&] { return cuda::make_engine(hop); });
+}
+
+std::int64_t cell_of(const Plan& plan, Side side) {
+  if (plan.device.type != DeviceType::kCPU) return attention::cuda::kPartCell;
+  return side == Side::kKeys ? attention::cpu::kForwardKeys : attention::cpu::kQueries;
+}
+
+}  // namespace ring
+
 #define ANNULUS_RING_ATTENTION(Options)                                                            \
   void ring_attention_forward(const TensorView& q, const TensorView& k, const TensorView& v,       \
                               const TensorView& o, const TensorView& lse, const Options& options,  \
                               const RingOptions& ring, Communicator& group, Context& context) {    \
-    run<ring::cpu::Forward>(kForward, {q, k, v, o, lse}, options, ring, Call::kForward, group,     \
-                            context);                                                              \
+    run<ring::Forward>(kForward, {q, k, v, o, lse}, options, ring, Call::kForward, group,          \
+                       context);                                                                   \
   }                                                                                                \
   void ring_attention_backward(const TensorView& do_, const TensorView& dlse, const TensorView& q, \
                                const TensorView& k, const TensorView& v, const TensorView& o,      \
                                const TensorView& lse, const TensorView& dq, const TensorView& dk,  \
                                const TensorView& dv, const Options& options,                       \
                                const RingOptions& ring, Communicator& group, Context& context) {   \
-    run<ring::cpu::Backward>(kBackward, {q, k, v, o, lse, do_, dlse, dq, dk, dv}, options, ring,   \
-                             Call::kBackward, group, context);                                     \
+    run<ring::Backward>(kBackward, {q, k, v, o, lse, do_, dlse, dq, dk, dv}, options, ring,        \
+                        Call::kBackward, group, context);                                          \
   }                                                                                                \
   std::size_t ring_attention_forward_workspace(const TensorView& q, const TensorView& k,           \
                                                const TensorView& v, const Options& options,        \
                                                const RingOptions& ring, int ranks, int rank) {     \
-    return workspace<ring::cpu::Forward>(kForward, {q, k, v, {}, {}}, options, ring,               \
-                                         Call::kForwardSizes, ranks, rank);                        \
+    return workspace<ring::Forward>(kForward, {q, k, v, {}, {}}, options, ring,                    \
+                                    Call::kForwardSizes, ranks, rank);                             \
   }                                                                                                \
   std::size_t ring_attention_backward_workspace(const TensorView& q, const TensorView& k,          \
                                                 const TensorView& v, const Options& options,       \
                                                 const RingOptions& ring, int ranks, int rank) {    \
-    return workspace<ring::cpu::Backward>(kBackward, {q, k, v, {}, {}}, options, ring,             \
-                                          Call::kBackwardSizes, ranks, rank);                      \
+    return workspace<ring::Backward>(kBackward, {q, k, v, {}, {}}, options, ring,                  \
+                                     Call::kBackwardSizes, ranks, rank);                           \
   }
 ANNULUS_RING_ATTENTION(AttentionOptions)
 ANNULUS_RING_ATTENTION(DilatedAttentionOptions)
@@ -251,9 +315,9 @@ const OperatorRegistration kOperator({
     .deterministic = true,
     .support = [](DeviceType device) -> Support {
       if (device == DeviceType::kCPU) return {true, cpu::simd_description()};
-      return {false, "ring attention runs on CPU tensors so far"};
+      return cuda_support([] { return attention::cuda::support(); });
     },
-    .on_cuda = false,
+    .in_graphs = false,
 });
 
 }  // namespace

@@ -11,7 +11,7 @@
 #include "annulus/attention/plan.h"
 #include "annulus/core/check.h"
 #include "annulus/core/checked.h"
-#include "annulus/ring_attention/cpu/ring.h"
+#include "annulus/ring_attention/call.h"
 #include "annulus/ring_attention/rows.h"
 
 namespace annulus {
@@ -245,7 +245,7 @@ RingPlan plan_ring(const RingPlanProblem& p) {
   call.H = p.heads;
   call.Hkv = p.kv_heads;
   call.D = call.Dv = p.head_dim;
-  const Side side = ring::cpu::cheaper_side(call);
+  const Side side = ring::cheaper_side(call);
   const bool queries = side == Side::kQueries;
   const auto each = static_cast<double>(p.batch * p.heads * p.head_dim);
 

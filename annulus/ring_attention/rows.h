@@ -40,9 +40,12 @@ struct Shards {
 };
 
 // A slice beyond the sequence is all of it, and can be added to.
-inline Shards shards_of(const RingOptions& ring, int ranks) {
+inline Shards shards_of(const RingOptions& ring, int ranks, Device device) {
+  const std::int64_t slice = ring.slice > 0                    ? ring.slice
+                             : device.type == DeviceType::kCPU ? 1536
+                                                               : 8192;
   return {ring.tokens, ranks, ring.balance,
-          std::min(ring.slice, std::max<std::int64_t>(ring.tokens, 1))};
+          std::min(slice, std::max<std::int64_t>(ring.tokens, 1))};
 }
 
 // Which rows travel.

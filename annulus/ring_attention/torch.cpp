@@ -24,6 +24,7 @@
 #include "annulus/attention/torch_options.h"
 #include "annulus/core/check.h"
 #include "annulus/dist/callbacks.h"
+#include "annulus/ring_attention/engine.h"
 #include "annulus/ring_attention/ring_attention.h"
 #include "python/csrc/groups.h"
 #include "python/csrc/torch_op.h"
@@ -265,6 +266,10 @@ std::vector<Operand> run_locally(const Arguments<Op>& a, const Work& work) {
   }
   Plan plan = plan_of(a);
   const std::int64_t tokens = plan.ring.tokens = a.template view<"q">().shape[1];
+  const CurrentDevice current(op, a.template view<"q">().device);
+  Context context;
+  context.stream = current.stream();
+  ring::check_stream(op, a.template view<"q">().device, context);
   std::vector<Operand> made = work.operands();
   for (const Operand& x : made) {  // all are cut as q is
     if (!x.view.defined() ||
@@ -281,8 +286,10 @@ std::vector<Operand> run_locally(const Arguments<Op>& a, const Work& work) {
     shards.emplace_back(op, made, ring_shard(tokens, size, p, plan.ring.balance));
   }
   const int threads = std::max(1, call_threads() / size);
-  on_threads(op, ranks,
-             [&](std::size_t p) { run_rank(op, shards[p].views, plan, work, *ranks[p], threads); });
+  on_threads(op, ranks, [&](std::size_t p) {
+    const CurrentStream stream(made[0].view.device, current.stream());
+    run_rank(op, shards[p].views, plan, work, *ranks[p], threads);
+  });
   for (Shard& shard : shards) shard.put(made);
   return made;
 }

@@ -3,7 +3,7 @@
 #include <array>
 
 #include "annulus/attention/check.h"
-#include "annulus/ring_attention/cpu/ring.h"
+#include "annulus/ring_attention/call.h"
 #include "annulus/ring_attention/pass.h"
 #include "annulus/ring_attention/ring_attention_plan.h"
 
@@ -41,16 +41,16 @@ RingTraffic traffic(Plan plan, const Shards& shards, int rank, bool deterministi
   const std::int64_t element = size_of(plan.dtype), both = plan.D + plan.Dv;
   const Row keys{both * element, 0}, keys_back{both * element, both * 4},
       queries{both * element + 8, 0}, queries_back{both * element + 8, plan.D * 4};
-  const std::int64_t key_cell = deterministic ? attention::cpu::kForwardKeys : 0;
+  const std::int64_t key_cell = deterministic ? ring::cell_of(plan, Side::kKeys) : 0;
   RingTraffic sum;
   for (int i = 0; i < plan.layers; ++i) {
     const std::uint64_t forward = sent(plan, i, shards, rank, Side::kKeys, key_cell, keys);
     sum.forward += forward;
     if (plan.stop_alpha_gradient) sum.backward += forward;  // a layer's own output is made again
     if (deterministic) {
-      sum.backward +=
-          forward + sent(plan, i, shards, rank, Side::kQueries, attention::cpu::kQueries, queries);
-    } else if (ring::cpu::cheaper_side(plan) == Side::kKeys) {
+      sum.backward += forward + sent(plan, i, shards, rank, Side::kQueries,
+                                     ring::cell_of(plan, Side::kQueries), queries);
+    } else if (ring::cheaper_side(plan) == Side::kKeys) {
       sum.backward += sent(plan, i, shards, rank, Side::kKeys, 0, keys_back);
     } else {
       sum.backward += sent(plan, i, shards, rank, Side::kQueries, 0, queries_back);
@@ -63,10 +63,16 @@ template <class Options>
 RingTraffic checked(const TensorView& q, const TensorView& k, const TensorView& v,
                     const Options& options, const RingOptions& ring, int ranks, int rank) {
   ring_shard(ring.tokens, ranks, rank, ring.balance);
+  if constexpr (std::is_same_v<Options, BlockSparseAttentionOptions>) {
+    if (options.row_ptr.device != kCPU) {
+      throw NotSupported(
+          "[ring_attention_traffic] row_ptr is on a device: what travels is found on the host");
+    }
+  }
   ring_attention_forward_workspace(q, k, v, options, ring, ranks, rank);  // has all other rules
   return traffic(attention::plan_of("ring_attention_traffic", {q, k, v, {}, {}}, options,
                                     Call::kForwardSizes, nullptr, ring.tokens),
-                 ring::shards_of(ring, ranks), rank, ring.deterministic);
+                 ring::shards_of(ring, ranks, q.device), rank, ring.deterministic);
 }
 
 }  // namespace

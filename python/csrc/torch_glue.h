@@ -38,6 +38,12 @@
 extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index,
                                                              void** ret_stream)
     __attribute__((weak));
+struct CUDAStreamGuardOpaque;
+extern "C" AOTITorchError aoti_torch_create_cuda_stream_guard(void* stream, int32_t device_index,
+                                                              CUDAStreamGuardOpaque** guard)
+    __attribute__((weak));
+extern "C" AOTITorchError aoti_torch_delete_cuda_stream_guard(CUDAStreamGuardOpaque* guard)
+    __attribute__((weak));
 
 namespace annulus::torch_glue {
 
@@ -260,6 +266,23 @@ class CurrentDevice {
  private:
   std::optional<torch::stable::accelerator::DeviceGuard> guard_;
   void* stream_ = nullptr;
+};
+
+// Makes `stream` torch's on this thread, for what it allocates there, too: a new thread has the default one.
+class CurrentStream {
+ public:
+  CurrentStream(Device device, void* stream) {
+    if (device.type != DeviceType::kCUDA) return;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_create_cuda_stream_guard(stream, device.index, &guard_));
+  }
+  ~CurrentStream() {
+    if (guard_ != nullptr) (void)aoti_torch_delete_cuda_stream_guard(guard_);
+  }
+  CurrentStream(const CurrentStream&) = delete;
+  CurrentStream& operator=(const CurrentStream&) = delete;
+
+ private:
+  CUDAStreamGuardOpaque* guard_ = nullptr;
 };
 
 // Memory the library asks for starts on such a boundary. torch aligns CPU memory to 64 bytes only.

@@ -32,6 +32,7 @@ class Sample:
     definition: Callable = None  # the same in torch, in double
     fixed: tuple = ()  # tensors that say where to read: in another order they would be wrong
     cuts: bool = False  # it makes tensors of parts of others, which are copies
+    graphs: bool = True  # CUDA graphs take its calls; else it refuses to be captured
     folds: bool = True  # a batch of vmap's is more samples of one call; else it is as many calls
 
     @property

@@ -34,22 +34,52 @@ ANNULUS_HD inline std::int64_t tiles_of(std::int64_t rows, std::int64_t tile) {
   return (rows + tile - 1) / tile;
 }
 
+// The rows of a pattern that a part of a call has: see Part.
+struct Window {
+  bool any = false;  // not: all of them
+  std::int64_t first_query = 0, queries = 0, first_key = 0, keys = 0;
+
+  ANNULUS_HD std::int64_t first(bool of_queries) const {
+    return of_queries ? first_query : first_key;
+  }
+  ANNULUS_HD std::int64_t rows(bool of_queries) const { return of_queries ? queries : keys; }
+  ANNULUS_HD std::int64_t end(bool of_queries) const {
+    return first(of_queries) + rows(of_queries);
+  }
+  // What it shows of a sweep, whose rows are then those of the part's tensors.
+  ANNULUS_HD void cut(Sweep& s) const {
+    if (!any) return;
+    s.queries = s.queries.cut(first_query, first_query + queries);
+    s.keys = s.keys.cut(first_key, first_key + keys);
+    s.queries.first -= first_query;
+    s.keys.first -= first_key;
+    s.band.lowest += first_query - first_key;
+    s.band.highest += first_query - first_key;
+    s.first_query -= first_query;
+    s.first_key -= first_key;
+    s.blocks.first_row = first_key;
+  }
+};
+
 struct AnyPattern {
   Kind kind = Kind::kDense;
   Dense dense;
   Dilated dilated;
   Blocks blocks;
+  Window window;
 
   // `layer`: LongNet's branch, which a block of threads finds in its number; of everything else there is one.
   ANNULUS_HD Sweep sweep(int layer, std::int64_t b, std::int64_t h, std::int64_t i) const {
-    if (kind == Kind::kDense) return dense.sweep(b, h, i);
-    if (kind == Kind::kDilated) return dilated.sweep_of(branch_of(layer, h), b, h, i);
-    return blocks.sweep(b, h, i);
+    Sweep s = kind == Kind::kDense     ? dense.sweep(b, h, i)
+              : kind == Kind::kDilated ? dilated.sweep_of(branch_of(layer, h), b, h, i)
+                                       : blocks.sweep(b, h, i);
+    window.cut(s);
+    return s;
   }
   // Are there keys in a row's interval that do not count?
   ANNULUS_HD bool has_holes() const { return kind == Kind::kDilated && dilated.unite; }
   ANNULUS_HD bool counts(int layer, std::int64_t h, std::int64_t query, std::int64_t key) const {
-    return dilated.counts_in(layer, h, query, key);
+    return dilated.counts_in(layer, h, query + window.first_query, key + window.first_key);
   }
 
   // Do rows differ in how many keys they see, from few to all?
@@ -63,8 +93,9 @@ struct AnyPattern {
   bool has_only_whole_tiles(int size) const {
     if (kind == Kind::kDense) {
       return !dense.cu_queries.defined() && !dense.key_lengths.defined() && dense.left == kFar &&
-             dense.right == kFar && dense.queries % size == 0 && dense.keys % size == 0;
+             dense.right == kFar && dense_rows(true) % size == 0 && dense_rows(false) % size == 0;
     }
+    if (window.any) return false;
     if (kind == Kind::kBlocks) {
       return !blocks.causal && blocks.size % size == 0 && blocks.queries % blocks.size == 0 &&
              blocks.keys % blocks.size == 0;
@@ -84,19 +115,19 @@ struct AnyPattern {
   // which leaves room for all of them and needs no sums over sequences.
   ANNULUS_HD std::int64_t slots(int layer, bool of_queries, int size) const {
     if (kind == Kind::kDense) {
-      const std::int64_t rows = of_queries ? dense.queries : dense.keys;
+      const std::int64_t rows = dense_rows(of_queries);
       return dense.cu_queries.defined() ? rows / size + dense.sequences : tiles_of(rows, size);
     }
     if (kind == Kind::kBlocks) {
-      const std::int64_t rows = of_queries ? dense_rows(blocks.queries) : dense_rows(blocks.keys);
-      return rows * tiles_of(blocks.size, size);
+      return cells(blocks.size, of_queries ? blocks.queries : blocks.keys, of_queries).count() *
+             tiles_of(blocks.size, size);
     }
     const Dilated& p = dilated;
     std::int64_t most = 0;
     for (int i = 0; i < p.branches; ++i) {
       if (p.mode == DilatedMode::kLongNet && i != layer) continue;
-      const std::int64_t n = tiles_of(p.tokens, p.length[i]) * lines(i, of_queries) *
-                             tiles_of(longest(i, of_queries), size);
+      const std::int64_t n = cells(p.length[i], p.tokens, of_queries).count() *
+                             lines(i, of_queries) * tiles_of(longest(i, of_queries), size);
       if (n > most) most = n;
     }
     return most;
@@ -106,7 +137,7 @@ struct AnyPattern {
     if (kind == Kind::kDense) {
       if (!dense.cu_queries.defined()) return {0, slot};
       const Integers& ends = of_queries ? dense.cu_queries : dense.cu_keys;
-      const std::int64_t rows = of_queries ? dense.queries : dense.keys;
+      const std::int64_t rows = dense_rows(of_queries);
       std::int64_t low = 0, high = dense.sequences;  // the last whose number is not above the slot
       while (high - low > 1) {
         const std::int64_t middle = (low + high) / 2;
@@ -121,7 +152,7 @@ struct AnyPattern {
     if (kind == Kind::kBlocks) {
       // Of keys the "sweep" is the column of blocks.
       const std::int64_t tiles = tiles_of(blocks.size, size);
-      return {slot / tiles, slot % tiles};
+      return {first_cell(blocks.size, of_queries) + slot / tiles, slot % tiles};
     }
     const Dilated& p = dilated;
     const int i = branch_of(layer, h);
@@ -129,12 +160,12 @@ struct AnyPattern {
     const std::int64_t line = slot / tiles, all = p.residues();
     // Of keys, one residue has them.
     const std::int64_t residue = of_queries ? line % own : all > 1 ? p.offset_of(i, h) : 0;
-    return {line / own * all + residue, slot % tiles};
+    return {(first_cell(p.length[i], of_queries) + line / own) * all + residue, slot % tiles};
   }
   // Rows of the longest sweep; of packed sequences, that of one of mean length.
   ANNULUS_HD std::int64_t longest_sweep(int layer, bool of_queries) const {
     if (kind == Kind::kDense) {
-      const std::int64_t rows = of_queries ? dense.queries : dense.keys;
+      const std::int64_t rows = dense_rows(of_queries);
       return dense.sequences > 1 ? tiles_of(rows, dense.sequences) : rows;
     }
     if (kind == Kind::kBlocks) return blocks.size;
@@ -150,8 +181,17 @@ struct AnyPattern {
   ANNULUS_HD int branch_of(int layer, std::int64_t h) const {
     return dilated.mode == DilatedMode::kLongNet ? layer : dilated.group_of(h);
   }
-  ANNULUS_HD std::int64_t dense_rows(std::int64_t rows) const {
-    return tiles_of(rows, blocks.size);
+  ANNULUS_HD std::int64_t dense_rows(bool of_queries) const {
+    if (window.any) return window.rows(of_queries);
+    return of_queries ? dense.queries : dense.keys;
+  }
+  // Of `rows` in cells (segments, or blocks of a list) of so many, those that the part has rows of.
+  ANNULUS_HD std::int64_t first_cell(std::int64_t size, bool of_queries) const {
+    return window.any ? window.first(of_queries) / size : 0;
+  }
+  ANNULUS_HD Range cells(std::int64_t size, std::int64_t rows, bool of_queries) const {
+    return {first_cell(size, of_queries),
+            tiles_of(window.any ? window.end(of_queries) : rows, size)};
   }
   // Sweeps of a segment that have queries (keys), and the rows of the longest.
   ANNULUS_HD std::int64_t lines(int i, bool of_queries) const {
@@ -159,7 +199,8 @@ struct AnyPattern {
     return dilated.rate[i] < dilated.length[i] ? dilated.rate[i] : dilated.length[i];
   }
   ANNULUS_HD std::int64_t longest(int i, bool of_queries) const {
-    const std::int64_t w = dilated.length[i];
+    std::int64_t w = dilated.length[i];
+    if (window.any && window.rows(of_queries) < w) w = window.rows(of_queries);
     if (of_queries && dilated.mode == DilatedMode::kGroupedKv) return w;
     return tiles_of(w, dilated.rate[i]);
   }
@@ -207,6 +248,8 @@ struct Problem {
   // Exponents are (s score_scale) exponent_scale. The latter is positive, as the largest score is looked for before it;
   // where the scale is not, the former is it, and scores are multiplied first.
   bool scale_first = false;
+  // Tiles lie at multiples of their size, counted from the first row of the part, and are of one size for all calls.
+  bool fixed = false;
   float score_scale = 1, exponent_scale = 1;
   std::int64_t slots[Dilated::kMost] = {};  // of a head in a layer, in this launch
 
@@ -214,8 +257,9 @@ struct Problem {
   std::int64_t number_blocks(std::int64_t heads, bool of_queries, int size) {
     std::int64_t all = 0;
     for (int i = 0; i < layers; ++i) {
-      slots[i] = pattern.slots(i, of_queries, size);
-      all += slots[i];
+      const int layer = order_of_layers[i];
+      slots[layer] = pattern.slots(layer, of_queries, size);
+      all += slots[layer];
     }
     return B * heads * all;
   }
@@ -247,15 +291,18 @@ struct ForwardArgs {
   Problem p;
   Operand o;
   States states;  // defined: written, and o and lse are not
+  // States are those of (B, H, Tq), of the keys so far, to which these are added; where l is 0 there were none.
+  bool carries = false;
   // So many blocks of threads divide the keys of a tile of queries, where tiles are few: each has states of its own, which
   // another pass merges in their order.
   int parts = 1;
 };
 
-// (B, H, Tq), or of the rows of layers.
+// (B, H, Tq), heads `rows` apart, or of the rows of layers.
 struct Deltas {
   const float* data = nullptr;
   bool of_layers = false;
+  std::int64_t rows = 0;
 };
 
 // Where a gradient goes: to the rows of layers, added to sums of (B, rows, heads, columns), or to the tensor; the first

@@ -44,7 +44,10 @@ Operand operand_of(const TensorView& v) {
 
 AnyPattern pattern_of(const Plan& plan) {
   AnyPattern any;
-  visit_layer(plan, 0, [&](const auto& pattern) {
+  if (plan.part) {
+    any.window = {true, plan.part->first_query, plan.Tq, plan.part->first_key, plan.Tk};
+  }
+  visit_layer(plan, plan.part ? plan.part->layer : 0, [&](const auto& pattern) {
     using P = std::remove_cvref_t<decltype(pattern)>;
     if constexpr (std::is_same_v<P, Dense>) {
       any.kind = Kind::kDense;
@@ -67,9 +70,14 @@ LayerRows layer_rows(const Plan& plan) {
 Problem problem_of(const Plan& plan) {
   Problem p;
   p.pattern = pattern_of(plan);
-  p.layers = plan.layers;
-  p.rows = layer_rows(plan);
-  for (int i = 0; i < p.layers; ++i) p.order_of_layers[i] = static_cast<std::uint8_t>(i);
+  if (plan.part) {  // one layer, which has no rows of its own
+    p.order_of_layers[0] = static_cast<std::uint8_t>(plan.part->layer);
+    p.fixed = plan.part->fixed;
+  } else {
+    p.layers = plan.layers;
+    p.rows = layer_rows(plan);
+    for (int i = 0; i < p.layers; ++i) p.order_of_layers[i] = static_cast<std::uint8_t>(i);
+  }
   std::stable_sort(p.order_of_layers, p.order_of_layers + p.layers, [&](int i, int j) {
     return p.pattern.longest_sweep(i, false) > p.pattern.longest_sweep(j, false);
   });
@@ -208,8 +216,8 @@ struct BackwardScratch {
       scratch(dv_of_layers, plan.B * plan.Hkv * rows * LayerRows::pitch(plan.Dv));
     }
     if (plan.layers == 1 || plan.heads_per_key() > 1) {
-      scratch(dk, key_rows(plan) * plan.D);
-      scratch(dv, key_rows(plan) * plan.Dv);
+      scratch(dk, key_rows(plan) * LayerRows::pitch(plan.D));
+      scratch(dv, key_rows(plan) * LayerRows::pitch(plan.Dv));
     }
   }
   static std::int64_t dq_count(const Plan& plan) {
@@ -217,7 +225,10 @@ struct BackwardScratch {
         plan.layers > 1 ? plan.B * plan.H * layer_rows(plan).count : query_rows(plan);
     return rows * LayerRows::pitch(plan.D);
   }
-  Deltas deltas() const { return {delta, forward.states.acc != nullptr}; }
+  Deltas deltas(const Plan& plan) const {
+    const bool apart = plan.part && plan.part->delta_rows > 0;
+    return {delta, forward.states.acc != nullptr, apart ? plan.part->delta_rows : plan.Tq};
+  }
 };
 
 void run_forward(const Plan& plan, const ForwardScratch& scratch, cudaStream_t stream) {
@@ -226,6 +237,7 @@ void run_forward(const Plan& plan, const ForwardScratch& scratch, cudaStream_t s
   a.o = operand_of(plan.o);
   a.states = scratch.states;
   a.parts = scratch.parts;
+  a.carries = plan.part.has_value();
   if (a.parts == 1 && !plan.portable && sm90::takes_forward(plan.op, plan.dtype, a.p)) {
     return visit_16_bits(plan.dtype, [&]<class T>() { sm90::forward_of<T>(plan.op, a, stream); });
   }
@@ -301,8 +313,8 @@ void run_query_gradient(const Plan& plan, const BackwardScratch& s, cudaStream_t
   QueryGradientArgs a;
   a.p = problem_of(plan);
   a.do_ = operand_of(plan.do_);
-  a.dq = {s.of_layers, nullptr, operand_of(plan.dq)};
-  a.delta = s.deltas();
+  a.dq = {s.of_layers, plan.part ? s.dq : nullptr, operand_of(plan.dq)};
+  a.delta = s.deltas(plan);
   visit_type(plan.dtype, [&]<class T>() { query_gradient_of<T>(plan.op, a, stream); });
   if (s.of_layers != nullptr) {
     launch_merge(plan.op, merge_of(plan, {s.of_layers}, plan.dq), stream);
@@ -334,7 +346,7 @@ void run_key_gradient(const Plan& plan, const BackwardScratch& s, cudaStream_t s
   a.do_ = operand_of(plan.do_);
   a.dk = {s.of_layers, s.dk, operand_of(plan.dk)};
   a.dv = {s.dv_of_layers, s.dv, operand_of(plan.dv)};
-  a.delta = s.deltas();
+  a.delta = s.deltas(plan);
   // Heads that see different keys of one key head take turns, so that no two blocks of a launch add to one row.
   const auto heads = static_cast<int>(plan.heads_per_key());
   a.heads = is_dilated(plan) ? 1 : heads;
@@ -393,7 +405,7 @@ void run_gradient(const Plan& plan, const BackwardScratch& s, cudaStream_t strea
   });
   if (of_layers) {
     launch_merge(plan.op, merge_of(plan, {s.dq}, plan.dq), stream);
-  } else {
+  } else if (!plan.part) {
     round_to(plan, s.dq, plan.dq, stream, LayerRows::pitch(plan.D));
   }
 }
@@ -436,8 +448,8 @@ void backward(const Plan& plan, Context& context) {
   };
   const bool sums_keys = for_keys && plan.layers == 1 && s.dk != nullptr;
   if (sums_keys) {
-    clear(s.dk, key_rows(plan) * plan.D);
-    clear(s.dv, key_rows(plan) * plan.Dv);
+    clear(s.dk, key_rows(plan) * LayerRows::pitch(plan.D));
+    clear(s.dv, key_rows(plan) * LayerRows::pitch(plan.Dv));
   } else if (for_keys && has_key_lengths(plan)) {  // keys that do not exist are in no tile
     round_to(plan, nullptr, plan.dk, stream);
     round_to(plan, nullptr, plan.dv, stream);
@@ -458,9 +470,74 @@ void backward(const Plan& plan, Context& context) {
     if (for_keys) run_key_gradient(plan, s, stream);
   }
   if (sums_keys) {
-    round_to(plan, s.dk, plan.dk, stream);
-    round_to(plan, s.dv, plan.dv, stream);
+    round_to(plan, s.dk, plan.dk, stream, LayerRows::pitch(plan.D));
+    round_to(plan, s.dv, plan.dv, stream, LayerRows::pitch(plan.Dv));
   }
+}
+
+// ---- Parts
+
+namespace {
+
+// One layer of a plan; in fixed tiles only what has no others, and no atomics.
+Plan one_layer(const Plan& plan) {
+  Plan one = plan;
+  one.layers = 1;
+  one.deterministic |= plan.part->fixed;
+  one.portable |= plan.part->fixed;
+  return one;
+}
+// All m, then all l.
+States states_of(const Plan& plan) {
+  auto* const m = reinterpret_cast<float*>(plan.part->state);
+  return {plan.part->acc, m, m + query_rows(plan)};
+}
+
+}  // namespace
+
+void forward_part(const Plan& plan, Context& context) {
+  if (no_queries(plan) || no_keys(plan)) return;
+  const DeviceGuard guard(plan.device.index);
+  run_forward(one_layer(plan), {states_of(plan), 1}, static_cast<cudaStream_t>(context.stream));
+}
+
+void end_parts(const Plan& plan, Context& context) {
+  if (no_queries(plan)) return;
+  const DeviceGuard guard(plan.device.index);
+  MergeArgs a = merge_of(one_layer(plan), states_of(plan), plan.o);
+  a.parts = 1;
+  a.lse = operand_of(plan.lse);
+  launch_merge(plan.op, a, static_cast<cudaStream_t>(context.stream));
+}
+
+void delta_of_part(const Plan& plan, Context& context) {
+  if (no_queries(plan)) return;
+  const DeviceGuard guard(plan.device.index);
+  run_delta(plan, plan.part->delta, nullptr, static_cast<cudaStream_t>(context.stream));
+}
+
+void backward_part(const Plan& plan, Context& context) {
+  if (no_queries(plan) || no_keys(plan)) return;
+  const DeviceGuard guard(plan.device.index);
+  auto* stream = static_cast<cudaStream_t>(context.stream);
+  const Part& part = *plan.part;
+  const Plan one = one_layer(plan);
+  BackwardScratch s;
+  s.delta = part.delta;
+  s.dq = part.dq;
+  s.dk = part.dk;
+  s.dv = part.dv;
+  s.not_finite = part.flag;
+  if (in_one_pass(one) && s.dq != nullptr && s.dk != nullptr) return run_gradient(one, s, stream);
+  if (s.dq != nullptr) run_query_gradient(one, s, stream);
+  if (s.dk != nullptr) run_key_gradient(one, s, stream);
+}
+
+void sums_to(const Plan& plan, const float* sums, const TensorView& to, Context& context) {
+  if (to.numel() == 0) return;
+  const DeviceGuard guard(plan.device.index);
+  round_to(plan, sums, to, static_cast<cudaStream_t>(context.stream),
+           LayerRows::pitch(to.shape[3]));
 }
 
 std::size_t forward_workspace(const Plan& plan) {

@@ -74,6 +74,41 @@ __device__ __forceinline__ void weigh(float (&s)[kM][kN][4], RowStates<kM * 2>& 
   }
 }
 
+// A row's sums, of which four lanes have a part each, to those of the keys before.
+template <int kD>
+__device__ __forceinline__ void add_to_state(const ForwardArgs& a, const QueryBlock& at, int row,
+                                             RowState own, const float (&acc)[kD][4], int half) {
+  const Problem& p = a.p;
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const std::int64_t i = p.part_row(0, at.b, at.h, at.query(row));
+  RowState all{a.states.m[i], a.states.l[i]};
+  __syncwarp(0xfu << (lane & ~3));  // all four have read it
+  float before = 0, here = 1;
+  if (all.l != 0) {
+    const float high = fmaxf(all.m, own.m), origin = origin_of(high);
+    before = exp2_fast(all.m - origin);
+    here = exp2_fast(own.m - origin);
+    all = {high, fmaf(own.l, here, all.l * before)};
+  } else {
+    all = own;
+  }
+  if (lane % 4 == 0) {
+    a.states.m[i] = all.m;
+    a.states.l[i] = all.l;
+  }
+  float* const to = a.states.acc + i * LayerRows::pitch(p.Dv);
+  here *= p.dropout.scale;
+#pragma unroll
+  for (int n = 0; n < kD; ++n) {
+    const int column = n * 8 + lane % 4 * 2;
+    if (column >= p.Dv) continue;
+    auto& two = *reinterpret_cast<float2*>(to + column);
+    const float2 old = two;
+    two = {fmaf(acc[n][half * 2], here, old.x * before),
+           fmaf(acc[n][half * 2 + 1], here, old.y * before)};
+  }
+}
+
 // Rows of the tile out of registers: o and lse, or states of the layer.
 template <class T, int kRows, int kM, int kD>
 __device__ __forceinline__ void store_rows(const ForwardArgs& a, const QueryBlock& at,
@@ -89,6 +124,10 @@ __device__ __forceinline__ void store_rows(const ForwardArgs& a, const QueryBloc
     const int row = first_row + r * 8 + lane / 4;
     if (row >= at.count) continue;
     const float l = state.l[r], high = state.m[r] * p.exponent_scale;
+    if (a.carries) {
+      if (l != 0) add_to_state(a, at, row, {high, l}, acc[r / 2], r % 2);
+      continue;
+    }
     if (a.states.acc != nullptr) {
       const std::int64_t i = a.parts > 1 ? p.part_row(at.part, at.b, at.h, p.token(at.query(row)))
                                          : at.layer_row + row;

@@ -74,7 +74,8 @@ __device__ __forceinline__ void store_gradient(const float (&acc)[kM][kD][4], fl
                     columns, acc[m][n][half * 2] * scale, acc[m][n][half * 2 + 1] * scale);
         }
       } else {
-        float* const line = to.sum + ((b * rows + token(row)) * heads + h) * columns;
+        float* const line =
+            to.sum + ((b * rows + token(row)) * heads + h) * LayerRows::pitch(columns);
 #pragma unroll
         for (int n = 0; n < kD; ++n) {
 #pragma unroll

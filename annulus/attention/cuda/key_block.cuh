@@ -38,8 +38,13 @@ struct KeyBlock {
       const Blocks& blocks = p.pattern.blocks;
       own = blocks.row(at.b, 0);
       own.queries.count = blocks.queries;
-      first += column * blocks.size;
-      end = (column + 1) * blocks.size < blocks.keys ? (column + 1) * blocks.size : blocks.keys;
+      p.pattern.window.cut(own);
+      const std::int64_t begin = column * blocks.size - p.pattern.window.first_key;
+      end = begin + blocks.size < own.keys.count ? begin + blocks.size : own.keys.count;
+      // Of a column that begins before the part the first tile has less, so that the others lie as ever.
+      first += begin;
+      if (first + keys < end) end = first + keys;
+      if (first < 0) first = 0;
     } else {
       own = p.pattern.sweep(at.layer, at.b, group_head, place.sweep);
       end = own.keys.count;
@@ -94,10 +99,10 @@ struct QueryWalk {
       head = a.heads;
     } else if (listed()) {
       at = end = 0;
-      search(block.seen.first / a.p.pattern.blocks.size);
+      search(first_block());
       find();
     } else {
-      at = block.seen.first;
+      at = first_query();
       end = block.seen.end;
     }
   }
@@ -106,16 +111,27 @@ struct QueryWalk {
     if (at < end) return;
     if (listed()) return find();
     ++head;
-    at = block.seen.first;
+    at = first_query();
   }
 
  private:
+  // See Problem::fixed.
+  __device__ std::int64_t first_query() const {
+    return a.p.fixed ? block.seen.first / kQueries * kQueries : block.seen.first;
+  }
+  // Rows of blocks are those of the whole pattern.
+  __device__ std::int64_t row_of(std::int64_t query) const {
+    return query + a.p.pattern.window.first_query;
+  }
+  __device__ std::int64_t first_block() const {
+    return row_of(block.seen.first) / a.p.pattern.blocks.size;
+  }
   // Which of the kThreads rows of blocks from `first` on have the column.
   __device__ void search(std::int64_t first) {
     const Blocks& blocks = a.p.pattern.blocks;
     window = row = first;
     const std::int64_t own = first + threadIdx.x;
-    const bool has = own * blocks.size < block.seen.end &&
+    const bool has = own * blocks.size < row_of(block.seen.end) &&
                      contains(blocks.blocks(query_head(), own), block.column);
     sync_threads(kBarrier, kThreads);  // all have read the words of the window before
     const unsigned ballot = __ballot_sync(~0u, has);
@@ -133,17 +149,18 @@ struct QueryWalk {
           continue;
         }
         row += __ffs(static_cast<int>(left)) - 1;
-        const std::int64_t first = row * size, last = first + size;
-        at = first > block.seen.first ? first : block.seen.first;
+        const std::int64_t first = row * size - row_of(0), last = first + size;
+        const std::int64_t earliest = a.p.fixed ? 0 : block.seen.first;
+        at = first > earliest ? first : earliest;
         end = last < block.seen.end ? last : block.seen.end;
         ++row;
         if (at < end) return;
         --row;
       }
       std::int64_t next = window + kThreads;
-      if (next * size >= block.seen.end) {
+      if (next * size >= row_of(block.seen.end)) {
         if (++head >= a.heads) return;
-        next = block.seen.first / size;
+        next = first_block();
       }
       search(next);
     }

@@ -13,8 +13,9 @@ namespace annulus::attention::cuda {
 struct KeyWalk {
   std::int64_t at = 0, end = 0, block = 0;
 
-  __device__ void start(const Sweep& sweep, Range seen, int most) {
-    at = seen.first;
+  // fixed: tiles lie at multiples of their size. What is before the first key seen is masked.
+  __device__ void start(const Sweep& sweep, Range seen, int most, bool fixed = false) {
+    at = fixed ? seen.first / most * most : seen.first;
     end = seen.end;
     block = -1;
     if (sweep.blocks.defined()) {
@@ -28,7 +29,8 @@ struct KeyWalk {
     at += most;
     if (!sweep.blocks.defined()) return;
     while (at >= end && ++block < sweep.blocks.count) {
-      const std::int64_t first = sweep.blocks.at(block) * sweep.blocks.size;
+      const std::int64_t first =
+          sweep.blocks.at(block) * sweep.blocks.size - sweep.blocks.first_row;
       const std::int64_t last = first + sweep.blocks.size;
       at = first > seen.first ? first : seen.first;
       end = last < seen.end ? last : seen.end;

@@ -206,7 +206,8 @@ Case over_local_ranks(const AttentionProblem& attention, Case c, int ranks, bool
     };
     on_ranks(p.ranks, [&](int rank) {
       Context own;
-      own.allocator = &kept->memory[static_cast<std::size_t>(rank)];
+      // (CUDA's allocator keeps what it had.)
+      if (whole.q.device == kCPU) own.allocator = &kept->memory[static_cast<std::size_t>(rank)];
       call(rank, own);
     });
   };

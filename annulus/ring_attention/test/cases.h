@@ -16,7 +16,7 @@ struct RingProblem {
   int ranks = 1;
   Balance balance = Balance::kZigzag;
   bool deterministic = false;
-  std::int64_t slice = 1536;
+  std::int64_t slice = 0;
 
   RingOptions options() const {
     return {

@@ -228,7 +228,7 @@ TEST(RingAttention, ACallThatIsWrongOnAllRanksIsRefusedOnAllAndTheNextWorks) {
       {"lse", true, [](int, RingProblem&, RingTensors& t) { t.lse = {}; }},
       {"dq", true, [](int, RingProblem&, RingTensors& t) { t.dq = {}; }},
       {"dk", true, [](int, RingProblem&, RingTensors& t) { t.dk = t.dv = {}; }},
-      {"slice", false, [](int, RingProblem& x, RingTensors&) { x.slice = 0; }},
+      {"slice", false, [](int, RingProblem& x, RingTensors&) { x.slice = -1; }},
       {"balance", false, [](int, RingProblem& x, RingTensors&) { x.balance = Balance{7}; }},
       {"dropout", false, [](int, RingProblem& x, RingTensors&) { x.attention.dropout = 1; }},
   };

@@ -36,7 +36,7 @@ def _sample(what, definition, tensors, ranks, fixed=(), folds=True, ring=(), **o
         return definition(q, k, v, **blocks, **{**options, **others})
 
     cuts = dict(ring).get("balance") != "contiguous"
-    return Sample("ring_attention", what, run, tensors, define, fixed=fixed, folds=folds, cuts=cuts)
+    return Sample("ring_attention", what, run, tensors, define, fixed=fixed, folds=folds, cuts=cuts, graphs=False)
 
 
 SAMPLES = [

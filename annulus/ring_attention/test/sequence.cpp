@@ -34,18 +34,23 @@ void with_options(const P& p, const RingTensors& t, F&& f) {
 
 }  // namespace
 
-RingSequence::RingSequence(const AttentionProblem& p) : problem_(p) {
+RingSequence::RingSequence(const AttentionProblem& p, Device device) : problem_(p) {
   Rng rng(p.seed);
-  const auto make = [&](std::vector<std::int64_t> shape, DType t, bool drawn) {
+  const auto keep = [&](const std::vector<char>& values, DType t,
+                        const std::vector<std::int64_t>& shape) {
+    memory_.emplace_back(device, values.size());
+    copy_bytes(memory_.back().data(), device, values.data(), kCPU, values.size());
+    return contiguous(memory_.back().data(), t, shape, device);
+  };
+  const auto make = [&](const std::vector<std::int64_t>& shape, DType t, bool drawn) {
     std::int64_t n = 1;
     for (const std::int64_t s : shape) n *= s;
-    memory_.emplace_back(static_cast<std::size_t>(n * size_of(t)));
+    std::vector<char> values(static_cast<std::size_t>(n * size_of(t)));
     for (std::int64_t i = 0; i < n && drawn; ++i) {
       const std::uint64_t bits = encode(rng.normal(), t);
-      std::memcpy(memory_.back().data() + i * size_of(t), &bits,
-                  static_cast<std::size_t>(size_of(t)));
+      std::memcpy(values.data() + i * size_of(t), &bits, static_cast<std::size_t>(size_of(t)));
     }
-    return contiguous(memory_.back().data(), t, shape);
+    return keep(values, t, shape);
   };
   const std::vector<std::int64_t> q = {p.B, p.Tq, p.H, p.D}, k = {p.B, p.Tq, p.Hkv, p.D},
                                   v = {p.B, p.Tq, p.Hkv, p.Dv}, o = {p.B, p.Tq, p.H, p.Dv},
@@ -61,13 +66,13 @@ RingSequence::RingSequence(const AttentionProblem& p) : problem_(p) {
   whole_.dk = make(k, p.dtype, false);
   whole_.dv = make(v, p.dtype, false);
   for (const NamedIntegers& i : integers_of(p)) {
-    TensorView view = make(i.shape, i.dtype, false);
+    std::vector<char> values(i.values.size() * static_cast<std::size_t>(size_of(i.dtype)));
     for (std::size_t e = 0; e < i.values.size(); ++e) {
-      if (i.dtype == DType::kI64) static_cast<std::int64_t*>(view.data)[e] = i.values[e];
-      if (i.dtype == DType::kI32) {
-        static_cast<std::int32_t*>(view.data)[e] = static_cast<std::int32_t>(i.values[e]);
-      }
+      const auto narrow = static_cast<std::int32_t>(i.values[e]);
+      if (i.dtype == DType::kI64) std::memcpy(values.data() + 8 * e, &i.values[e], 8);
+      if (i.dtype == DType::kI32) std::memcpy(values.data() + 4 * e, &narrow, 4);
     }
+    const TensorView view = keep(values, i.dtype, i.shape);
     (std::string(i.name) == "row_ptr" ? whole_.row_ptr : whole_.col_idx) = view;
   }
 }
@@ -78,8 +83,9 @@ std::string RingSequence::run(int ranks, Balance balance, bool deterministic, st
   run_ranks(ring, whole_, true);
   std::string bytes;
   for (const TensorView* t : {&whole_.o, &whole_.lse, &whole_.dq, &whole_.dk, &whole_.dv}) {
-    bytes.append(static_cast<const char*>(t->data),
-                 static_cast<std::size_t>(t->numel() * size_of(t->dtype)));
+    std::string values(static_cast<std::size_t>(t->numel() * size_of(t->dtype)), '\0');
+    copy_bytes(values.data(), kCPU, t->data, t->device, values.size());
+    bytes += values;
   }
   return bytes;
 }

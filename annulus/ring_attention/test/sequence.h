@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "annulus/core/buffer.h"
 #include "annulus/ring_attention/test/cases.h"
 
 namespace annulus::testing {
@@ -12,7 +13,7 @@ namespace annulus::testing {
 class RingSequence {
  public:
   // All tensors are drawn or zero; the same for a problem's seed everywhere.
-  explicit RingSequence(const AttentionProblem& problem);
+  explicit RingSequence(const AttentionProblem& problem, Device device = kCPU);
 
   // All outputs of both calls over local ranks, as bytes.
   std::string run(int ranks, Balance balance, bool deterministic, std::int64_t slice = 1536);
@@ -21,7 +22,7 @@ class RingSequence {
 
   // Both calls on one device, into the tensors.
   void run_alone();
-  // Both calls as one rank of a group, and what comes of them compared with the tensors, which run_alone() filled. Throws
+  // Both calls as one rank of a group (on the CPU), and what comes of them compared with the tensors, which run_alone() filled. Throws
   // std::logic_error where a value is wrong, where a call failed and left anything but NaN in its outputs, or where an input
   // has changed; and what the calls throw.
   void run_as_rank(const RingProblem& ring, Communicator& group) const;
@@ -30,7 +31,7 @@ class RingSequence {
 
  private:
   AttentionProblem problem_;
-  std::vector<std::vector<char>> memory_;
+  std::vector<Buffer> memory_;
   RingTensors whole_;
 };
 

@@ -1,10 +1,11 @@
-// One rank's shards of the tensors of a call, dense copies, and the way to them and back.
+// One rank's shards of the tensors of a call, dense copies on the same device, and the way to them and back.
 #pragma once
 
 #include <cstdint>
 #include <utility>
 #include <vector>
 
+#include "annulus/core/buffer.h"
 #include "annulus/ring_attention/test/cases.h"
 
 namespace annulus::testing {
@@ -20,11 +21,15 @@ class TensorShard {
  private:
   template <class F>
   void each(F&& f);
+  void copy_whole(bool to_host);
 
   TensorView whole_, view_;
   std::size_t axis_;
   std::array<TokenRange, 2> chunks_;
-  std::vector<char> memory_;
+  std::vector<char> memory_;  // the shard, on the host
+  std::vector<char> copy_;  // of the whole, where that lies on a device, from its lowest address on
+  std::int64_t lowest_ = 0;
+  Buffer on_device_;
 };
 
 class RingShard {

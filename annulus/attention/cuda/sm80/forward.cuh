@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
   };
 
   KeyWalk walk;
-  walk.start(sweep, small.seen, kKeys);
+  walk.start(sweep, small.seen, kKeys, p.fixed);
   load_tile<F, kThreads>(q_tile, p.q.at<T>(small.b, small.h), p.q, p, sweep.queries, small.first,
                          small.count, p.D);
   if (!walk.done()) {
@@ -241,10 +241,11 @@ void launch_forward(const char* op, ForwardArgs a, cudaStream_t stream) {
 
 template <class T>
 void forward_of(const char* op, const ForwardArgs& a, cudaStream_t stream) {
-  const bool is_short =
-      a.p.longest_sweep(true) <= kShortSweep || fill_of(op, a.p, a.p.H, true, 128) != Fill::kOften;
+  const bool is_short = !a.p.fixed && (a.p.longest_sweep(true) <= kShortSweep ||
+                                       fill_of(op, a.p, a.p.H, true, 128) != Fill::kOften);
   // Of keys in blocks of a list, or of short sweeps, large tiles would be empty for the most part.
-  const bool is_large = a.p.longest_sweep(false) > 64 && has_much_shared(current_device(op));
+  const bool is_large =
+      !a.p.fixed && a.p.longest_sweep(false) > 64 && has_much_shared(current_device(op));
   visit_tiles<T>(a.p, is_short, [&]<int kColumns, bool kShort>() {
     using Choice = ForwardChoice<T, kColumns, kShort>;
     if (is_large) {

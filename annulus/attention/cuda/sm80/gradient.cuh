@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
       const std::int64_t t = there ? p.token(sweep.queries.at(tile.first + own)) : 0;
       // Where there are layers a block has one head.
       const std::int64_t in_layer = small.query_row + tile.first + own;
-      const std::int64_t i = a.delta.of_layers ? in_layer : (small.b * p.H + h) * p.Tq + t;
+      const std::int64_t i = a.delta.of_layers ? in_layer : (small.b * p.H + h) * a.delta.rows + t;
       next_lse = there ? p.lse.at<const float>(small.b, h)[t * p.lse.row] : 0.0f;
       next_delta = there ? a.delta.data[i] : 0.0f;
       const std::int64_t row = a.dq.layers != nullptr ? in_layer : (small.b * p.Tq + t) * p.H + h;

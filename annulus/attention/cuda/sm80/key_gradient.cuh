@@ -99,8 +99,8 @@ __global__ void __launch_bounds__(KeyGradientTiling<T, kColumns, kShort>::kThrea
       small.lse[parity][i] =
           there ? weight_origin(p.lse.at<const float>(small.b, h)[t * p.lse.row]) : 0.0f;
       // Where there are layers a block has one head.
-      const std::int64_t at =
-          a.delta.of_layers ? small.query_row + tile.first + i : (small.b * p.H + h) * p.Tq + t;
+      const std::int64_t at = a.delta.of_layers ? small.query_row + tile.first + i
+                                                : (small.b * p.H + h) * a.delta.rows + t;
       small.delta[parity][i] = there ? a.delta.data[at] : 0.0f;
       if (drops) small.drawn[parity][i] = p.dropout.row(sweep.sample, h, t - sweep.first_query);
     }
@@ -224,7 +224,7 @@ void launch_key_gradient(const char* op, KeyGradientArgs a, cudaStream_t stream)
 
 template <class T>
 void key_gradient_of(const char* op, const KeyGradientArgs& a, cudaStream_t stream) {
-  const bool is_short = a.p.longest_sweep(false) <= kShortSweep;
+  const bool is_short = !a.p.fixed && a.p.longest_sweep(false) <= kShortSweep;
   visit_tiles<T>(a.p, is_short, [&]<int kColumns, bool kShort>() {
     // Wider tiles have 64 keys anyway.
     launch_key_gradient<T, kColumns, kShort && kColumns <= 64>(op, a, stream);

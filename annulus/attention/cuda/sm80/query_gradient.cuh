@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(QueryGradientTiling<T, kColumns, kShort>::kThr
     small.lse[row] =
         there ? weight_origin(p.lse.at<const float>(small.b, small.h)[t * p.lse.row]) : 0.0f;
     const std::int64_t i =
-        a.delta.of_layers ? small.layer_row + row : (small.b * p.H + small.h) * p.Tq + t;
+        a.delta.of_layers ? small.layer_row + row : (small.b * p.H + small.h) * a.delta.rows + t;
     small.delta[row] = there ? a.delta.data[i] : 0.0f;
     small.drawn[row] = drops ? p.dropout.row(sweep.sample, small.h, t - sweep.first_query) : 0;
   }
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(QueryGradientTiling<T, kColumns, kShort>::kThr
   const bool active = kM > 1 || first_row < small.count;
   float acc[kM][kColumns / 8][4] = {};
   KeyWalk walk;
-  walk.start(sweep, small.seen, kKeys);
+  walk.start(sweep, small.seen, kKeys, p.fixed);
   bool masked = !walk.done() && issue(walk.tile(kKeys), 0, 0);
   for (int parity = 0; !walk.done(); parity ^= 1) {
     copy_async_wait<0>();
@@ -161,7 +161,7 @@ void launch_query_gradient(const char* op, QueryGradientArgs a, cudaStream_t str
 
 template <class T>
 void query_gradient_of(const char* op, const QueryGradientArgs& a, cudaStream_t stream) {
-  const bool is_short = a.p.longest_sweep(true) <= kShortSweep;
+  const bool is_short = !a.p.fixed && a.p.longest_sweep(true) <= kShortSweep;
   visit_tiles<T>(a.p, is_short, [&]<int kColumns, bool kShort>() {
     launch_query_gradient<T, kColumns, kShort>(op, a, stream);
   });

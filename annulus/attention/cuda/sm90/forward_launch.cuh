@@ -17,10 +17,11 @@ inline double estimated_time(const Problem& p, int queries, int keys, double rat
   double all = 0, longest = 0;
   std::int64_t blocks = 0;
   for (int i = 0; i < p.layers; ++i) {
+    const int layer = p.order_of_layers[i];
     const auto padded =
-        static_cast<double>(tiles_of(p.pattern.longest_sweep(i, false), keys) * keys);
+        static_cast<double>(tiles_of(p.pattern.longest_sweep(layer, false), keys) * keys);
     const double one = queries * (padded + 1.5 * keys) / rate;
-    const std::int64_t own = p.B * p.H * p.pattern.slots(i, true, queries);
+    const std::int64_t own = p.B * p.H * p.pattern.slots(layer, true, queries);
     blocks += own;
     all += one * static_cast<double>(own);
     longest = std::max(longest, one);

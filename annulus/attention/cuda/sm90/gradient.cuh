@@ -123,7 +123,7 @@ __device__ __forceinline__ void bring_queries(const GradientArgs& a, const Maps&
       const std::int64_t t = there ? p.token(sweep.queries.at(tile.first + thread)) : 0;
       // Where there are layers a block has one head.
       const std::int64_t in_layer = small.query_row + tile.first + thread;
-      const std::int64_t i = a.delta.of_layers ? in_layer : (small.b * p.H + h) * p.Tq + t;
+      const std::int64_t i = a.delta.of_layers ? in_layer : (small.b * p.H + h) * a.delta.rows + t;
       const std::int64_t row = a.dq.layers != nullptr ? in_layer : (small.b * p.Tq + t) * p.H + h;
       small.lse[stage.at][thread] =
           there ? weight_origin(p.lse.at<const float>(small.b, h)[t * p.lse.row]) : 0.0f;
@@ -136,8 +136,7 @@ __device__ __forceinline__ void bring_queries(const GradientArgs& a, const Maps&
   }
   q_ring.acquire(stage);
   if (leads) small.note[stage.at] = {};
-  q_ring.full[stage.at].arrive_when_copied();
-  q_ring.commit(stage);
+  for (int i = 0; i < 2; ++i) q_ring.commit(stage);  // a tile's rows, and what belongs to them
   copy_async_wait_all();
 }
 

@@ -1,16 +1,25 @@
-// Ring attention on the CPU: the engine of attention, in parts, on what a pass brings.
+// The calls of a rank: what it keeps of its own rows, and what is done with those that come.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 
-#include "annulus/attention/cpu/backward.h"
-#include "annulus/attention/cpu/forward.h"
+#include "annulus/ring_attention/engine.h"
 #include "annulus/ring_attention/pass.h"
 
-namespace annulus::ring::cpu {
+namespace annulus::ring {
+
+// What both calls are made of.
+struct CallSizes {
+  Shards shards;
+  int rank = 0;
+  bool deterministic = false;  // see ring_attention.h
+  // The pattern, with lists in host memory: which rows travel is found there.
+  attention::Pattern pattern;
+};
 
 // A plan for parts of at most so many rows, whose scratch does for all of them.
 inline Plan largest_part(const Plan& plan, std::int64_t rows, bool fixed) {
@@ -20,11 +29,15 @@ inline Plan largest_part(const Plan& plan, std::int64_t rows, bool fixed) {
   part.Tq = part.Tk = rows;
   return part;
 }
+inline Plan with_pattern(Plan plan, const attention::Pattern& pattern) {
+  plan.pattern = pattern;
+  return plan;
+}
 
 class Forward {
  public:
-  // `plan` is that of this rank's shard, with the pattern of the sequence. deterministic: see ring_attention.h.
-  Forward(const Plan& plan, const Shards& shards, int rank, bool deterministic);
+  // `plan` is that of this rank's shard, with the pattern of the sequence.
+  Forward(const Plan& plan, const CallSizes& sizes);
   Forward(const Forward&) = delete;
   Forward& operator=(const Forward&) = delete;
   void lay_out(ScratchLayout& scratch);
@@ -33,27 +46,23 @@ class Forward {
   void set_output(const TensorView& o) { plan_.o = o; }
 
  private:
-  using RowState = attention::RowState;
   struct Chunk {
-    Range rows;             // of the sequence
-    std::int64_t at;        // the first of them in the shard
-    RowState *state, *one;  // of all layers, and of one where they are merged in order
-    float *acc, *one_acc;
+    Range rows;       // of the sequence
+    std::int64_t at;  // the first of them in the shard
+    attention::RowState* state;
+    float* acc;
   };
-  void use(const Chunk& chunk, bool one);
-  void merge_layer(const Chunk& chunk) const;
+  void use(const Chunk& chunk);
 
   Plan plan_, hop_;
-  bool
-      by_layer_;  // layers have sums of their own, or their order would be that of what comes first
   std::array<Chunk, 2> chunks_;
-  attention::cpu::Forward engine_;
+  std::unique_ptr<Engine> engine_;
   Pass pass_;
 };
 
 class Backward {
  public:
-  Backward(const Plan& plan, const Shards& shards, int rank, bool deterministic);
+  Backward(const Plan& plan, const CallSizes& sizes);
   Backward(const Backward&) = delete;
   Backward& operator=(const Backward&) = delete;
   void lay_out(ScratchLayout& scratch);
@@ -68,18 +77,16 @@ class Backward {
   std::array<Traveller, 2> travellers(Side side) const;
   void use_queries(const Chunk& chunk);
   void use_keys(const Chunk& chunk);
-  void keys_come(int layer, Communicator& group, Context& context);
-  void queries_come(int layer, Communicator& group, Context& context);
-  void store(const float* sums, const Chunk& chunk, const TensorView& to) const;
+  void keys_come(int layer, Communicator& group);
+  void queries_come(int layer, Communicator& group);
 
   Plan plan_, hop_;
-  bool deterministic_;
+  CallSizes sizes_;
   std::array<Chunk, 2> chunks_;
-  attention::cpu::Backward engine_;
+  std::unique_ptr<Engine> engine_;
   std::optional<Pass> keys_, queries_;
-  Shards shards_;
-  int rank_;
   float* delta_here_ = nullptr;
+  int* flag_ = nullptr;
   // Where layers are weighed as constants: one of them alone.
   std::optional<Forward> layer_;
   std::byte* layer_o_ = nullptr;
@@ -88,4 +95,4 @@ class Backward {
 // What travels in a backward that is not deterministic: the side of fewer bytes a row, there and back.
 Side cheaper_side(const Plan& plan);
 
-}  // namespace annulus::ring::cpu
+}  // namespace annulus::ring

@@ -1,11 +1,9 @@
 #include <algorithm>
-#include <cstring>
 
-#include "annulus/cpu/rows.h"
-#include "annulus/ring_attention/cpu/ring.h"
+#include "annulus/ring_attention/call.h"
 #include "annulus/ring_attention/views.h"
 
-namespace annulus::ring::cpu {
+namespace annulus::ring {
 
 Side cheaper_side(const Plan& plan) {
   const std::int64_t element = size_of(plan.dtype), both = plan.D + plan.Dv;
@@ -14,16 +12,14 @@ Side cheaper_side(const Plan& plan) {
   return queries < keys ? Side::kQueries : Side::kKeys;
 }
 
-Backward::Backward(const Plan& plan, const Shards& shards, int rank, bool deterministic)
+Backward::Backward(const Plan& plan, const CallSizes& sizes)
     : plan_(plan),
-      hop_(largest_part(
-          plan,
-          std::max(shards.longest_chunk(), shards.longest_slice() + attention::cpu::kForwardKeys),
-          deterministic)),
-      deterministic_(deterministic),
-      engine_(hop_),
-      shards_(shards),
-      rank_(rank) {
+      hop_(largest_part(plan,
+                        std::max(sizes.shards.longest_chunk(),
+                                 sizes.shards.longest_slice() + cell_of(plan, Side::kKeys)),
+                        sizes.deterministic)),
+      sizes_(sizes),
+      engine_(make_engine(hop_, true)) {
   // A query for scratch has no more than q, k and v; what travels has its size all the same.
   const std::int64_t rows[] = {plan.B, plan.Tq, plan.H, plan.Dv},
                      lanes[] = {plan.B, plan.H, plan.Tq};
@@ -31,13 +27,13 @@ Backward::Backward(const Plan& plan, const Shards& shards, int rank, bool determ
   if (!plan_.lse.defined()) plan_.lse = contiguous(nullptr, DType::kF32, lanes);
   std::int64_t at = 0;
   for (std::size_t c = 0; c < 2; ++c) {
-    chunks_[c] = {shards.of(rank)[c], at, nullptr, nullptr, nullptr, nullptr};
+    chunks_[c] = {sizes.shards.of(sizes.rank)[c], at, nullptr, nullptr, nullptr, nullptr};
     at += chunks_[c].rows.count();
   }
   if (plan.stop_alpha_gradient) {
     Plan layer = plan;
     layer.lse = {};  // is read here, and not written
-    layer_.emplace(layer, shards, rank, deterministic);
+    layer_.emplace(layer, sizes);
   }
 }
 
@@ -54,38 +50,37 @@ std::array<Traveller, 2> Backward::travellers(Side side) const {
       const std::int64_t shape[] = {plan_.B, plan_.H, count};
       own[c].rows = {narrow(plan_.q, 1, chunk.at, count), narrow(plan_.do_, 1, chunk.at, count),
                      as_rows(narrow(plan_.lse, 2, chunk.at, count)),
-                     as_rows(contiguous(chunk.delta, DType::kF32, shape))};
+                     as_rows(contiguous(chunk.delta, DType::kF32, shape, plan_.device))};
       own[c].sums = {chunk.dq};
     }
-    if (deterministic_) own[c].sums.clear();
+    if (sizes_.deterministic) own[c].sums.clear();
   }
   return own;
 }
 
 void Backward::lay_out(ScratchLayout& scratch) {
-  engine_.lay_out(scratch);
+  engine_->lay_out(scratch);
   for (Chunk& c : chunks_) {
     const std::int64_t count = c.rows.count(), queries = plan_.B * plan_.H * count,
                        keys = plan_.B * plan_.Hkv * count;
     scratch(c.delta, queries);
-    scratch(c.dq, queries * plan_.D);
-    scratch(c.dk, keys * plan_.D);
-    scratch(c.dv, keys * plan_.Dv);
+    scratch(c.dq, engine_->floats_of(queries, plan_.D));
+    scratch(c.dk, engine_->floats_of(keys, plan_.D));
+    scratch(c.dv, engine_->floats_of(keys, plan_.Dv));
   }
-  const bool keys = deterministic_ || cheaper_side(plan_) == Side::kKeys;
-  const bool queries = deterministic_ || !keys;
+  scratch(flag_, 1);
+  const bool keys = sizes_.deterministic || cheaper_side(plan_) == Side::kKeys;
+  const bool queries = sizes_.deterministic || !keys;
   using Columns = std::vector<std::int64_t>;
-  if (keys) {
-    keys_.emplace(hop_, shards_, rank_, Side::kKeys,
-                  deterministic_ ? attention::cpu::kForwardKeys : 0, travellers(Side::kKeys),
-                  deterministic_ ? Columns{} : Columns{plan_.D, plan_.Dv});
-    keys_->lay_out(scratch);
-  }
+  const auto start = [&](std::optional<Pass>& pass, Side side, const Columns& columns) {
+    const bool fixed = sizes_.deterministic;
+    pass.emplace(*engine_, with_pattern(hop_, sizes_.pattern), sizes_.shards, sizes_.rank, side,
+                 fixed ? cell_of(plan_, side) : 0, travellers(side), fixed ? Columns{} : columns);
+    pass->lay_out(scratch);
+  };
+  if (keys) start(keys_, Side::kKeys, {plan_.D, plan_.Dv});
   if (queries) {
-    queries_.emplace(hop_, shards_, rank_, Side::kQueries,
-                     deterministic_ ? attention::cpu::kQueries : 0, travellers(Side::kQueries),
-                     deterministic_ ? Columns{} : Columns{plan_.D});
-    queries_->lay_out(scratch);
+    start(queries_, Side::kQueries, {plan_.D});
     scratch(delta_here_, plan_.B * plan_.H * queries_->most_rows());
   }
   if (layer_) {
@@ -116,7 +111,7 @@ void Backward::use_keys(const Chunk& chunk) {
 }
 
 // dq of this rank's queries; and of keys that come what goes back to their rank.
-void Backward::keys_come(int layer, Communicator& group, Context& context) {
+void Backward::keys_come(int layer, Communicator& group) {
   keys_->run(layer, "ring_backward", group,
              [&](Range rows, std::span<const TensorView> tensors, std::span<float* const> sums) {
                hop_.k = tensors[0];
@@ -128,13 +123,13 @@ void Backward::keys_come(int layer, Communicator& group, Context& context) {
                for (const Chunk& c : chunks_) {
                  use_queries(c);
                  hop_.part->dq = c.dq;
-                 engine_.run(context);
+                 engine_->backward();
                }
              });
 }
 
 // dk and dv of this rank's keys; and of queries that come what goes back to their rank.
-void Backward::queries_come(int layer, Communicator& group, Context& context) {
+void Backward::queries_come(int layer, Communicator& group) {
   queries_->run(layer, "ring_backward", group,
                 [&](Range rows, std::span<const TensorView> tensors, std::span<float* const> sums) {
                   hop_.q = tensors[0];
@@ -144,67 +139,54 @@ void Backward::queries_come(int layer, Communicator& group, Context& context) {
                   hop_.part->first_query = rows.first;
                   // The engine's delta has no strides.
                   const TensorView& delta = tensors[3];
-                  const auto* from = static_cast<float*>(delta.data);
                   hop_.part->delta = static_cast<float*>(delta.data);
                   if (delta.stride[2] != rows.count()) {
-                    for (std::int64_t b = 0; b < plan_.B; ++b) {
-                      for (std::int64_t h = 0; h < plan_.H; ++h) {
-                        std::copy_n(from + b * delta.stride[0] + h * delta.stride[2], rows.count(),
-                                    delta_here_ + (b * plan_.H + h) * rows.count());
-                      }
-                    }
+                    engine_->copy_lanes(delta, delta_here_);
                     hop_.part->delta = delta_here_;
                   }
                   hop_.part->dq = sums.empty() ? nullptr : sums[0];
                   for (const Chunk& c : chunks_) {
                     use_keys(c);
-                    engine_.run(context);
+                    engine_->backward();
                   }
                 });
-}
-
-void Backward::store(const float* sums, const Chunk& chunk, const TensorView& to) const {
-  const std::int64_t count = chunk.rows.count(), heads = to.shape[2], columns = to.shape[3];
-  for (std::int64_t b = 0; b < plan_.B; ++b) {
-    for (std::int64_t h = 0; h < heads; ++h) {
-      for (std::int64_t t = 0; t < count; ++t) {
-        annulus::cpu::rows<float>().store(sums + ((b * heads + h) * count + t) * columns, columns,
-                                          annulus::cpu::row_at(to, b, chunk.at + t, h));
-      }
-    }
-  }
 }
 
 void Backward::run(Communicator& group, Context& context) {
   const TensorView merged = plan_.o;
   const std::int64_t shape[] = {plan_.B, plan_.Tq, plan_.H, plan_.Dv};
+  engine_->open(context, group);
+  hop_.part->flag = flag_;
   for (const Chunk& c : chunks_) {
-    const std::int64_t count = c.rows.count();
-    std::fill_n(c.dq, plan_.B * plan_.H * count * plan_.D, 0.0f);
-    std::fill_n(c.dk, plan_.B * plan_.Hkv * count * plan_.D, 0.0f);
-    std::fill_n(c.dv, plan_.B * plan_.Hkv * count * plan_.Dv, 0.0f);
+    const std::int64_t queries = plan_.B * plan_.H * c.rows.count(),
+                       keys = plan_.B * plan_.Hkv * c.rows.count();
+    engine_->clear(c.dq, engine_->floats_of(queries, plan_.D));
+    engine_->clear(c.dk, engine_->floats_of(keys, plan_.D));
+    engine_->clear(c.dv, engine_->floats_of(keys, plan_.Dv));
   }
   for (int i = 0; i < plan_.layers; ++i) {
     if (layer_) {
-      plan_.o = contiguous(layer_o_, plan_.dtype, shape);
+      plan_.o = contiguous(layer_o_, plan_.dtype, shape, plan_.device);
       layer_->set_output(plan_.o);
       layer_->run(group, context, i);
     }
     for (const Chunk& c : chunks_) {
       if (i > 0 && !layer_) break;
       use_queries(c);
-      engine_.fill_delta(context);
+      engine_->fill_delta();
     }
     plan_.o = merged;
     hop_.part->layer = i;
-    if (keys_) keys_come(i, group, context);
-    if (queries_) queries_come(i, group, context);
+    if (keys_) keys_come(i, group);
+    if (queries_) queries_come(i, group);
   }
   for (const Chunk& c : chunks_) {
-    store(c.dq, c, plan_.dq);
-    store(c.dk, c, plan_.dk);
-    store(c.dv, c, plan_.dv);
+    const std::int64_t count = c.rows.count();
+    engine_->store(c.dq, narrow(plan_.dq, 1, c.at, count));
+    engine_->store(c.dk, narrow(plan_.dk, 1, c.at, count));
+    engine_->store(c.dv, narrow(plan_.dv, 1, c.at, count));
   }
+  engine_->close();
 }
 
-}  // namespace annulus::ring::cpu
+}  // namespace annulus::ring
