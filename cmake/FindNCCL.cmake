@@ -1,11 +1,23 @@
-# NCCL: where NCCL_INCLUDE_DIR and NCCL_LIBRARY say, beside CUDA, on the system, or as pip has it for Python_EXECUTABLE
-# (nvidia-nccl-cu13, which torch brings: nccl.h and libnccl.so.2 in nvidia/nccl of its site-packages).
+# NCCL: where NCCL_INCLUDE_DIR and NCCL_LIBRARY say, beside CUDA, on the system, or else as pip has it for
+# Python_EXECUTABLE (nvidia-nccl-cu13, which torch brings: nvidia/nccl of its site-packages).
 #   NCCL_FOUND, NCCL_VERSION
 #   NCCL::NCCL               header and library
-set(_nccl_pip)
 find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
-if(NOT NCCL_INCLUDE_DIR)
+find_library(NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR})
+mark_as_advanced(NCCL_INCLUDE_DIR NCCL_LIBRARY)
+macro(_nccl_read_version)
+  set(NCCL_VERSION)
+  if(NCCL_INCLUDE_DIR)
+    file(STRINGS ${NCCL_INCLUDE_DIR}/nccl.h _nccl_lines REGEX "^#define NCCL_(MAJOR|MINOR|PATCH) ")
+    string(REGEX REPLACE "[^0-9;]" "" _nccl_numbers "${_nccl_lines}")
+    list(JOIN _nccl_numbers "." NCCL_VERSION)
+  endif()
+endmacro()
+_nccl_read_version()
+
+if(NOT (NCCL_INCLUDE_DIR AND NCCL_LIBRARY) OR NCCL_VERSION VERSION_LESS "${NCCL_FIND_VERSION}")
   find_package(Python QUIET COMPONENTS Interpreter)
+  set(_nccl_pip)
   # As torch is looked for: -E sees past the environment that pip builds in.
   foreach(_nccl_environment IN ITEMS "" -E)
     if(Python_Interpreter_FOUND AND NOT _nccl_pip)
@@ -14,25 +26,19 @@ if(NOT NCCL_INCLUDE_DIR)
         OUTPUT_VARIABLE _nccl_pip ERROR_QUIET)
     endif()
   endforeach()
-  if(_nccl_pip)
-    find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${_nccl_pip}/include)
+  # It has no libnccl.so for find_library to find. Both from there: a header of another version would not do.
+  if(EXISTS "${_nccl_pip}/include/nccl.h" AND EXISTS "${_nccl_pip}/lib/libnccl.so.2")
+    set(NCCL_INCLUDE_DIR ${_nccl_pip}/include CACHE PATH "" FORCE)
+    set(NCCL_LIBRARY ${_nccl_pip}/lib/libnccl.so.2 CACHE FILEPATH "" FORCE)
+    _nccl_read_version()
   endif()
 endif()
-# The library of that header and no other.
-if(NCCL_INCLUDE_DIR)
-  cmake_path(GET NCCL_INCLUDE_DIR PARENT_PATH _nccl_root)
-  find_library(NCCL_LIBRARY NAMES nccl libnccl.so.2 HINTS ${_nccl_root}/lib ${CUDAToolkit_LIBRARY_DIR})
-  file(STRINGS ${NCCL_INCLUDE_DIR}/nccl.h _nccl_lines REGEX "^#define NCCL_(MAJOR|MINOR|PATCH) ")
-  string(REGEX REPLACE "[^0-9;]" "" _nccl_numbers "${_nccl_lines}")
-  list(JOIN _nccl_numbers "." NCCL_VERSION)
-endif()
-mark_as_advanced(NCCL_INCLUDE_DIR NCCL_LIBRARY)
 
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(NCCL REQUIRED_VARS NCCL_LIBRARY NCCL_INCLUDE_DIR VERSION_VAR NCCL_VERSION)
 
 if(NCCL_FOUND AND NOT TARGET NCCL::NCCL)
-  add_library(NCCL::NCCL UNKNOWN IMPORTED)
+  add_library(NCCL::NCCL SHARED IMPORTED)
   set_target_properties(NCCL::NCCL PROPERTIES IMPORTED_LOCATION ${NCCL_LIBRARY}
     INTERFACE_INCLUDE_DIRECTORIES ${NCCL_INCLUDE_DIR})
 endif()
