@@ -33,6 +33,12 @@ if(ANNULUS_HAVE_MPI AND NOT BUILD_SHARED_LIBS)
     ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
   install(EXPORT annulusMpiTargets NAMESPACE annulus:: DESTINATION ${package_dir} COMPONENT development)
 endif()
+if(ANNULUS_HAVE_NCCL AND NOT BUILD_SHARED_LIBS)
+  list(APPEND modules ${PROJECT_SOURCE_DIR}/cmake/FindNCCL.cmake)
+  install(TARGETS annulus_nccl EXPORT annulusNcclTargets COMPONENT development
+    ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+  install(EXPORT annulusNcclTargets NAMESPACE annulus:: DESTINATION ${package_dir} COMPONENT development)
+endif()
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/annulusConfig.cmake.in
   ${PROJECT_BINARY_DIR}/annulusConfig.cmake INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/annulusConfigVersion.cmake

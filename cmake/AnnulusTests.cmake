@@ -5,7 +5,7 @@
 #   page     suites that draw pages and figures
 #   large    suites that take most of a machine's memory each, and never run beside another
 #   planted  bugs planted in right programs, which the tests must report
-#   dist     communicators of threads and their faults; mpi of processes (annulus/dist/test)
+#   dist     communicators of threads and their faults, and of GPUs; mpi of processes (annulus/dist/test)
 #   compile  what the compiler must refuse (testing/)
 #   browser, command   Python programs around the command (set where they are added)
 # A program has one label, and those of ALSO for the suites whose names say so. One that measures time takes as many

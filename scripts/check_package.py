@@ -1,7 +1,7 @@
 """What a C++ project gets: check_package.py BUILD_FOLDER PREFIX.
 
 Installs the build, moves the installation to PREFIX, and looks at it as a stranger would:
-  headers      those that annulus.h (and dist/mpi.h) lead to and no other; each compiles alone, without a warning; the fields of
+  headers      those that annulus.h (and dist/mpi.h, dist/nccl.h) lead to and no other; each compiles alone, without a warning; the fields of
                every options struct can be named in one initialiser
   static       the examples by find_package (under mpirun, where there is MPI), and by pkg-config; by add_subdirectory without a build type (configured only): kernels
                are optimised, and nothing of ours is on the programs' link line
@@ -25,7 +25,7 @@ WARNINGS = ["-std=c++20", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror
 PROGRAMS = ("consumer", "lrpe_cosine", "ring_attention", "ring_rnn")
 JOBS = int(os.environ.get("JOBS") or os.cpu_count())
 # Headers of libraries that stand beside, where a static build has them.
-BESIDE = {"annulus/dist/mpi.h"}
+BESIDE = {"annulus/dist/mpi.h", "annulus/dist/nccl.h"}
 # What only tests, benchmarks, the command or Python need. No library project should even look for it.
 UNASKED = re.compile(r"^(GTest|fmt|nlohmann_json|CLI11|XXHASH|BLAS|CBLAS|MPI|NCCL|_?Python)\w*:", re.M)
 

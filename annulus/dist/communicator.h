@@ -21,7 +21,8 @@
 // again. To go on, make a new communicator among the ranks that are left. A rank that fails by itself, for want of
 // memory for one, says so by abandon(), and the others need not wait for their deadline.
 //
-// A communicator is used by one thread at a time and outlives its transfers. Buffers are in host memory. What is sent
+// A communicator is used by one thread at a time and outlives its transfers. Buffers are in host memory, and those of
+// shift() in a device's where sends_device_memory() says so (annulus/dist/nccl.h). What is sent
 // is neither encrypted nor authenticated: ranks trust each other and the network between them.
 #pragma once
 
@@ -95,6 +96,10 @@ class ANNULUS_API Communicator {
   virtual double deadline_s() const = 0;
   virtual void set_deadline_s(double seconds) = 0;  // the same on all ranks; of the next wait on
   virtual Traffic traffic() const = 0;
+
+  // Parts of shift() may be in memory of this rank's device. The host is what orders them: their contents are complete
+  // when shift() is called, and what was received is complete, for any stream, when receive() returns.
+  virtual bool sends_device_memory() const { return false; }
 
   // Before an operator's first hop: `what` (shapes, dtypes, options, as readable text) must be the same on all ranks.
   // Where it is not, all throw RankLost with hop -1, which names the rank that differs from most, and how.

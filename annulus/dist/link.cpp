@@ -27,13 +27,6 @@ std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 constexpr int kSend = 0, kReceive = 1;  // Notice::direction
 constexpr double kGrace = 0.1;  // for what a rank sent before it said that it leaves, in seconds
 
-void check_deadline(double seconds) {
-  if (!(seconds > 0 && std::isfinite(seconds))) {
-    throw InvalidArgument("[communicator] deadline_s must be positive and finite but is " +
-                          std::to_string(seconds));
-  }
-}
-
 // A shift under way. Its transfer and the messages it is due share it.
 struct Pending {
   std::uint64_t step = 0;
@@ -432,6 +425,13 @@ void LinkCommunicator::lose(Notice verdict) {
 }
 
 }  // namespace
+
+void check_deadline(double seconds) {
+  if (!(seconds > 0 && std::isfinite(seconds))) {
+    throw InvalidArgument("[communicator] deadline_s must be positive and finite but is " +
+                          std::to_string(seconds));
+  }
+}
 
 std::unique_ptr<Communicator> communicator_over(std::unique_ptr<Link> link,
                                                 const CommunicatorOptions& options) {

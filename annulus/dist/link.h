@@ -55,6 +55,9 @@ class Link {
 
 std::vector<std::unique_ptr<Link>> local_links(int size);
 
+// Throws InvalidArgument where it is none.
+void check_deadline(double seconds);
+
 // The handshake is part of its first call.
 std::unique_ptr<Communicator> communicator_over(std::unique_ptr<Link> link,
                                                 const CommunicatorOptions& options);

@@ -235,8 +235,8 @@ bool before(const Notice& a, const Notice& b) {
 RankLost error_of(const Notice& lost, int this_rank) {
   const auto direction =
       lost.direction == 0 ? RankLost::Direction::kSend : RankLost::Direction::kReceive;
-  std::string message = "[" + std::string(text_of(lost.op)) + "] rank " +
-                        std::to_string(lost.rank) +
+  std::string message = "[" + std::string(text_of(lost.op)) + "] " +
+                        (lost.rank < 0 ? "a rank" : "rank " + std::to_string(lost.rank)) +
                         (lost.rank == this_rank ? " (this rank) is lost" : " is lost") +
                         (lost.hop < 0 ? " before any data" : " at hop " + std::to_string(lost.hop));
   message += ": " + std::string(text_of(lost.why)) + " (found by rank " + std::to_string(lost.by) +
