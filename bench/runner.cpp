@@ -52,8 +52,27 @@ std::string iso_date() {
   return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc)};
 }
 
-Runner::Runner(const RunnerOptions& options)
-    : options_(options), ceilings_(measure_ceilings(options.device.type)) {
+void largest_of_ranks(Communicator* group, std::span<double> values) {
+  if (!group) return;
+  std::vector<double> all(values.size() * static_cast<std::size_t>(group->size()));
+  group->all_gather(std::as_bytes(values), std::as_writable_bytes(std::span(all)));
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    double& largest = values[i % values.size()];
+    largest = std::max(largest, all[i]);
+  }
+}
+
+Runner::Runner(const RunnerOptions& options) : options_(options) {
+  // By the first rank, while the others wait: together they would measure each other.
+  if (!options.group || options.group->rank() == 0) {
+    ceilings_ = measure_ceilings(options.device.type);
+  }
+  if (options.group) {
+    std::vector<Ceilings> all(static_cast<std::size_t>(options.group->size()));
+    options.group->all_gather(std::as_bytes(std::span(&ceilings_, 1)),
+                              std::as_writable_bytes(std::span(all)));
+    ceilings_ = all[0];
+  }
   if (options_.hardware.empty()) options_.hardware = hardware_name(options_.device);
   if (on_cuda(options_.device)) {
     cuda_ = std::make_unique<gpu::ColdTimer>();
@@ -74,13 +93,18 @@ std::vector<std::vector<double>> Runner::time_cpu(const Runs& runs) {
   const auto round = [&] {
     for (std::size_t i = 0; i < runs.size(); ++i) {
       sweep_caches(sweep_.data(), sweep_.bytes());
+      // Twice: a rank that waits long for the last one naps, and may sleep past it; the second wait is short.
+      for (int j = 0; options_.group && j < 2; ++j) options_.group->barrier();
       times[i].push_back(milliseconds(runs[i]));
     }
   };
   round();  // page faults, thread start
-  const int repetitions = repetitions_for(milliseconds(round));
+  double round_ms = milliseconds(round);
+  largest_of_ranks(options_.group, {&round_ms, 1});
+  const int repetitions = repetitions_for(round_ms);
   for (auto& t : times) t.clear();
   for (int r = 0; r < repetitions; ++r) round();
+  for (auto& t : times) largest_of_ranks(options_.group, t);
   return times;
 }
 
@@ -94,11 +118,15 @@ std::vector<std::vector<double>> Runner::time(const Runs& runs) {
 std::vector<Record> Runner::measure_or_throw(const Row& row, const Record& blank) {
   const testing::Case problem_case = row.problem();
   const std::size_t peak_bytes = peak_bytes_of(problem_case, row.calls, options_.device);
+  const std::size_t ranks = options_.group ? static_cast<std::size_t>(options_.group->size()) : 1;
   const std::size_t needed =
-      peak_bytes + (row.with_move ? mover_bytes(problem_case, row.calls, options_.device) : 0);
+      ranks *
+      (peak_bytes + (row.with_move ? mover_bytes(problem_case, row.calls, options_.device) : 0));
   const std::size_t has = available_bytes(options_.device);
-  // The last tenth belongs to the rest of the machine.
-  if (static_cast<double>(needed) > 0.9 * static_cast<double>(has)) {
+  // The last tenth belongs to the rest of the machine, on which all ranks may be.
+  double share = static_cast<double>(needed) / (0.9 * static_cast<double>(has));
+  largest_of_ranks(options_.group, {&share, 1});
+  if (share > 1) {
     return {with_status(
         blank, Status::kSkipped,
         fmt::format("needs {:.1f} GiB, {} has {:.1f} free", static_cast<double>(needed) / kGiB,
@@ -201,6 +229,7 @@ std::vector<Record> Runner::measure(const std::string& suite, const Row& row) {
   } catch (const NotSupported& e) {
     return {with_status(blank, Status::kSkipped, e.what())};
   } catch (const std::exception& e) {
+    if (options_.group) throw;
     return {with_status(blank, Status::kFailed, e.what())};
   }
 }

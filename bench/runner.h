@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,7 +24,12 @@ struct RunnerOptions {
   int repetitions = 0;   // 0: as many as fit in `seconds`, at least 7
   double seconds = 0.8;  // a row, all implementations together
   std::string hardware;  // filled by the constructor when empty
+  // Rows run over these processes, each of which has a runner and measures the same rows: times are the slowest rank's.
+  Communicator* group = nullptr;
 };
+
+// The largest of each value over the ranks; the values themselves where there is no group.
+void largest_of_ranks(Communicator* group, std::span<double> values);
 
 // Memory this process may still take on the device.
 std::size_t available_bytes(Device device);
@@ -37,7 +43,7 @@ class Runner {
   explicit Runner(const RunnerOptions& options);  // measures the ceilings
 
   // One record an implementation, and one more where the row states a memory figure. What cannot
-  // run comes back as a skipped record with the reason; what throws, as a failed one.
+  // run comes back as a skipped record with the reason; what throws, as a failed one, but over a group, whose other ranks wait.
   std::vector<Record> measure(const std::string& suite, const Row& row);
 
   const Ceilings& ceilings() const { return ceilings_; }

@@ -11,6 +11,7 @@
 
 #include "annulus/core/device.h"
 #include "annulus/core/dtype.h"
+#include "annulus/dist/communicator.h"
 #include "bench/ceilings.h"
 #include "bench/record.h"
 #include "testing/case.h"
@@ -57,6 +58,8 @@ struct SuiteRequest {
   Size size = Size::kQuick;
   DeviceType device = DeviceType::kCPU;
   std::size_t memory_bytes = 0;  // what a row of size `machine` may use
+  // Processes under mpirun, of which this is one. Rows that run over all of them say so by params["transport"]; others are left out.
+  Communicator* group = nullptr;
 };
 
 // What an implementation of a suite computes, in a sentence for the report: ours with an option, and the

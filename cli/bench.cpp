@@ -1,12 +1,20 @@
 // annulus bench: runs suites, prints a table, saves records row by row.
 #include <fmt/format.h>
+#if ANNULUS_HAVE_MPI
+#include <mpi.h>
+
+#include "annulus/dist/mpi.h"
+#endif
 
 #include <algorithm>
+#include <cstdio>
+#include <exception>
 #include <iostream>
 #include <memory>
 
 #include "annulus/core/errors.h"
 #include "annulus/core/info.h"
+#include "annulus/dist/communicator.h"
 #include "bench/output.h"
 #include "bench/record.h"
 #include "bench/runner.h"
@@ -22,7 +30,8 @@ namespace {
 
 struct BenchOptions {
   std::vector<std::string> suites;
-  std::string device, size = "quick", filter, format = "md", save;
+  std::string device, size = "quick", filter, format = "md", save, transport = "local";
+  double deadline_s = CommunicatorOptions{}.deadline_s;
   int repetitions = 0;
   bool list = false;
 };
@@ -57,23 +66,36 @@ std::string full_name(const bench::Suite& suite, const bench::Row& row) {
                      row.impl == "annulus" ? "" : "/" + row.impl);
 }
 
-std::vector<Job> pick_rows(const BenchOptions& o, Device device) {
+// Rows over the group's ranks where there is one, and the same ones on each.
+std::vector<Job> pick_rows(const BenchOptions& o, Device device, Communicator* group) {
+  double minus_free = -static_cast<double>(bench::available_bytes(device));
+  bench::largest_of_ranks(group, {&minus_free, 1});
   const bench::SuiteRequest request{.size = o.size == "full"      ? bench::Size::kFull
                                             : o.size == "machine" ? bench::Size::kMachine
                                                                   : bench::Size::kQuick,
                                     .device = device.type,
-                                    .memory_bytes = bench::available_bytes(device) / 10 * 9};
+                                    .memory_bytes = static_cast<std::size_t>(-0.9 * minus_free),
+                                    .group = group};
   const auto wanted = name_filter(o.filter);
   std::vector<Job> jobs;
+  std::string names;
   for (const bench::Suite* suite : pick_suites(o.suites)) {
     for (bench::Row& row : suite->rows(request)) {
-      if (!wanted || wanted(full_name(*suite, row))) {
-        jobs.push_back({suite, std::move(row)});
-      }
+      if (group && !row.params.contains("transport")) continue;
+      const std::string name = full_name(*suite, row);
+      if (wanted && !wanted(name)) continue;
+      names += name + "\n";
+      jobs.push_back({suite, std::move(row)});
     }
+  }
+  if (jobs.empty() && group && !wanted) {
+    throw InvalidArgument(
+        fmt::format("no row of these suites runs over {}, which is what mpirun has started",
+                    files::counted(static_cast<std::size_t>(group->size()), "rank")));
   }
   if (jobs.empty())
     throw InvalidArgument("--filter \"" + files::printable(o.filter) + "\" leaves no row");
+  if (group) group->agree("bench", names);
   return jobs;
 }
 
@@ -84,10 +106,12 @@ struct Outcome {
 
 // Prints the rows as they come and hands each to the writer, where there is one.
 Outcome measure(const BenchOptions& o, Device device, const std::vector<Job>& jobs,
-                files::LineWriter* writer) {
+                files::LineWriter* writer, Communicator* group) {
   Progress progress(jobs.size());
   progress.start("measuring the ceilings of this machine");
-  bench::Runner runner({.device = device, .repetitions = o.repetitions, .hardware = {}});
+  bench::Runner runner(
+      {.device = device, .repetitions = o.repetitions, .hardware = {}, .group = group});
+  if (group) group->set_deadline_s(o.deadline_s);  // now that the ceilings are there
 
   const BuildInfo build = build_info();
   const auto output = bench::make_output(o.format, std::cout);
@@ -96,7 +120,9 @@ Outcome measure(const BenchOptions& o, Device device, const std::vector<Job>& jo
                  bench::iso_date(), runner.ceilings()});
   Outcome outcome;
   for (const Job& job : jobs) {
-    if (stop_asked()) break;
+    double stop = stop_asked();
+    bench::largest_of_ranks(group, {&stop, 1});
+    if (stop > 0) break;
     progress.start(job.row.name);
     const auto records = runner.measure(job.suite->name, job.row);
     for (const bench::Record& r : records) {
@@ -114,33 +140,32 @@ Outcome measure(const BenchOptions& o, Device device, const std::vector<Job>& jo
   return outcome;
 }
 
-int run_bench(const BenchOptions& o) {
+int run_bench(const BenchOptions& o, Communicator* group) {
   const Device device = pick_device(o.device);
-  const std::vector<Job> jobs = pick_rows(o, device);
+  const std::vector<Job> jobs = pick_rows(o, device, group);
+  const bool first = !group || group->rank() == 0;
+  const auto say = [&](const std::string& text) {
+    if (first) std::cerr << "annulus: " << text << "\n";
+  };
   if (o.list) {
     for (const Job& job : jobs) std::cout << full_name(*job.suite, job.row) << "\n";
     return kDone;
   }
   std::unique_ptr<files::LineWriter> writer;
-  if (!o.save.empty()) writer = std::make_unique<files::LineWriter>(o.save);
+  if (!o.save.empty() && first) writer = std::make_unique<files::LineWriter>(o.save);
   const auto say_saved_to = [&](const std::string& path) {
     if (!writer || writer->lines() == 0) return;
-    std::cerr << fmt::format("annulus: {} saved to {}\n", files::counted(writer->lines(), "row"),
-                             path);
+    say(files::counted(writer->lines(), "row") + " saved to " + path);
   };
   try {
     note_stop_signals();
-    const Outcome outcome = measure(o, device, jobs, writer.get());
+    const Outcome outcome = measure(o, device, jobs, writer.get(), group);
     if (outcome.skipped > 0) {
-      std::cerr << fmt::format("annulus: {} skipped, reasons in the table\n",
-                               files::counted(outcome.skipped, "row"));
+      say(files::counted(outcome.skipped, "row") + " skipped, reasons in the table");
     }
-    if (outcome.failed > 0) {
-      std::cerr << fmt::format("annulus: {} FAILED\n", files::counted(outcome.failed, "row"));
-    }
+    if (outcome.failed > 0) say(files::counted(outcome.failed, "row") + " FAILED");
     if (outcome.jobs_done < jobs.size()) {
-      std::cerr << fmt::format("annulus: stopped after {} of {} problems\n", outcome.jobs_done,
-                               jobs.size());
+      say(fmt::format("stopped after {} of {} problems", outcome.jobs_done, jobs.size()));
       if (writer) say_saved_to(writer->partial_path());
       return stop_code();
     }
@@ -152,6 +177,37 @@ int run_bench(const BenchOptions& o) {
     throw;
   }
 }
+
+// As one of the processes that mpirun started, of which only the first has a stdout. Where one throws, the others need not wait
+// for it: it says so and ends with the exit code of what was thrown.
+#if ANNULUS_HAVE_MPI
+int run_over_processes(const BenchOptions& o) {
+  MPI_Init(nullptr, nullptr);
+  int code = kDone;
+  try {
+    const auto group = mpi_communicator();
+    try {
+      if (group->rank() != 0 && !std::freopen("/dev/null", "w", stdout)) {
+        throw NotSupported("/dev/null cannot be written");
+      }
+      code = run_bench(o, group.get());
+    } catch (const std::exception& e) {
+      group->abandon(e.what());
+      throw;
+    }
+  } catch (...) {
+    mpi_leave(explain_exception());  // MPI_Finalize would wait for a rank that is lost
+  }
+  MPI_Finalize();
+  return code;
+}
+#else
+int run_over_processes(const BenchOptions&) {
+  throw NotSupported(
+      "transport mpi is not available: this build has no MPI (install libopenmpi-dev and "
+      "openmpi-bin, and configure again)");
+}
+#endif
 
 }  // namespace
 
@@ -183,8 +239,18 @@ void add_bench_command(CLI::App& app, int& exit_code) {
                    "write the rows here (JSONL); until the run is done they are in F.partial, each "
                    "as soon as it is measured, and an older F stays as it is")
       ->type_name("F");
+  add_choice(*command, "--transport", o->transport, {"local", "mpi"},
+             "local: ranks are threads of this process; mpi: those of the rows with as many ranks "
+             "as mpirun -n has started processes, each a rank");
+  command
+      ->add_option("--deadline", o->deadline_s,
+                   "seconds that a process waits in a row for another before all give up (mpi)")
+      ->check(CLI::Range(0.1, 86'400.0))
+      ->capture_default_str();
   command->add_flag("--list", o->list, "print the rows that would run, and stop");
-  command->callback([o, &exit_code] { exit_code = run_bench(*o); });
+  command->callback([o, &exit_code] {
+    exit_code = o->transport == "mpi" ? run_over_processes(*o) : run_bench(*o, nullptr);
+  });
 }
 
 }  // namespace annulus::cli

@@ -16,6 +16,9 @@ inline constexpr const char* kExitCodes =
     "Exit codes: 0 done, 1 a check or a comparison failed, 2 bad usage or input,\n"
     "3 what was asked for is not available here (and why).";
 
+// Of the exception that is being handled: one line on stderr, and the exit code of its kind.
+int explain_exception();
+
 void add_info_command(CLI::App& app, int& exit_code);
 void add_check_command(CLI::App& app, int& exit_code);
 void add_bench_command(CLI::App& app, int& exit_code);

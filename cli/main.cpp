@@ -109,10 +109,9 @@ int after_flush(int exit_code) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  hold_standard_streams();
+int annulus::cli::explain_exception() {
   try {
-    return after_flush(run(argc, argv));
+    throw;
   } catch (const annulus::files::FileError& e) {
     return explain(e, kBadUsage);
   } catch (const annulus::InvalidArgument& e) {
@@ -128,5 +127,14 @@ int main(int argc, char** argv) {
     return kNotAvailable;
   } catch (const std::exception& e) {
     return explain(e, kFailed);
+  }
+}
+
+int main(int argc, char** argv) {
+  hold_standard_streams();
+  try {
+    return after_flush(run(argc, argv));
+  } catch (...) {
+    return explain_exception();
   }
 }

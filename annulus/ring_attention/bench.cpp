@@ -1,6 +1,6 @@
 // The suites that have ranks.
 //
-//   ring-attention                 sequences over local ranks beside the same on one; the floor is that of the machine, which
+//   ring-attention                 sequences over ranks beside the same on one; the floor is that of the machine, which
 //                                  all ranks share
 //   ring-attention-comprehensive   the original's six classes at its sizes, each as the operator that its name promises, over
 //                                  as many ranks
@@ -23,8 +23,7 @@ std::vector<Row> ring_rows(const SuiteRequest& request) {
   const auto add = [&](const std::string& name, AttentionProblem p, bool backward,
                        const char* computes) {
     for (const int ranks : {1, 2, 4}) {
-      rows.push_back(
-          ring_row(fmt::format("{}-P{}", name, ranks), p, backward, ranks, request.device));
+      rows.push_back(ring_row(fmt::format("{}-P{}", name, ranks), p, backward, ranks, request));
       rows.back().params["computes"] = std::string(computes);
     }
   };
@@ -45,8 +44,7 @@ std::vector<Row> ring_rows(const SuiteRequest& request) {
       const std::string both = fmt::format("Standard-fwdbwd-n{}", n);
       add(both, p, true, "dense attention and its gradients");
       for (const int ranks : {1, 2}) {
-        rows.push_back(
-            ring_row(fmt::format("{}-P{}", both, ranks), p, true, ranks, request.device, true));
+        rows.push_back(ring_row(fmt::format("{}-P{}", both, ranks), p, true, ranks, request, true));
       }
     }
   }
@@ -56,7 +54,7 @@ std::vector<Row> ring_rows(const SuiteRequest& request) {
 // --- ring-attention-comprehensive ------------------------------------------------------------------------------
 
 Row comprehensive_row(const RingOriginalClass& c, const RingOriginalRow& figures, DType dtype,
-                      DeviceType device) {
+                      const SuiteRequest& request) {
   const std::string name = fmt::format("{}-n{}", c.name, figures.n);
   const bool small = figures.n <= 2048;
   const std::string computes = c.computes;
@@ -66,8 +64,8 @@ Row comprehensive_row(const RingOriginalClass& c, const RingOriginalRow& figures
       small ? std::vector<std::int64_t>{512, 1024} : std::vector<std::int64_t>{1024, 2048, 4096},
       small ? std::vector<std::int64_t>{1, 2} : std::vector<std::int64_t>{1, 2, 4});
   p.remainder_last = computes.ends_with("last groups");
-  Row row = c.ranks > 1 ? ring_row(name, p, false, c.ranks, device)
-                        : attention_row(name, p, false, device);
+  Row row = c.ranks > 1 ? ring_row(name, p, false, c.ranks, request)
+                        : attention_row(name, p, false, request.device);
   row.params["computes"] = computes;
   if (is_16_bits(dtype)) {
     row.original = {figures.ms, "ms", kAttentionOriginalHardware, {}};
@@ -87,7 +85,7 @@ std::vector<Row> comprehensive_rows(const SuiteRequest& request) {
   for (const DType dtype : dtypes_of(request)) {
     for (std::size_t i = 0; i < kRingOriginalClasses[0].rows.size(); ++i) {
       for (const RingOriginalClass& c : kRingOriginalClasses) {
-        rows.push_back(comprehensive_row(c, c.rows[i], dtype, request.device));
+        rows.push_back(comprehensive_row(c, c.rows[i], dtype, request));
       }
       // What their names come from: every head runs every branch.
       const Row& first = rows[rows.size() - kRingOriginalClasses.size()];
@@ -104,17 +102,23 @@ std::vector<Row> comprehensive_rows(const SuiteRequest& request) {
   return fitting(std::move(rows), request);
 }
 
+constexpr const char* kProcesses =
+    "every rank a process under mpirun with its own shard; the time is the slowest rank's";
+
 const SuiteRegistration suite(
     {"ring-attention",
-     "attention over 1, 2 and 4 local ranks: the rings of the original's summary, made real",
+     "attention over 1, 2 and 4 ranks: the rings of the original's summary, made real",
      ring_rows,
-     {{"annulus-deterministic", "the same bits for every number of ranks"}}});
+     {{"annulus-deterministic", "the same bits for every number of ranks"},
+      {"annulus-mpi", kProcesses},
+      {"annulus-deterministic-mpi", "the same bits for every number of ranks, of processes"}}});
 
 const SuiteRegistration comprehensive(
     {"ring-attention-comprehensive",
      "dilated attention by the six class names of the original's table, on one device or over 4 "
      "ranks as they say, and LongNet",
-     comprehensive_rows});
+     comprehensive_rows,
+     {{"annulus-mpi", kProcesses}}});
 
 }  // namespace
 }  // namespace annulus::bench

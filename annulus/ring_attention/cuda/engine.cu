@@ -87,7 +87,7 @@ class CudaEngine final : public Engine {
     host_bytes_ += ScratchLayout::padded(static_cast<std::size_t>(bytes));
   }
 
-  void open(Context& context, Communicator&) override {
+  void open(Context& context, Communicator& group) override {
     context_ = &context;
     stream_ = static_cast<cudaStream_t>(context.stream);
     if (copies_ != nullptr) return;
@@ -96,7 +96,7 @@ class CudaEngine final : public Engine {
     for (cudaEvent_t* event : {&ready_, &used_, &came_}) {
       ANNULUS_CUDA_CHECK(kOp, cudaEventCreateWithFlags(event, cudaEventDisableTiming));
     }
-    if (host_bytes_ == 0) return;
+    if (host_bytes_ == 0 || group.sends_device_memory()) return;
     std::tie(host_, host_size_) = pinned_pool().take(host_bytes_);
   }
   void close() override {
@@ -187,7 +187,10 @@ class CudaEngine final : public Engine {
     }
     ANNULUS_CUDA_CHECK(kOp, cudaEventRecord(used_, stream_));
   }
-  void settle() override { ANNULUS_CUDA_CHECK(kOp, cudaStreamSynchronize(copies_)); }
+  void settle() override {
+    ANNULUS_CUDA_CHECK(kOp, cudaStreamSynchronize(copies_));
+    if (host_ == nullptr) ANNULUS_CUDA_CHECK(kOp, cudaEventSynchronize(used_));
+  }
   std::byte* memory(const Message& message) const override {
     return host_ == nullptr ? message.here : host_ + message.there;
   }

@@ -1,6 +1,7 @@
 #include "annulus/ring_attention/test/cases.h"
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <string>
@@ -9,7 +10,7 @@
 #include <vector>
 
 #include "annulus/attention/test/parts.h"
-#include "annulus/cpu/parallel.h"
+#include "annulus/core/info.h"
 #include "annulus/ring_attention/test/shard.h"
 
 namespace annulus::testing {
@@ -31,13 +32,11 @@ void with_options(const RingProblem& p, const RingTensors& t, F&& f) {
   }
 }
 
-// Of rank 0.
-std::size_t workspace_of(const RingProblem& p, const RingTensors& whole, const RingTensors& shard,
-                         bool backward) {
+std::size_t workspace_of(const RingProblem& p, const RingTensors& shard, int rank, bool backward) {
   std::size_t bytes = 0;
-  with_options(p, whole, [&](const auto& options) {
+  with_options(p, shard, [&](const auto& options) {
     const auto f = [&](const auto& query) {
-      return query(shard.q, shard.k, shard.v, options, p.options(), p.ranks, 0);
+      return query(shard.q, shard.k, shard.v, options, p.options(), p.ranks, rank);
     };
     bytes = f([&](const auto&... a) {
       return backward ? ring_attention_backward_workspace(a...)
@@ -142,7 +141,7 @@ Case ring_attention_case(const RingProblem& problem) {
     // Of rank 0, whose context is the case's.
     call.workspace = [p, backward, inputs = call.inputs](Views in, Views) {
       const RingTensors whole = tensors_of(in, inputs, {}, {});
-      return workspace_of(p, whole, RingShard(p, 0, whole).view(), backward);
+      return workspace_of(p, RingShard(p, 0, whole).view(), 0, backward);
     };
     call.run = [p, backward, inputs = call.inputs, outputs = call.outputs](Views in, Views out,
                                                                            Context& context) {
@@ -171,48 +170,63 @@ class KeepingAllocator final : public Allocator {
   std::vector<std::byte> memory_;
 };
 
-// Ranks with threads of their share of the machine.
 struct LocalRanks {
   explicit LocalRanks(int ranks) : group(local_communicators(ranks)), memory(group.size()) {}
   std::vector<std::unique_ptr<Communicator>> group;
   std::vector<KeepingAllocator> memory;
 };
 
-}  // namespace
+// A rank's contiguous shard, where it lies in the whole.
+RingTensors shard_of(const RingProblem& p, const RingTensors& whole, int rank) {
+  const TokenRange rows = ring_shard(p.attention.Tq, p.ranks, rank, p.balance)[0];
+  RingTensors shard = whole;
+  using T = RingTensors;
+  for (const auto member :
+       {&T::q, &T::k, &T::v, &T::o, &T::lse, &T::do_, &T::dlse, &T::dq, &T::dk, &T::dv}) {
+    TensorView& v = shard.*member;
+    if (!v.defined()) continue;
+    const std::size_t axis = member == &T::lse || member == &T::dlse ? 2 : 1;
+    v.data = static_cast<char*>(v.data) + rows.first * v.stride[axis] * size_of(v.dtype);
+    v.shape[axis] = rows.count();
+  }
+  return shard;
+}
 
-Case over_local_ranks(const AttentionProblem& attention, Case c, int ranks, bool deterministic) {
-  const RingProblem p{attention, ranks, Balance::kContiguous, deterministic};
-  const auto kept = std::make_shared<LocalRanks>(ranks);
-  const auto shard_of = [p](const RingTensors& whole, int rank) {
-    const TokenRange rows = ring_shard(p.attention.Tq, p.ranks, rank, p.balance)[0];
-    RingTensors shard = whole;
-    using T = RingTensors;
-    for (const auto member :
-         {&T::q, &T::k, &T::v, &T::o, &T::lse, &T::do_, &T::dlse, &T::dq, &T::dk, &T::dv}) {
-      TensorView& v = shard.*member;
-      if (!v.defined()) continue;
-      const std::size_t axis = member == &T::lse || member == &T::dlse ? 2 : 1;
-      v.data = static_cast<char*>(v.data) + rows.first * v.stride[axis] * size_of(v.dtype);
-      v.shape[axis] = rows.count();
-    }
-    return shard;
+// With threads of its share of the machine.
+void run_rank(const RingProblem& p, const RingTensors& shard, bool backward, Communicator& group,
+              Context& context) {
+  context.threads = std::max(1, cpu_threads() / p.ranks);
+  backward ? ring_backward(p, shard, group, context) : ring_forward(p, shard, group, context);
+}
+
+// Each rank's rows of a tensor, to all ranks.
+void gather_rows(const RingProblem& p, const TensorView& whole, std::size_t axis,
+                 Communicator& group) {
+  std::vector<TensorShard> shards;
+  std::size_t most = 0;
+  const auto bytes_of = [](const TensorShard& s) {
+    return static_cast<std::size_t>(s.view().numel() * size_of(s.view().dtype));
   };
-  const auto run = [=](const RingTensors& whole, bool backward, Context& context) {
-    const auto call = [&](int rank, Context& own) {
-      Communicator& group = *kept->group[static_cast<std::size_t>(rank)];
-      own.threads = std::max(1, cpu::resolve_threads(context.threads) / p.ranks);
-      const RingTensors shard = shard_of(whole, rank);
-      backward ? ring_backward(p, shard, group, own) : ring_forward(p, shard, group, own);
-    };
-    on_ranks(p.ranks, [&](int rank) {
-      Context own;
-      // (CUDA's allocator keeps what it had.)
-      if (whole.q.device == kCPU) own.allocator = &kept->memory[static_cast<std::size_t>(rank)];
-      call(rank, own);
-    });
-  };
+  for (int r = 0; r < p.ranks; ++r) {
+    most = std::max(most, bytes_of(shards.emplace_back(p, r, whole, axis)));
+  }
+  std::vector<std::byte> mine(most), all(most * shards.size());
+  TensorShard& own = shards[static_cast<std::size_t>(group.rank())];
+  own.cut();
+  copy_bytes(mine.data(), kCPU, own.view().data, own.view().device, bytes_of(own));
+  group.all_gather(mine, all);
+  for (std::size_t r = 0; r < shards.size(); ++r) {
+    const TensorView& to = shards[r].view();
+    copy_bytes(to.data, to.device, &all[r * most], kCPU, bytes_of(shards[r]));
+    shards[r].join();
+  }
+}
+
+// A case of attention whose calls are run(tensors, backward, context), of so much workspace(tensors, backward).
+template <class Run, class Workspace>
+Case over_ranks(const RingProblem& p, Case c, const Run& run, const Workspace& workspace) {
   c.op = "ring_attention";
-  c.params += " ranks=" + std::to_string(ranks);
+  c.params += " ranks=" + std::to_string(p.ranks);
   for (Call& call : c.calls) {
     const bool backward = call.name == "backward";
     call.run = [=, inputs = call.inputs, outputs = call.outputs](Views in, Views out,
@@ -223,12 +237,59 @@ Case over_local_ranks(const AttentionProblem& attention, Case c, int ranks, bool
       run(tensors_of(in, inputs, {}, {}), false, context);
     };
     call.workspace = [=, inputs = call.inputs](Views in, Views) {
-      const RingTensors whole = tensors_of(in, inputs, {}, {});
-      return workspace_of(p, whole, shard_of(whole, 0), backward);
+      return workspace(tensors_of(in, inputs, {}, {}), backward);
     };
     if (!backward) call.prepare = nullptr;
   }
   return c;
+}
+
+}  // namespace
+
+Case over_local_ranks(const AttentionProblem& attention, Case c, int ranks, bool deterministic) {
+  const RingProblem p{attention, ranks, Balance::kContiguous, deterministic};
+  const auto kept = std::make_shared<LocalRanks>(ranks);
+  const auto run = [=](const RingTensors& whole, bool backward, Context&) {
+    on_ranks(p.ranks, [&](int rank) {
+      Context own;
+      // (CUDA's allocator keeps what it had.)
+      if (whole.q.device == kCPU) own.allocator = &kept->memory[static_cast<std::size_t>(rank)];
+      run_rank(p, shard_of(p, whole, rank), backward, *kept->group[static_cast<std::size_t>(rank)],
+               own);
+    });
+  };
+  return over_ranks(p, std::move(c), run, [=](const RingTensors& whole, bool backward) {
+    return workspace_of(p, shard_of(p, whole, 0), 0, backward);
+  });
+}
+
+Case over_processes(const AttentionProblem& attention, Case c, Communicator& group,
+                    bool deterministic, bool whole) {
+  const RingProblem p{attention, group.size(), Balance::kContiguous, deterministic};
+  const int rank = group.rank();
+  for (Call& call : c.calls) {
+    for (auto* specs : {&call.inputs, &call.outputs}) {
+      for (TensorSpec& spec : *specs) {
+        if (whole || spec.name == "row_ptr" || spec.name == "col_idx") continue;
+        const bool lanes = spec.name == "lse" || spec.name == "dlse";
+        spec.shape[lanes ? 2 : 1] = ring_shard(p.attention.Tq, p.ranks, rank, p.balance)[0].count();
+      }
+    }
+  }
+  if (!whole) c.seed += static_cast<std::uint64_t>(1000 * rank);  // no two shards alike
+  const auto own = [=](const RingTensors& t) { return whole ? shard_of(p, t, rank) : t; };
+  const auto run = [=, &group](const RingTensors& t, bool backward, Context& context) {
+    run_rank(p, own(t), backward, group, context);
+    if (!whole) return;
+    using Axis = std::pair<TensorView, std::size_t>;
+    for (const auto& [tensor, axis] : backward ? std::vector<Axis>{{t.dq, 1}, {t.dk, 1}, {t.dv, 1}}
+                                               : std::vector<Axis>{{t.o, 1}, {t.lse, 2}}) {
+      if (tensor.defined()) gather_rows(p, tensor, axis, group);
+    }
+  };
+  return over_ranks(p, std::move(c), run, [=](const RingTensors& t, bool backward) {
+    return workspace_of(p, own(t), rank, backward);
+  });
 }
 
 }  // namespace annulus::testing

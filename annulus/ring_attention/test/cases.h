@@ -52,4 +52,9 @@ Case ring_attention_case(const RingProblem& problem);
 // A case of attention over contiguous shards, which are views of its tensors: nothing is copied but what travels. For benchmarks.
 Case over_local_ranks(const AttentionProblem& p, Case c, int ranks, bool deterministic);
 
+// The same with this process as one rank of the group, all of whom make the call. Its tensors are the rank's own shards; or `whole`,
+// where every rank computes its rows and all of them then get all rows, so that a result can be compared.
+Case over_processes(const AttentionProblem& p, Case c, Communicator& group, bool deterministic,
+                    bool whole);
+
 }  // namespace annulus::testing
