@@ -28,6 +28,26 @@ std::vector<Row> ring_rows(const SuiteRequest& request) {
     }
   };
   const bool quick = request.size == Size::kQuick;
+  // What a hop computes beside the same on one device: two rows whose ratio is the rate that a ring keeps.
+  for (const std::int64_t D : {64, 128}) {
+    if (request.device != DeviceType::kCUDA || request.group != nullptr) break;
+    AttentionProblem p = dense(8192, DType::kBF16);
+    p.D = p.Dv = D;
+    for (const bool backward : {false, true}) {
+      const std::string what = fmt::format("{}-d{}-n8192", backward ? "fwdbwd" : "fwd", D);
+      rows.push_back(attention_row("OneDevice-" + what, p, backward, request.device));
+      rows.push_back(attention_row("Hop-" + what, p, backward, request.device));
+      Row& hop = rows.back();
+      hop.op = "ring_attention";
+      hop.problem = [problem = completed(p, backward)] {
+        return testing::one_hop(problem, bench_case(problem));
+      };
+      hop.error_problem = [small = error_problem(completed(p, backward), backward)] {
+        return testing::over_local_ranks(small, bench_case(small), 1, false);
+      };
+      hop.params["computes"] = std::string("the rows of another rank, without their way here");
+    }
+  }
   for (const DType dtype : dtypes_of(request)) {
     for (const std::int64_t n : {1024, 2048, 4096, 8192}) {
       if (quick && n > 1024) continue;

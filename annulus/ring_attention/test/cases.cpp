@@ -4,13 +4,17 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "annulus/attention/check.h"
 #include "annulus/attention/test/parts.h"
+#include "annulus/core/buffer.h"
 #include "annulus/core/info.h"
+#include "annulus/ring_attention/call.h"
 #include "annulus/ring_attention/test/shard.h"
 
 namespace annulus::testing {
@@ -160,14 +164,14 @@ namespace {
 // Memory that stays, so that a benchmark does not time the system's: one block, grown where it is too small.
 class KeepingAllocator final : public Allocator {
  public:
-  void* allocate(std::size_t bytes, Device, void*) override {
-    if (memory_.size() < bytes) memory_.resize(bytes);
+  void* allocate(std::size_t bytes, Device device, void*) override {
+    if (memory_.bytes() < bytes) memory_ = Buffer(device, bytes);
     return memory_.data();
   }
   void deallocate(void*, std::size_t, Device, void*) noexcept override {}
 
  private:
-  std::vector<std::byte> memory_;
+  Buffer memory_;
 };
 
 struct LocalRanks {
@@ -252,8 +256,7 @@ Case over_local_ranks(const AttentionProblem& attention, Case c, int ranks, bool
   const auto run = [=](const RingTensors& whole, bool backward, Context&) {
     on_ranks(p.ranks, [&](int rank) {
       Context own;
-      // (CUDA's allocator keeps what it had.)
-      if (whole.q.device == kCPU) own.allocator = &kept->memory[static_cast<std::size_t>(rank)];
+      own.allocator = &kept->memory[static_cast<std::size_t>(rank)];
       run_rank(p, shard_of(p, whole, rank), backward, *kept->group[static_cast<std::size_t>(rank)],
                own);
     });
@@ -290,6 +293,61 @@ Case over_processes(const AttentionProblem& attention, Case c, Communicator& gro
   return over_ranks(p, std::move(c), run, [=](const RingTensors& t, bool backward) {
     return workspace_of(p, own(t), rank, backward);
   });
+}
+
+namespace {
+
+// A rank's state, and its engine.
+struct HopOfRank {
+  HopOfRank(const AttentionProblem& p, const RingTensors& t, bool backward, Context& context)
+      : group(local_communicators(1)),
+        hop(ring::largest_part(
+            attention::plan_of(
+                "ring_attention", {t.q, t.k, t.v, t.o, t.lse, t.do_, t.dlse, t.dq, t.dk, t.dv},
+                dense_options(p, {}, {}),
+                backward ? attention::Call::kBackward : attention::Call::kForward, &context),
+            p.Tq, false)),
+        engine(ring::make_engine(hop, backward)) {
+    const auto floats = [&](std::int64_t rows, std::int64_t columns) {
+      const std::int64_t count = engine->floats_of(p.B * rows, columns);
+      memory.emplace_back(t.q.device, static_cast<std::size_t>(count) * sizeof(float));
+      return static_cast<float*>(memory.back().data());
+    };
+    attention::Part& part = *hop.part;
+    const std::int64_t queries = p.H * p.Tq, keys = p.Hkv * p.Tk;
+    part.state = reinterpret_cast<attention::RowState*>(floats(queries, 2));
+    part.acc = floats(queries, p.Dv);
+    part.delta = floats(queries, 1);
+    part.flag = reinterpret_cast<int*>(floats(1, 1));
+    part.dq = backward ? floats(queries, p.D) : nullptr;
+    part.dk = backward ? floats(keys, p.D) : nullptr;
+    part.dv = backward ? floats(keys, p.Dv) : nullptr;
+    engine->open(context, *group[0]);
+    backward ? engine->fill_delta() : engine->begin();
+    engine->close();
+  }
+  std::vector<std::unique_ptr<Communicator>> group;
+  std::vector<Buffer> memory;
+  attention::Plan hop;
+  std::unique_ptr<ring::Engine> engine;
+};
+
+}  // namespace
+
+Case one_hop(const AttentionProblem& p, Case c) {
+  for (Call& call : c.calls) {
+    const bool backward = call.name == "backward";
+    const auto kept = std::make_shared<std::optional<HopOfRank>>();
+    call.run = [=, inputs = call.inputs, outputs = call.outputs](Views in, Views out,
+                                                                 Context& context) {
+      const RingTensors t = tensors_of(in, inputs, out, outputs);
+      if (!*kept || (*kept)->hop.q.data != t.q.data) kept->emplace(p, t, backward, context);
+      (*kept)->engine->open(context, *(*kept)->group[0]);
+      backward ? (*kept)->engine->backward() : (*kept)->engine->forward();
+    };
+    call.workspace = [](Views, Views) { return std::size_t{0}; };
+  }
+  return c;
 }
 
 }  // namespace annulus::testing

@@ -57,4 +57,8 @@ Case over_local_ranks(const AttentionProblem& p, Case c, int ranks, bool determi
 Case over_processes(const AttentionProblem& p, Case c, Communicator& group, bool deterministic,
                     bool whole);
 
+// A case of dense attention on CUDA whose calls are one hop of a ring each: what is computed of the rows of another rank, without
+// their way here. Its outputs are not written. For benchmarks.
+Case one_hop(const AttentionProblem& p, Case c);
+
 }  // namespace annulus::testing

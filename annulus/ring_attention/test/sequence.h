@@ -22,7 +22,7 @@ class RingSequence {
 
   // Both calls on one device, into the tensors.
   void run_alone();
-  // Both calls as one rank of a group (on the CPU), and what comes of them compared with the tensors, which run_alone() filled. Throws
+  // Both calls as one rank of a group, and what comes of them compared with the tensors, which run_alone() filled. Throws
   // std::logic_error where a value is wrong, where a call failed and left anything but NaN in its outputs, or where an input
   // has changed; and what the calls throw.
   void run_as_rank(const RingProblem& ring, Communicator& group) const;

@@ -108,7 +108,8 @@ void RingShard::clear_outputs() {
   for (auto& [member, shard] : all_) {
     const TensorView& v = shard.view();
     if (!(of_forward(member) || of_backward(member)) || v.numel() == 0) continue;
-    std::memset(v.data, 0, static_cast<std::size_t>(v.numel() * size_of(v.dtype)));
+    const std::vector<char> zeros(static_cast<std::size_t>(v.numel() * size_of(v.dtype)));
+    copy_bytes(v.data, v.device, zeros.data(), kCPU, zeros.size());
   }
 }
 

@@ -179,10 +179,11 @@ __device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t block
     sync_threads(kOwn, kGroup);
     const int rows = block.count;
     for (int row = thread; row < Tiling::kQueries; row += kGroup) {
-      Range r;
+      // (Of a row that sees no key both are where it would: the last one's end is that of all before it.)
+      Range r = block.seen;
       if (row < rows) r = block.sweep.seen_from(block.query(row));
-      block.first_key[row] = r.empty() ? 0 : static_cast<int>(r.first - block.seen.first);
-      block.end_key[row] = r.empty() ? 0 : static_cast<int>(r.end - block.seen.first);
+      block.first_key[row] = static_cast<int>(r.first - block.seen.first);
+      block.end_key[row] = row < rows ? static_cast<int>(r.end - block.seen.first) : 0;
     }
     KeyWalk walk;
     if (rows > 0) walk.start(block.sweep, block.seen, kKeys);

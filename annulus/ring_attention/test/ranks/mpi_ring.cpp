@@ -1,5 +1,5 @@
 // One rank of real ring attention, with one real fault: mpi_ring FOLDER DEADLINE TOKENS [FAULT RANK OP HOP RECEIVING].
-// Without a fault it runs every pattern, in both modes and divisions.
+// Without a fault it runs every pattern, in both modes and divisions. All on a GPU where ANNULUS_RING_DEVICE is cuda.
 // Writes what it came to into FOLDER/said.RANK, its process id into FOLDER/pid.RANK before, and returns 0 when the ring
 // was right, 11 after RankLost, 12 when a value was wrong, 2 on bad usage. mpi_faults.py, beside this, runs it.
 #include <mpi.h>
@@ -51,7 +51,9 @@ int main(int argc, char** argv) {
 
   int ranks = 1;
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-  const RingWork work(ranks, tokens);
+  const char* const where = std::getenv("ANNULUS_RING_DEVICE");
+  const Device device = where != nullptr && std::string(where) == "cuda" ? cuda_device(0) : kCPU;
+  const RingWork work(ranks, tokens, device);
   const auto start = std::chrono::steady_clock::now();
   const auto say = [&](int code, const std::string& what) {
     const double seconds =
@@ -86,7 +88,7 @@ int main(int argc, char** argv) {
     int turn = 0;
     for (const auto& p :
          annulus::testing::ring::patterns(tokens < 1000 && argc == 4 ? tokens : 0)) {
-      annulus::testing::RingSequence sequence(p);
+      annulus::testing::RingSequence sequence(p, device);
       sequence.run_alone();
       for (const bool same_bits : {false, true}) {
         const Balance balance = ++turn % 3 == 0 ? Balance::kContiguous : Balance::kZigzag;

@@ -16,9 +16,9 @@ class RingWork {
  public:
   // Dense, so that every rank has something for every other in every hop. Of an odd number of ranks keys travel in the backward, of
   // an even one queries.
-  RingWork(int ranks, std::int64_t tokens)
+  RingWork(int ranks, std::int64_t tokens, Device device = kCPU)
       : problem_{annulus::testing::ring::dense(tokens), ranks, Balance::kContiguous},
-        sequence_((problem_.attention.Hkv = ranks % 2 == 1 ? 2 : 4, problem_.attention)) {
+        sequence_((problem_.attention.Hkv = ranks % 2 == 1 ? 2 : 4, problem_.attention), device) {
     sequence_.run_alone();
   }
   // Made once.
