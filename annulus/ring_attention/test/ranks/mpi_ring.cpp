@@ -1,5 +1,5 @@
-// One rank of real ring attention, with one real fault: mpi_ring FOLDER DEADLINE TOKENS [FAULT RANK OP HOP RECEIVING].
-// Without a fault it runs every pattern, in both modes and divisions. All on a GPU where ANNULUS_RING_DEVICE is cuda.
+// One rank of real ring attention, with one real fault: mpi_ring FOLDER DEADLINE TOKENS [cuda | FAULT RANK OP HOP RECEIVING].
+// Without a fault it runs every pattern, in both modes and divisions. With `cuda`, on the first GPU.
 // Writes what it came to into FOLDER/said.RANK, its process id into FOLDER/pid.RANK before, and returns 0 when the ring
 // was right, 11 after RankLost, 12 when a value was wrong, 2 on bad usage. mpi_faults.py, beside this, runs it.
 #include <mpi.h>
@@ -22,7 +22,7 @@ using namespace annulus;
 using namespace annulus::dist::testing;
 
 int main(int argc, char** argv) {
-  if (argc != 4 && argc != 9) return 2;
+  if (argc != 4 && argc != 9 && !(argc == 5 && std::string(argv[4]) == "cuda")) return 2;
   MPI_Init(&argc, &argv);
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -51,8 +51,7 @@ int main(int argc, char** argv) {
 
   int ranks = 1;
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-  const char* const where = std::getenv("ANNULUS_RING_DEVICE");
-  const Device device = where != nullptr && std::string(where) == "cuda" ? cuda_device(0) : kCPU;
+  const Device device = argc == 5 ? cuda_device(0) : kCPU;
   const RingWork work(ranks, tokens, device);
   const auto start = std::chrono::steady_clock::now();
   const auto say = [&](int code, const std::string& what) {
@@ -66,7 +65,7 @@ int main(int argc, char** argv) {
   std::unique_ptr<Communicator> group;
   try {
     // One after another, and many small messages: what one leaves behind must not reach the next.
-    for (int i = 0; i < 20 && argc == 4; ++i) {
+    for (int i = 0; i < 20 && argc < 9; ++i) {
       const auto brief = mpi_communicator(options);
       float sum = 1;
       brief->all_reduce(std::span(&sum, 1));
@@ -76,7 +75,7 @@ int main(int argc, char** argv) {
         brief->shift({.op = "brief", .hop = n}, {&part, 1})->wait();
       }
     }
-    group = argc == 4
+    group = argc < 9
                 ? mpi_communicator(options)
                 : dist::communicator_over(
                       with_fault(dist::mpi_link(options.deadline_s, kMpiWorld), fault), options);
@@ -86,8 +85,7 @@ int main(int argc, char** argv) {
       group->barrier();
     }
     int turn = 0;
-    for (const auto& p :
-         annulus::testing::ring::patterns(tokens < 1000 && argc == 4 ? tokens : 0)) {
+    for (const auto& p : annulus::testing::ring::patterns(tokens < 1000 && argc < 9 ? tokens : 0)) {
       annulus::testing::RingSequence sequence(p, device);
       sequence.run_alone();
       for (const bool same_bits : {false, true}) {
