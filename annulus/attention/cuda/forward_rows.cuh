@@ -81,31 +81,34 @@ __device__ __forceinline__ void add_to_state(const ForwardArgs& a, const QueryBl
   const Problem& p = a.p;
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const std::int64_t i = p.part_row(0, at.b, at.h, at.query(row));
-  RowState all{a.states.m[i], a.states.l[i]};
-  __syncwarp(0xfu << (lane & ~3));  // all four have read it
-  float before = 0, here = 1;
-  if (all.l != 0) {
-    const float high = fmaxf(all.m, own.m), origin = origin_of(high);
-    before = exp2_fast(all.m - origin);
+  float* const to = a.states.acc + i * LayerRows::pitch(p.Dv) + lane % 4 * 2;
+  // All is asked for at once: one number after the other it takes as long as eight tiles of keys.
+  const RowState before{a.states.m[i], a.states.l[i]};
+  float2 old[kD];
+#pragma unroll
+  for (int n = 0; n < kD; ++n) {
+    old[n] = n * 8 + lane % 4 * 2 < p.Dv ? *reinterpret_cast<const float2*>(to + n * 8) : float2{};
+  }
+  __syncwarp(0xfu << (lane & ~3));  // all four have read the state
+  float kept = 0, here = 1;
+  RowState all = own;
+  if (before.l != 0) {
+    all.m = fmaxf(before.m, own.m);
+    const float origin = origin_of(all.m);
+    kept = exp2_fast(before.m - origin);
     here = exp2_fast(own.m - origin);
-    all = {high, fmaf(own.l, here, all.l * before)};
-  } else {
-    all = own;
+    all.l = fmaf(own.l, here, before.l * kept);
   }
   if (lane % 4 == 0) {
     a.states.m[i] = all.m;
     a.states.l[i] = all.l;
   }
-  float* const to = a.states.acc + i * LayerRows::pitch(p.Dv);
   here *= p.dropout.scale;
 #pragma unroll
   for (int n = 0; n < kD; ++n) {
-    const int column = n * 8 + lane % 4 * 2;
-    if (column >= p.Dv) continue;
-    auto& two = *reinterpret_cast<float2*>(to + column);
-    const float2 old = two;
-    two = {fmaf(acc[n][half * 2], here, old.x * before),
-           fmaf(acc[n][half * 2 + 1], here, old.y * before)};
+    if (n * 8 + lane % 4 * 2 >= p.Dv) continue;
+    *reinterpret_cast<float2*>(to + n * 8) = {fmaf(acc[n][half * 2], here, old[n].x * kept),
+                                              fmaf(acc[n][half * 2 + 1], here, old[n].y * kept)};
   }
 }
 
