@@ -55,6 +55,7 @@ std::vector<Row> ring_rows(const SuiteRequest& request) {
       sparse.shared_list = true;
       p.B = sparse.B = 2;
       add(fmt::format("Standard-n{}", n), p, false, "dense attention");
+      add(fmt::format("Distributed-n{}", n), p, false, "the same as Standard, in the original too");
       AttentionProblem window = p;
       window.window_left = window.window_right = n / 16;
       add(fmt::format("Hilbert-window-n{}", n), window, false,
