@@ -198,11 +198,11 @@ void poison(const TensorView& v, Context& context) {
 template <class Worker, class Options>
 void run(const char* op, const Tensors& t, const Options& options, const RingOptions& ring,
          Call call, Communicator& group, Context& context) {
-  std::optional<Worker> worker;
-  std::optional<Workspace> scratch;
+  Plan plan;
   std::string what;
   Lists lists;
-  Plan plan;
+  std::optional<Workspace> scratch;
+  std::optional<Worker> worker;  // the first to go: it waits for what is under way in scratch
   try {
     plan = checked(op, t, options, ring, call, group, context);
     const Options here = readable(op, plan, options, lists, context);

@@ -199,6 +199,7 @@ class CudaEngine final : public Engine {
     move_rows_up(kOp, x, from, count, stream_);
   }
   void copy_lanes(const TensorView& from, float* to) override {
+    const DeviceGuard guard(hop_.device.index);
     const auto width = static_cast<std::size_t>(from.shape[1]) * sizeof(float);
     ANNULUS_CUDA_CHECK(
         kOp, cudaMemcpy2DAsync(to, width, from.data,
