@@ -154,11 +154,11 @@ def test_results(folder):
         expect("Below their floor" not in html, "a row of the results is below its floor")
     # Every peer that python -m annulus.peers can write is explained too, measured yet or not.
     root = os.path.join(results, "..", "..")
-    peers = os.path.join(root, "python", "annulus")
-    for script in sorted(f for f in os.listdir(peers) if f.startswith("_peers_")):
+    peers = os.path.join(root, "python", "annulus", "peers")
+    for script in sorted(f for f in os.listdir(peers) if f.endswith(".py") and not f.startswith("_")):
         names = set(re.findall(r'"(torch-[a-z0-9-]+)"', read(peers, script).decode()))
         assert names, script
-        suite = script.removeprefix("_peers_").removesuffix(".py").replace("_", "-")
+        suite = script.removesuffix(".py").replace("_", "-")
         rows = write(b"".join(line({**GOOD, "suite": suite, "impl": name}) for name in names), folder, "peers.jsonl")
         if expect_code(0, annulus("report", rows, "--out", page), "report of peers"):
             expect("not explained" not in read(page).decode(), f"{suite}: a peer of {sorted(names)} has no words")

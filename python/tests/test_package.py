@@ -12,7 +12,7 @@ from contract import SAMPLES
 
 import annulus
 from annulus import peers
-from annulus._timing import turn
+from annulus.peers._timing import turn
 
 
 def test_log_says_once_what_runs():

@@ -7,7 +7,7 @@ import torch
 from samples_lrpe_cosine import GRADIENT, assert_close, cosine, rotate
 
 import annulus
-from annulus import _peers_lrpe_cosine as peers
+from annulus.peers import lrpe_cosine as peers
 
 ops = torch.ops.annulus
 

@@ -7,7 +7,7 @@ from samples_ring_rnn import ACTIVATIONS, ALL, good, problem
 from samples_ring_rnn import ring_rnn as formula
 
 import annulus
-from annulus import _peers_ring_rnn as peers
+from annulus.peers import ring_rnn as peers
 
 ops = torch.ops.annulus
 

@@ -21,15 +21,15 @@ import sys
 import torch
 import torch._functorch.config
 
-from ._info import info as build_info
+from .._info import info as build_info
 from ._peer import Skip
 from ._timing import Clock, summary
 
-# Suite -> module: _peers_<operator>.py beside this file is the suite <operator>, with dashes.
+# Suite -> module: <operator>.py beside this file is the suite <operator>, with dashes.
 SUITES = {
-    m.name.removeprefix("_peers_").replace("_", "-"): importlib.import_module("." + m.name, __package__)
-    for m in pkgutil.iter_modules([os.path.dirname(os.path.abspath(__file__))])
-    if m.name.startswith("_peers_")
+    m.name.replace("_", "-"): importlib.import_module("." + m.name, __name__)
+    for m in pkgutil.iter_modules(__path__)
+    if not m.name.startswith("_")
 }
 SCHEMA = 1
 ERROR_METRIC = "max|err|/max|ref|"  # reference: double precision
@@ -255,7 +255,3 @@ def main(arguments):
         output.break_off()
         raise
     return 1 if output.failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

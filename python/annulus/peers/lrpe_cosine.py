@@ -13,8 +13,8 @@ import math
 
 import torch
 
+from ..lrpe_cosine import lrpe_cosine, lrpe_rotate_qk
 from ._peer import Implementation, relative_error
-from .lrpe_cosine import lrpe_cosine, lrpe_rotate_qk
 
 H, D = 12, 128
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}

@@ -327,7 +327,7 @@ class Session:
         return lambda q, k, v: grouped(problem, lines, copies, q, k, v)
 
     def _compiled(self, copies, device, dtype):
-        from .peers import check_compiler
+        from . import check_compiler
 
         check_compiler(device)
         return torch.compile(self._by_branch(copies, device, dtype), dynamic=False)
@@ -352,7 +352,7 @@ class Session:
                                                    enable_gqa=problem.Hkv < problem.H))
 
     def _ours(self, mask):
-        from .attention import BlockCsr, attention, block_sparse_attention, dilated_attention  # the others need none
+        from ..attention import BlockCsr, attention, block_sparse_attention, dilated_attention  # the others need none
 
         problem = self._problem
         if problem.kind == "dense":

@@ -18,8 +18,8 @@ import dataclasses
 
 import torch
 
+from ..ring_rnn import ring_rnn
 from ._peer import Graph, Implementation, Skip, relative_error
-from .ring_rnn import ring_rnn
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 FUNCTIONS = {"relu": torch.relu, "gelu": torch.nn.functional.gelu}
