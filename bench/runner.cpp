@@ -88,7 +88,7 @@ int Runner::repetitions_for(double one_round_ms) const {
   return std::clamp(static_cast<int>(std::min(fit, 1e6)), kMinRepetitions, kMaxRepetitions);
 }
 
-std::vector<std::vector<double>> Runner::time_cpu(const Runs& runs) {
+std::vector<std::vector<double>> Runner::time_on_host(const Runs& runs) {
   std::vector<std::vector<double>> times(runs.size());
   const auto round = [&] {
     for (std::size_t i = 0; i < runs.size(); ++i) {
@@ -109,7 +109,8 @@ std::vector<std::vector<double>> Runner::time_cpu(const Runs& runs) {
 }
 
 std::vector<std::vector<double>> Runner::time(const Runs& runs) {
-  if (!on_cuda(options_.device)) return time_cpu(runs);
+  // Calls over processes return when they are done, and all ranks must make as many.
+  if (!on_cuda(options_.device) || options_.group) return time_on_host(runs);
   cuda_->time(runs, 3);
   const double round_ms = milliseconds([&] { cuda_->time(runs, 3); }) / 3;
   return cuda_->time(runs, repetitions_for(round_ms));

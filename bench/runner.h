@@ -53,7 +53,7 @@ class Runner {
   // Milliseconds of every repetition, one list an implementation.
   using Runs = std::vector<std::function<void()>>;
   std::vector<std::vector<double>> time(const Runs& runs);
-  std::vector<std::vector<double>> time_cpu(const Runs& runs);
+  std::vector<std::vector<double>> time_on_host(const Runs& runs);
   std::vector<Record> measure_or_throw(const Row& row, const Record& blank);
   int repetitions_for(double one_round_ms) const;
 

@@ -63,6 +63,7 @@ void note_stop_signals() {
 }
 
 bool stop_asked() { return noted_signal != 0; }
-int stop_code() { return 128 + noted_signal; }
+// Where another process was asked, and told this one, the code is its: SIGINT.
+int stop_code() { return 128 + (noted_signal != 0 ? static_cast<int>(noted_signal) : SIGINT); }
 
 }  // namespace annulus::cli

@@ -89,8 +89,12 @@ void* allocate_async(std::size_t bytes, int device, void* stream) {
   return allocate_by(get, "cudaMallocAsync", device);
 }
 
-void free_async(void* p, int, void* stream) noexcept {
-  (void)cudaFreeAsync(p, static_cast<cudaStream_t>(stream));
+void free_async(void* p, int device, void* stream) noexcept {
+  int current = 0;  // the default stream is that of the current device
+  if (cudaGetDevice(&current) == cudaSuccess && cudaSetDevice(device) == cudaSuccess) {
+    (void)cudaFreeAsync(p, static_cast<cudaStream_t>(stream));
+    (void)cudaSetDevice(current);
+  }
 }
 
 void copy(void* dst, const void* src, std::size_t bytes) {

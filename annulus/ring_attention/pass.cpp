@@ -273,10 +273,15 @@ void Pass::run(int layer, std::string_view op, Communicator& group, const Comput
     }
     here_rows_ = std::move(coming_rows_);
     sent_rows_ = std::move(going_rows_);
-    const bool came = count_of(here_rows_) > 0;
-    // Rows behind which some are missing are not continued.
-    if (!step.receive.empty() && (!came || have_.end != step.receive.first)) flush(compute);
-    if (came) unpack(here_rows_, step.receive, step.own);
+    // Rows behind which some are missing are not continued, but where a cell would be divided: there nobody sees what is missing,
+    // and zeros stand for it.
+    const bool next = !have_.empty() && have_.end == step.receive.first;
+    const bool came = count_of(here_rows_) > 0,
+               within_cell = cell_ > 0 && next && have_.end % cell_ != 0;
+    if (!step.receive.empty() && !(came ? next : within_cell)) flush(compute);
+    if (came || (within_cell && !step.receive.empty())) {
+      unpack(here_rows_, step.receive, step.own);
+    }
     if (i + 1 < steps.size()) transfers.push_back(begin(steps[i + 1], hop(i + 1), op, group));
     take(step, compute);
     if (returns()) send_back(step, hop(i), group);

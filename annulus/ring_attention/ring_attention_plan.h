@@ -32,8 +32,9 @@ struct RingPlanProblem {
   bool causal = false;
   std::int64_t window_left = -1, window_right = -1;  // as in AttentionOptions
   Balance balance = Balance::kZigzag;
-  std::int64_t slice = 1536;  // as in RingOptions
-  double memory_bytes = 0;    // that a rank has; 0: not asked
+  std::int64_t slice =
+      1536;  // rows of a message, at most: RingOptions' on the CPU; it has 8192 on GPUs
+  double memory_bytes = 0;  // that a rank has; 0: not asked
 };
 
 // Over the ranks.
@@ -88,7 +89,8 @@ struct RingPlan {
 ANNULUS_API RingPlan plan_ring(const RingPlanProblem& problem);
 
 // Bytes that a rank's calls send, exactly, of every form: what Communicator::traffic().bytes grows by. q, k and v are the rank's
-// shards, of which only shapes and dtype are read; block lists are read.
+// shards, of which only shapes, dtype and device are read; block lists are read, and so must lie on the host: those of deterministic
+// calls on CUDA, which send larger cells, are not to be had.
 struct RingTraffic {
   std::uint64_t forward = 0, backward = 0;
 

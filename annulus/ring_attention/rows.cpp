@@ -43,12 +43,9 @@ std::vector<Line> disjoint(std::vector<Line> lines) {
   return joined;
 }
 
-Range in_cells(Range rows, std::int64_t cell) {
-  return {rows.first / cell * cell, ceil_div(rows.end, cell) * cell};
-}
 // The parts of `rows` in whole cells, as far as they are in `piece`.
 Line within(const Line& line, Range rows, Range piece, std::int64_t cell) {
-  if (cell > 0) rows = in_cells(rows, cell);
+  if (cell > 0) rows = {rows.first / cell * cell, ceil_div(rows.end, cell) * cell};
   return line.cut(std::max(rows.first, piece.first), std::min(rows.end, piece.end));
 }
 void add(std::vector<Line>& lines, const Line& line) {
@@ -101,9 +98,7 @@ void add_keys(const P& pattern, std::int64_t h, Range queries, Range piece, std:
 template <class P>
 void add_queries(const P& pattern, std::int64_t h, Range keys, Range piece, std::int64_t cell,
                  std::vector<Line>& lines) {
-  // A cell may have many rows of blocks: all of it comes where one of them is needed.
-  const Range cells = cell > 0 ? in_cells(piece, cell) : piece;
-  for_each_sweep(pattern, h, cells, [&](attention::Sweep s) {
+  for_each_sweep(pattern, h, piece, [&](attention::Sweep s) {
     s.keys = s.keys.cut(keys.first, keys.end);
     if (s.keys.count == 0) return;
     Range seeing = s.seeing_any({0, s.keys.count});
@@ -119,8 +114,7 @@ void add_queries(const P& pattern, std::int64_t h, Range keys, Range piece, std:
       seeing = any;
     }
     if (seeing.empty()) return;
-    const Line all = s.blocks.defined() ? Line{0, 1, cells.end} : s.queries;
-    add(lines, within(cell > 0 ? all : s.queries, rows_of(s.queries, seeing), piece, cell));
+    add(lines, within(s.queries, rows_of(s.queries, seeing), piece, cell));
   });
 }
 

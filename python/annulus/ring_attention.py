@@ -88,7 +88,7 @@ def ring_attention(
     segment_lengths and dilation_rates, with mode, offset_map, multiplicity, alpha_grad and group_remainder: dilated_attention.
     block_mask and block_size: block_sparse_attention; the mask is that of the whole sequence, on every rank.
     causal, softmax_scale, window_size, dropout_p, dropout_seed, checkpoint, return_lse: as there.
-    deterministic: the same bits for every P, which takes about twice as long.
+    deterministic: the same bits for every P, which takes two to three times as long.
     deadline_s: how long a rank waits for another.
 
     All ranks make the same calls with the same options, forward and backward; ranks that do not fit together all raise RankLost

@@ -144,7 +144,7 @@ std::int64_t key_rows(const Plan& plan) { return plan.B * plan.Tk * plan.Hkv; }
 // each has several tiles of keys. Below four merging costs more than it gains. It depends on the problem and the device alone.
 int parts_of(const Plan& plan) {
   constexpr std::int64_t kMost = 16, kFewest = 4, kTile = 64, kFewestTiles = 4;
-  if (plan.layers > 1 || no_queries(plan) || no_sequences(plan)) return 1;
+  if (plan.part || plan.layers > 1 || no_queries(plan) || no_sequences(plan)) return 1;
   const AnyPattern pattern = pattern_of(plan);
   if (pattern.kind == Kind::kBlocks) return 1;
   // Hopper's kernels are faster with a quarter of the device than others with all of it. (Whoever asks for the others, or has
@@ -493,6 +493,18 @@ States states_of(const Plan& plan) {
   return {plan.part->acc, m, m + query_rows(plan)};
 }
 
+// Whether Hopper's kernels run for a call. (Of a backward whose inputs are not finite only the device knows that others do.)
+bool on_hopper(const Plan& plan) {
+  KeyGradientArgs a;
+  a.p = problem_of(plan);
+  if (!plan.do_.defined()) {
+    return parts_of(plan) == 1 && sm90::takes_forward(plan.op, plan.dtype, a.p);
+  }
+  a.do_ = operand_of(plan.do_);
+  return in_one_pass(plan) && plan.dq.defined() && plan.dk.defined() && !no_queries(plan) &&
+         !no_keys(plan) && sm90::takes_gradient(plan.op, plan.dtype, a);
+}
+
 }  // namespace
 
 void forward_part(const Plan& plan, Context& context) {
@@ -551,24 +563,9 @@ std::size_t backward_workspace(const Plan& plan) {
   return scratch_bytes([&](ScratchLayout& layout) { scratch.lay_out(plan, layout); });
 }
 
-namespace {
-
-// Whether Hopper's kernels run for a call. (Of a backward whose inputs are not finite only the device knows that others do.)
-bool on_hopper(const Plan& plan) {
-  KeyGradientArgs a;
-  a.p = problem_of(plan);
-  if (!plan.do_.defined()) {
-    return parts_of(plan) == 1 && sm90::takes_forward(plan.op, plan.dtype, a.p);
-  }
-  a.do_ = operand_of(plan.do_);
-  return in_one_pass(plan) && plan.dq.defined() && plan.dk.defined() && !no_queries(plan) &&
-         !no_keys(plan) && sm90::takes_gradient(plan.op, plan.dtype, a);
-}
-
-}  // namespace
-
-const char* how(const Plan& plan) {
-  const DeviceGuard guard(plan.device.index);
+const char* how(const Plan& call) {
+  const DeviceGuard guard(call.device.index);
+  const Plan plan = call.part ? one_layer(call) : call;
   if (!plan.portable && on_hopper(plan)) {
     const bool narrow = plan.D <= 64 && plan.Dv <= 64;
     if (plan.dtype == DType::kBF16) {

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <mutex>
 #include <string>
@@ -29,10 +30,12 @@ constexpr const char* kOp = "ring_attention";
 // To have pinned memory takes longer than many a call: what one gives back the next one has.
 class PinnedPool {
  public:
+  // In powers of two, so that calls of many sizes share few blocks.
   std::pair<std::byte*, std::size_t> take(std::size_t bytes) {
+    bytes = std::bit_ceil(bytes);
     const std::lock_guard lock(mutex_);
-    const auto found = free_.lower_bound(bytes);
-    if (found != free_.end() && found->first <= 2 * bytes + (std::size_t{1} << 20)) {
+    const auto found = free_.find(bytes);
+    if (found != free_.end()) {
       const std::pair<std::byte*, std::size_t> block{found->second, found->first};
       free_.erase(found);
       return block;
@@ -70,13 +73,17 @@ class CudaEngine final : public Engine {
   explicit CudaEngine(const Plan& hop) : Engine(hop) {}
   ~CudaEngine() override {
     if (copies_ == nullptr) return;
-    // What is under way writes to memory that others will have.
+    // What is under way writes to memory that others will have. (The default stream is that of the device at hand.)
+    int device = 0;
+    (void)cudaGetDevice(&device);
+    (void)cudaSetDevice(hop_.device.index);
     (void)cudaStreamSynchronize(copies_);
     (void)cudaStreamSynchronize(stream_);
     (void)cudaEventDestroy(ready_);
     (void)cudaEventDestroy(used_);
     (void)cudaEventDestroy(came_);
     (void)cudaStreamDestroy(copies_);
+    (void)cudaSetDevice(device);
     if (host_ != nullptr) pinned_pool().give_back(host_, host_size_);
   }
 
@@ -100,6 +107,7 @@ class CudaEngine final : public Engine {
     std::tie(host_, host_size_) = pinned_pool().take(host_bytes_);
   }
   void close() override {
+    const DeviceGuard guard(hop_.device.index);
     ANNULUS_CUDA_CHECK(kOp, cudaStreamSynchronize(copies_));
     ANNULUS_CUDA_CHECK(kOp, cudaStreamSynchronize(stream_));
   }
@@ -141,6 +149,8 @@ class CudaEngine final : public Engine {
     ANNULUS_CUDA_CHECK(kOp, cudaEventRecord(ready_, stream_));
     ANNULUS_CUDA_CHECK(kOp, cudaStreamWaitEvent(copies_, ready_, 0));
     ANNULUS_CUDA_CHECK(kOp, cudaEventRecord(used_, stream_));
+    // Who writes to the device's memory by itself knows no stream: whatever had that memory before is done.
+    if (host_ == nullptr) ANNULUS_CUDA_CHECK(kOp, cudaEventSynchronize(ready_));
   }
   void pack(std::span<const TensorView> from, std::int64_t first, const Rows& rows,
             std::span<const Message> to, Origin origin) override {

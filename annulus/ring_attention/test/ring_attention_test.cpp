@@ -72,6 +72,17 @@ TEST(RingAttention, DeterministicMeansTheSameBitsForEveryDivision) {
   }
 }
 
+// Slices that lie between two rows of a line, so that nothing of them comes.
+TEST(RingAttention, DeterministicWhereASliceHasNoRowOfALine) {
+  P p = ring::longnet(64, {64}, {8});
+  p.H = p.Hkv = 2;
+  RingSequence s(p);
+  const std::string one = s.run(1, Balance::kContiguous, true);
+  for (const int ranks : {1, 2, 5}) {
+    EXPECT_EQ(s.apart(one, s.run(ranks, Balance::kZigzag, true, 2)), "") << ranks << " ranks";
+  }
+}
+
 // The root of the mean square distance of all outputs from their definition in fp64, each relative to its own size, of the
 // tensors that the last run filled.
 double error_of(const RingSequence& s, const P& p) {

@@ -30,7 +30,7 @@ def rows_of_two(annulus, folder):
     rows = [json.loads(line) for line in read(folder / "rows.jsonl").splitlines()]
     assert [printed["record"] for printed in json.loads(got.stdout)["benchmarks"]] == rows, got.stdout
     names = sorted((r["row"], r["impl"]) for r in rows)
-    assert names == sorted([(f"{kind}-n1024-P2", "annulus-mpi") for kind in ("Standard", "Hilbert-window", "BlockSparse", "Standard-fwdbwd")]
+    assert names == sorted([(f"{kind}-n1024-P2", "annulus-mpi") for kind in ("Standard", "Distributed", "Hilbert-window", "BlockSparse", "Standard-fwdbwd")]
                            + [("Standard-fwdbwd-n1024-P2", "annulus-deterministic-mpi")]), names
     for r in rows:
         assert r["status"] == "ok" and r["params"]["transport"] == "mpi" and r["params"]["ranks"] == 2, r
