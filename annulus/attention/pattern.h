@@ -29,8 +29,8 @@ struct Line {
   // How many of its rows are less than `row`.
   ANNULUS_HD std::int64_t before(std::int64_t row) const {
     if (row <= first) return 0;
-    const std::int64_t n = step == 1 ? row - first : (row - first + step - 1) / step;
-    return n < count ? n : count;
+    if (row > at(count - 1)) return count;  // mostly: a division is what takes time here
+    return step == 1 ? row - first : (row - first + step - 1) / step;
   }
   // Its rows from `from` to `to` - 1.
   ANNULUS_HD Line cut(std::int64_t from, std::int64_t to) const {

@@ -67,9 +67,25 @@ struct AnyPattern {
   Dilated dilated;
   Blocks blocks;
   Window window;
+  // Where all heads of all samples have one sweep and the same, the host makes it: a block of threads that has to begins
+  // microseconds later.
+  bool has_one = false;
+  Sweep one;
+
+  void finish() {
+    has_one = kind == Kind::kDense && !dense.cu_queries.defined() && !dense.key_lengths.defined();
+    if (!has_one) return;
+    one = dense.sweep(0, 0, 0);
+    window.cut(one);
+  }
 
   // `layer`: LongNet's branch, which a block of threads finds in its number; of everything else there is one.
   ANNULUS_HD Sweep sweep(int layer, std::int64_t b, std::int64_t h, std::int64_t i) const {
+    if (has_one) {
+      Sweep s = one;
+      s.sample = b;
+      return s;
+    }
     Sweep s = kind == Kind::kDense     ? dense.sweep(b, h, i)
               : kind == Kind::kDilated ? dilated.sweep_of(branch_of(layer, h), b, h, i)
                                        : blocks.sweep(b, h, i);
@@ -134,6 +150,7 @@ struct AnyPattern {
   }
   ANNULUS_HD Place place(int layer, std::int64_t h, std::int64_t slot, bool of_queries,
                          int size) const {
+    if (has_one) return {0, slot};
     if (kind == Kind::kDense) {
       if (!dense.cu_queries.defined()) return {0, slot};
       const Integers& ends = of_queries ? dense.cu_queries : dense.cu_keys;

@@ -1,14 +1,11 @@
-// The launches of a call, and its scratch.
+// The launches of a call.
 
-#include <algorithm>
-#include <cmath>
 #include <string>
-#include <type_traits>
 
 #include "annulus/attention/cuda/launch.h"
+#include "annulus/attention/cuda/scratch.h"
 #include "annulus/attention/cuda/sm90/launch.h"
 #include "annulus/core/errors.h"
-#include "annulus/core/scratch.h"
 #include "annulus/cuda/check.h"
 #include "annulus/cuda/memory.h"
 
@@ -17,106 +14,6 @@ namespace annulus::attention::cuda {
 namespace {
 
 using namespace annulus::cuda;
-
-Operand operand_of(const TensorView& v) {
-  if (!v.defined()) return {};
-  Operand o;
-  o.data = v.data;
-  o.batch = v.stride[0];
-  if (v.rank == 3) {  // (batch, heads, rows)
-    o.head = v.stride[1];
-    o.row = v.stride[2];
-    return o;
-  }
-  o.row = v.stride[1];
-  o.head = v.stride[2];
-  o.column = v.stride[3];
-  const std::int64_t width = 16 / size_of(v.dtype);
-  // A stride of an axis of size 1 may be anything, and is only ever multiplied by 0.
-  const auto aligned = [&](int axis) {
-    const auto i = static_cast<std::size_t>(axis);
-    return v.shape[i] <= 1 || v.stride[i] % width == 0;
-  };
-  o.whole = (v.stride[3] == 1 || v.shape[3] <= 1) && v.shape[3] % 8 == 0 && aligned(0) &&
-            aligned(1) && aligned(2) && reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0;
-  return o;
-}
-
-AnyPattern pattern_of(const Plan& plan) {
-  AnyPattern any;
-  if (plan.part) {
-    any.window = {true, plan.part->first_query, plan.Tq, plan.part->first_key, plan.Tk};
-  }
-  visit_layer(plan, plan.part ? plan.part->layer : 0, [&](const auto& pattern) {
-    using P = std::remove_cvref_t<decltype(pattern)>;
-    if constexpr (std::is_same_v<P, Dense>) {
-      any.kind = Kind::kDense;
-      any.dense = pattern;
-    } else if constexpr (std::is_same_v<P, Dilated>) {
-      any.kind = Kind::kDilated;
-      any.dilated = pattern;
-    } else {
-      any.kind = Kind::kBlocks;
-      any.blocks = pattern;
-    }
-  });
-  return any;
-}
-
-LayerRows layer_rows(const Plan& plan) {
-  return plan.layers > 1 ? LayerRows(std::get<Dilated>(plan.pattern), plan.layers) : LayerRows();
-}
-
-Problem problem_of(const Plan& plan) {
-  Problem p;
-  p.pattern = pattern_of(plan);
-  if (plan.part) {  // one layer, which has no rows of its own
-    p.order_of_layers[0] = static_cast<std::uint8_t>(plan.part->layer);
-    p.fixed = plan.part->fixed;
-  } else {
-    p.layers = plan.layers;
-    p.rows = layer_rows(plan);
-    for (int i = 0; i < p.layers; ++i) p.order_of_layers[i] = static_cast<std::uint8_t>(i);
-  }
-  std::stable_sort(p.order_of_layers, p.order_of_layers + p.layers, [&](int i, int j) {
-    return p.pattern.longest_sweep(i, false) > p.pattern.longest_sweep(j, false);
-  });
-  p.B = plan.B;
-  p.H = plan.H;
-  p.Hkv = plan.Hkv;
-  p.group = plan.heads_per_key();
-  p.Tq = plan.Tq;
-  p.Tk = plan.Tk;
-  p.D = static_cast<int>(plan.D);
-  p.Dv = static_cast<int>(plan.Dv);
-  p.q = operand_of(plan.q);
-  p.k = operand_of(plan.k);
-  p.v = operand_of(plan.v);
-  p.lse = operand_of(plan.lse);
-  if (plan.order.defined()) {
-    p.order = {plan.order.data, plan.order.dtype == DType::kI64, plan.order.stride[0]};
-  }
-  p.dropout = plan.dropout;
-  p.scale = static_cast<float>(plan.scale);
-  const auto exponent = static_cast<float>(plan.scale * 1.4426950408889634);
-  p.scale_first = !(exponent > 0);
-  p.score_scale = p.scale_first ? exponent : 1;
-  p.exponent_scale = p.scale_first ? 1 : exponent;
-  return p;
-}
-
-bool no_queries(const Plan& plan) { return plan.B == 0 || plan.Tq == 0 || plan.H == 0; }
-bool no_keys(const Plan& plan) { return plan.B == 0 || plan.Tk == 0 || plan.Hkv == 0; }
-// Packed rows, but no sequence that has them: the integers do not say what they should, and there is no one to read.
-bool no_sequences(const Plan& plan) {
-  const auto* dense = std::get_if<Dense>(&plan.pattern);
-  return dense != nullptr && dense->sequences < 1;
-}
-bool is_dilated(const Plan& plan) { return std::holds_alternative<Dilated>(plan.pattern); }
-bool has_key_lengths(const Plan& plan) {
-  const auto* dense = std::get_if<Dense>(&plan.pattern);
-  return dense != nullptr && dense->key_lengths.defined();
-}
 
 // f.operator()<T>()
 template <class F>
@@ -136,100 +33,6 @@ void visit_16_bits(DType dtype, F&& f) {
   if (dtype == DType::kBF16) return f.template operator()<bfloat16>();
   f.template operator()<float16>();
 }
-
-std::int64_t query_rows(const Plan& plan) { return plan.B * plan.Tq * plan.H; }
-std::int64_t key_rows(const Plan& plan) { return plan.B * plan.Tk * plan.Hkv; }
-
-// Into how many parts the keys of a tile of queries are divided: as many as the device has room for beside what there is, if
-// each has several tiles of keys. Below four merging costs more than it gains. It depends on the problem and the device alone.
-int parts_of(const Plan& plan) {
-  constexpr std::int64_t kMost = 16, kFewest = 4, kTile = 64, kFewestTiles = 4;
-  if (plan.part || plan.layers > 1 || no_queries(plan) || no_sequences(plan)) return 1;
-  const AnyPattern pattern = pattern_of(plan);
-  if (pattern.kind == Kind::kBlocks) return 1;
-  // Hopper's kernels are faster with a quarter of the device than others with all of it. (Whoever asks for the others, or has
-  // strides for them, has the same scratch.)
-  if (plan.dtype != DType::kF32 && plan.D <= 128 && plan.Dv <= 128 && plan.D % 8 == 0 &&
-      plan.Dv % 8 == 0 && !plan.dropout.any() && pattern.longest_sweep(0, true) > kShortSweep &&
-      is_hopper(plan.device.index) &&
-      4 * plan.B * plan.H * pattern.slots(0, true, 128) >= multiprocessors_of(plan.device.index)) {
-    return 1;
-  }
-  std::int64_t keys = pattern.longest_sweep(0, false);
-  if (pattern.kind == Kind::kDense && pattern.dense.left < kFar && pattern.dense.right < kFar) {
-    keys = std::min(keys, pattern.dense.left + pattern.dense.right + kTile);
-  }
-  const std::int64_t tiles = plan.B * plan.H * pattern.slots(0, true, kTile),
-                     places = 2 * multiprocessors_of(plan.device.index);
-  const std::int64_t parts =
-      std::min({kMost, places / std::max<std::int64_t>(tiles, 1), keys / (kTile * kFewestTiles)});
-  return parts < kFewest ? 1 : static_cast<int>(parts);
-}
-
-struct ForwardScratch {
-  States states;
-  int parts = 1;
-
-  void lay_out(const Plan& plan, ScratchLayout& scratch) {
-    if (no_queries(plan)) return;
-    parts = parts_of(plan);
-    if (plan.layers == 1 && parts == 1) return;
-    const std::int64_t rows =
-        plan.layers > 1 ? plan.B * plan.H * layer_rows(plan).count : parts * query_rows(plan);
-    scratch(states.acc, rows * LayerRows::pitch(plan.Dv));
-    scratch(states.m, rows);
-    scratch(states.l, rows);
-  }
-};
-
-// Whether gradients of q, k and v are made together, if all are wanted: with atomics, and tiles that need much shared memory.
-bool in_one_pass(const Plan& plan) {
-  return !plan.deterministic && plan.dtype != DType::kF32 && plan.D <= 128 && plan.Dv <= 128 &&
-         has_much_shared(plan.device.index);
-}
-
-struct BackwardScratch {
-  float* delta = nullptr;
-  ForwardScratch forward;  // where every layer has a delta of its own
-  // In one pass: sums in fp32, of the rows of layers where there are several; and GradientArgs::not_finite.
-  float* dq = nullptr;
-  int* not_finite = nullptr;
-  // Of layers: the rows of dq, and once those are summed (or in one pass) of dk, and of dv.
-  float *of_layers = nullptr, *dv_of_layers = nullptr;
-  // Sums in fp32 over heads that share keys, but not the same ones; and where keys may be of no tile.
-  float *dk = nullptr, *dv = nullptr;
-
-  void lay_out(const Plan& plan, ScratchLayout& scratch) {
-    if (no_queries(plan)) return;
-    const std::int64_t rows = layer_rows(plan).count;
-    const bool own_deltas = plan.stop_alpha_gradient && plan.layers > 1;
-    scratch(delta, own_deltas ? plan.B * plan.H * rows : query_rows(plan));
-    if (own_deltas) forward.lay_out(plan, scratch);
-    if (plan.layers > 1) scratch(of_layers, plan.B * plan.H * rows * LayerRows::pitch(plan.D));
-    if (no_keys(plan)) return;
-    if (in_one_pass(plan)) {
-      scratch(dq, dq_count(plan));
-      scratch(not_finite, 1);
-    }
-    if (!is_dilated(plan)) return;
-    if (plan.layers > 1) {
-      scratch(dv_of_layers, plan.B * plan.Hkv * rows * LayerRows::pitch(plan.Dv));
-    }
-    if (plan.layers == 1 || plan.heads_per_key() > 1) {
-      scratch(dk, key_rows(plan) * LayerRows::pitch(plan.D));
-      scratch(dv, key_rows(plan) * LayerRows::pitch(plan.Dv));
-    }
-  }
-  static std::int64_t dq_count(const Plan& plan) {
-    const std::int64_t rows =
-        plan.layers > 1 ? plan.B * plan.H * layer_rows(plan).count : query_rows(plan);
-    return rows * LayerRows::pitch(plan.D);
-  }
-  Deltas deltas(const Plan& plan) const {
-    const bool apart = plan.part && plan.part->delta_rows > 0;
-    return {delta, forward.states.acc != nullptr, apart ? plan.part->delta_rows : plan.Tq};
-  }
-};
 
 void run_forward(const Plan& plan, const ForwardScratch& scratch, cudaStream_t stream) {
   ForwardArgs a;

@@ -74,91 +74,99 @@ __device__ __forceinline__ void weigh(float (&s)[kM][kN][4], RowStates<kM * 2>& 
   }
 }
 
-// A row's sums, of which four lanes have a part each, to those of the keys before.
+// ---- Rows of a tile out of registers. All lanes of a warp come along, also those whose rows do not exist: a warp that is
+// divided here has fewer registers in the loops before it.
+
+// To states: of the layer or part, or (carries) added to those of the keys before.
 template <int kD>
-__device__ __forceinline__ void add_to_state(const ForwardArgs& a, const QueryBlock& at, int row,
-                                             RowState own, const float (&acc)[kD][4], int half) {
+__device__ __forceinline__ void store_state(const ForwardArgs& a, const QueryBlock& at, int row,
+                                            RowState own, const float (&acc)[kD][4], int half) {
   const Problem& p = a.p;
   const int lane = static_cast<int>(threadIdx.x) & 31;
-  const std::int64_t i = p.part_row(0, at.b, at.h, at.query(row));
-  float* const to = a.states.acc + i * LayerRows::pitch(p.Dv) + lane % 4 * 2;
-  // All is asked for at once: one number after the other it takes as long as eight tiles of keys.
-  const RowState before{a.states.m[i], a.states.l[i]};
-  float2 old[kD];
-#pragma unroll
-  for (int n = 0; n < kD; ++n) {
-    old[n] = n * 8 + lane % 4 * 2 < p.Dv ? *reinterpret_cast<const float2*>(to + n * 8) : float2{};
+  const bool leads = lane % 4 == 0;
+  // Of a row that saw no key nothing is added.
+  const bool there = row < at.count && (!a.carries || own.l != 0);
+  std::int64_t i = 0;
+  if (there) {
+    i = a.carries     ? p.part_row(0, at.b, at.h, at.query(row))
+        : a.parts > 1 ? p.part_row(at.part, at.b, at.h, p.token(at.query(row)))
+                      : at.layer_row + row;
   }
-  __syncwarp(0xfu << (lane & ~3));  // all four have read the state
   float kept = 0, here = 1;
-  RowState all = own;
-  if (before.l != 0) {
-    all.m = fmaxf(before.m, own.m);
-    const float origin = origin_of(all.m);
-    kept = exp2_fast(before.m - origin);
-    here = exp2_fast(own.m - origin);
-    all.l = fmaf(own.l, here, before.l * kept);
+  if (a.carries) {
+    RowState before{0, 0};
+    if (there && leads) before = {a.states.m[i], a.states.l[i]};
+    before.m = __shfl_sync(~0u, before.m, lane & ~3);
+    before.l = __shfl_sync(~0u, before.l, lane & ~3);
+    if (before.l != 0) {
+      const float high = fmaxf(before.m, own.m), origin = origin_of(high);
+      kept = exp2_fast(before.m - origin);
+      here = exp2_fast(own.m - origin);
+      own = {high, fmaf(own.l, here, before.l * kept)};
+    }
   }
-  if (lane % 4 == 0) {
-    a.states.m[i] = all.m;
-    a.states.l[i] = all.l;
+  if (there && leads) {
+    a.states.m[i] = own.m;
+    a.states.l[i] = own.l;
   }
   here *= p.dropout.scale;
+  float* const to = a.states.acc + i * LayerRows::pitch(p.Dv) + lane % 4 * 2;
+  const int columns = there ? p.Dv - lane % 4 * 2 : 0;
+  // Some are asked for at once: one after the other they take as long as eight tiles of keys.
+  constexpr int kAtOnce = kD < 8 ? kD : 8;
 #pragma unroll
-  for (int n = 0; n < kD; ++n) {
-    if (n * 8 + lane % 4 * 2 >= p.Dv) continue;
-    *reinterpret_cast<float2*>(to + n * 8) = {fmaf(acc[n][half * 2], here, old[n].x * kept),
-                                              fmaf(acc[n][half * 2 + 1], here, old[n].y * kept)};
+  for (int first = 0; first < kD; first += kAtOnce) {
+    float2 old[kAtOnce] = {};
+    if (a.carries) {
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        const int column = (first + n) * 8;
+        if (column < columns) old[n] = *reinterpret_cast<const float2*>(to + column);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      const int column = (first + n) * 8;
+      const float(&sums)[4] = acc[first + n];
+      const float2 sum{fmaf(sums[half * 2], here, old[n].x * kept),
+                       fmaf(sums[half * 2 + 1], here, old[n].y * kept)};
+      if (column < columns) *reinterpret_cast<float2*>(to + column) = sum;
+    }
   }
 }
 
-// Rows of the tile out of registers: o and lse, or states of the layer.
+// To o and lse.
+template <class T, int kD>
+__device__ __forceinline__ void store_output(const ForwardArgs& a, const QueryBlock& at, int row,
+                                             RowState own, const float (&acc)[kD][4], int half) {
+  const Problem& p = a.p;
+  const bool there = row < at.count;
+  const std::int64_t token = there ? p.token(at.query(row)) : 0;
+  if (there && threadIdx.x % 4 == 0 && p.lse.data != nullptr) {
+    constexpr float kLog2 = 0.693147181f;
+    p.lse.at<float>(at.b, at.h)[token * p.lse.row] =
+        own.l == 0 ? kNoScore : fmaf(own.m, kLog2, logf(own.l));
+  }
+  store_sums(acc, half, own.l == 0 ? 0.0f : p.dropout.scale / own.l,
+             a.o.at<T>(at.b, at.h) + token * a.o.row, a.o, 0, there ? p.Dv : 0);
+}
+
 template <class T, int kRows, int kM, int kD>
 __device__ __forceinline__ void store_rows(const ForwardArgs& a, const QueryBlock& at,
                                            int first_row, RowStates<kRows>& state,
                                            float (&acc)[kM][kD][4]) {
   static_assert(kRows == kM * 2);
-  const Problem& p = a.p;
   const int lane = static_cast<int>(threadIdx.x) & 31;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) state.l[r] = warp_sum<4>(state.l[r]);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const int row = first_row + r * 8 + lane / 4;
-    if (row >= at.count) continue;
-    const float l = state.l[r], high = state.m[r] * p.exponent_scale;
-    if (a.carries) {
-      if (l != 0) add_to_state(a, at, row, {high, l}, acc[r / 2], r % 2);
-      continue;
-    }
+    const RowState own{state.m[r] * a.p.exponent_scale, state.l[r]};
     if (a.states.acc != nullptr) {
-      const std::int64_t i = a.parts > 1 ? p.part_row(at.part, at.b, at.h, p.token(at.query(row)))
-                                         : at.layer_row + row;
-      if (lane % 4 == 0) {
-        a.states.m[i] = high;
-        a.states.l[i] = l;
-      }
-      float* const to = a.states.acc + i * LayerRows::pitch(p.Dv);
-#pragma unroll
-      for (int n = 0; n < kD; ++n) {
-        store_two(to, 1, true, n * 8 + lane % 4 * 2, p.Dv,
-                  acc[r / 2][n][r % 2 * 2] * p.dropout.scale,
-                  acc[r / 2][n][r % 2 * 2 + 1] * p.dropout.scale);
-      }
-      continue;
-    }
-    const std::int64_t token = p.token(at.query(row));
-    if (lane % 4 == 0 && p.lse.data != nullptr) {
-      constexpr float kLog2 = 0.693147181f;
-      p.lse.at<float>(at.b, at.h)[token * p.lse.row] =
-          l == 0 ? kNoScore : fmaf(high, kLog2, logf(l));
-    }
-    const float factor = l == 0 ? 0.0f : p.dropout.scale / l;
-    T* const to = a.o.at<T>(at.b, at.h) + token * a.o.row;
-#pragma unroll
-    for (int n = 0; n < kD; ++n) {
-      store_two(to, a.o.column, a.o.whole, n * 8 + lane % 4 * 2, p.Dv,
-                acc[r / 2][n][r % 2 * 2] * factor, acc[r / 2][n][r % 2 * 2 + 1] * factor);
+      store_state(a, at, row, own, acc[r / 2], r % 2);
+    } else {
+      store_output<T>(a, at, row, own, acc[r / 2], r % 2);
     }
   }
 }

@@ -45,7 +45,7 @@ __device__ __forceinline__ void score_gradients(float (&dp)[kM][kN][4],
 }
 
 // Rows of registers times `scale`, of the columns from first_column on; token(row) is where a row lies, of those that exist,
-// and layer_row the first among those of layers.
+// and layer_row the first among those of layers. All lanes of a warp come along: see forward_rows.cuh.
 template <class T, int kM, int kD, class Token>
 __device__ __forceinline__ void store_gradient(const float (&acc)[kM][kD][4], float scale,
                                                int first_row, int first_column, int count,
@@ -58,34 +58,27 @@ __device__ __forceinline__ void store_gradient(const float (&acc)[kM][kD][4], fl
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = first_row + m * 16 + half * 8 + lane / 4;
-      if (row >= count) continue;
-      if (to.layers != nullptr) {
-        float* const line = to.layers + (layer_row + row) * LayerRows::pitch(columns);
+      const bool there = row < count;
+      const int end = there ? columns : 0;
+      if (to.layers == nullptr && to.sum == nullptr) {
+        const std::int64_t t = there ? token(row) : 0;
+        store_sums(acc[m], half, scale, to.tensor.at<T>(b, h) + t * to.tensor.row, to.tensor,
+                   first_column, end);
+        continue;
+      }
+      std::int64_t i = 0;
+      if (there) i = to.layers != nullptr ? layer_row + row : (b * rows + token(row)) * heads + h;
+      float* const line = (to.layers != nullptr ? to.layers : to.sum) +
+                          i * LayerRows::pitch(columns) + first_column + lane % 4 * 2;
+      const bool adds = to.layers == nullptr;
 #pragma unroll
-        for (int n = 0; n < kD; ++n) {
-          store_two(line, 1, true, first_column + n * 8 + lane % 4 * 2, columns,
-                    acc[m][n][half * 2] * scale, acc[m][n][half * 2 + 1] * scale);
-        }
-      } else if (to.sum == nullptr) {
-        T* const line = to.tensor.at<T>(b, h) + token(row) * to.tensor.row;
-#pragma unroll
-        for (int n = 0; n < kD; ++n) {
-          store_two(line, to.tensor.column, to.tensor.whole, first_column + n * 8 + lane % 4 * 2,
-                    columns, acc[m][n][half * 2] * scale, acc[m][n][half * 2 + 1] * scale);
-        }
-      } else {
-        float* const line =
-            to.sum + ((b * rows + token(row)) * heads + h) * LayerRows::pitch(columns);
-#pragma unroll
-        for (int n = 0; n < kD; ++n) {
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int column = first_column + n * 8 + lane % 4 * 2 + e;
-            if (column < columns) {
-              line[column] = fmaf(acc[m][n][half * 2 + e], scale, line[column]);
-            }
-          }
-        }
+      for (int n = 0; n < kD; ++n) {
+        // (Rows have room for a multiple of four.)
+        if (first_column + n * 8 + lane % 4 * 2 >= end) continue;
+        auto* const two = reinterpret_cast<float2*>(line + n * 8);
+        const float2 old = adds ? *two : float2{};
+        *two = {fmaf(acc[m][n][half * 2], scale, old.x),
+                fmaf(acc[m][n][half * 2 + 1], scale, old.y)};
       }
     }
   }

@@ -37,29 +37,32 @@ struct QueryBlock {
   __device__ void start(const Problem& p, int queries, std::int64_t block) {
     const BlockPlace at(p, block, p.H);
     const Place place = p.pattern.place(at.layer, at.h, at.slot, true, queries);
-    const Sweep own = p.pattern.sweep(at.layer, at.b, at.h, place.sweep);
-    sweep = own;
     layer = at.layer;
     b = at.b;
     h = at.h;
     first = place.tile * queries;
-    const std::int64_t left = own.queries.count - first;
-    count = place.tile < 0 || left <= 0 ? 0 : left < queries ? static_cast<int>(left) : queries;
-    if (count == 0) return;
-    if (p.layers > 1) layer_row = p.layer_row(layer, b, h, p.H, place.sweep) + first;
-    const Range part{first, first + count};
-    seen = own.seen_by_any(part);
-    all = own.seen_by_all(part);
     const std::int64_t key_head = p.group == 1 ? at.h : at.h / p.group;
     k = p.k.at<T>(at.b, key_head);
     v = p.v.at<T>(at.b, key_head);
+    if (p.layers > 1) layer_row = p.layer_row(layer, b, h, p.H, place.sweep) + first;
+    sweep = p.pattern.sweep(at.layer, at.b, at.h, place.sweep);
+    // What follows reads it where it lies: a kernel whose loops need all registers has none for it here.
+    asm volatile("" ::: "memory");
+    const std::int64_t left = sweep.queries.count - first;
+    count = place.tile < 0 || left <= 0 ? 0 : left < queries ? static_cast<int>(left) : queries;
+    if (count == 0) return;
+    const Range part{first, first + count};
+    seen = sweep.seen_by_any(part);
+    all = sweep.seen_by_all(part);
   }
 
   __device__ std::int64_t query(int row) const { return sweep.queries.at(first + row); }
-  // Are there keys in the tile that do not count for all queries?
+  // Do all keys of the tile count for all queries?
+  __device__ bool all_see(const Problem& p, Range tile) const {
+    return !p.pattern.has_holes() && tile.first >= all.first && tile.end <= all.end;
+  }
   __device__ bool masks(const Problem& p, Range tile, int keys) const {
-    return p.pattern.has_holes() || tile.first < all.first || tile.end > all.end ||
-           tile.end - tile.first < keys;
+    return !all_see(p, tile) || tile.end - tile.first < keys;
   }
 };
 

@@ -366,4 +366,51 @@ __device__ __forceinline__ void store_two(T* row, std::int64_t stride, bool whol
   }
 }
 
+// A row of what a product left, times `factor`, from column `first` of `row` on; `columns` of it exist, none where the row does
+// not. All lanes of the warp: in tensors of 16 bits four of them exchange what they have, so that each stores 16 bytes.
+template <class T, int kD>
+__device__ __forceinline__ void store_sums(const float (&acc)[kD][4], int half, float factor,
+                                           T* row, const Operand& to, int first, int columns) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  if constexpr (sizeof(T) == 2 && kD % 4 == 0) {
+    if (to.whole) {
+      const bool odd = (lane & 1) != 0, high = (lane & 2) != 0;
+#pragma unroll
+      for (int n = 0; n < kD; n += 4) {
+        std::uint32_t word[4], out[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float two[2] = {acc[n + i][half * 2] * factor, acc[n + i][half * 2 + 1] * factor};
+          word[i] = pack<T>(two).word[0];
+        }
+        // Eight columns of four lanes to one: those of an even and an odd one first.
+        std::uint32_t pair[2][2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const std::uint32_t low = word[2 * i], up = word[2 * i + 1];
+          const std::uint32_t got = __shfl_xor_sync(~0u, odd ? low : up, 1);
+          pair[i][0] = odd ? got : low;
+          pair[i][1] = odd ? up : got;
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const std::uint32_t got = __shfl_xor_sync(~0u, high ? pair[0][i] : pair[1][i], 2);
+          out[i] = high ? got : pair[0][i];
+          out[2 + i] = high ? pair[1][i] : got;
+        }
+        const int column = first + (n + lane % 4) * 8;
+        if (column < columns) {
+          *reinterpret_cast<uint4*>(row + column) = make_uint4(out[0], out[1], out[2], out[3]);
+        }
+      }
+      return;
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < kD; ++n) {
+    store_two(row, to.column, to.whole, first + n * 8 + lane % 4 * 2, columns,
+              acc[n][half * 2] * factor, acc[n][half * 2 + 1] * factor);
+  }
+}
+
 }  // namespace annulus::attention::cuda

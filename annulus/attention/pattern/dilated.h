@@ -76,7 +76,9 @@ struct Dilated {
   }
   // A segment is a cell, unless heads whose segments differ share keys.
   ANNULUS_HD std::int64_t per_cell() const {
-    return mode != DilatedMode::kLongNet && heads_per_key > 1 ? sweeps() : residues();
+    // (Without tokens there is no sweep.)
+    return mode != DilatedMode::kLongNet && heads_per_key > 1 && sweeps() > 0 ? sweeps()
+                                                                              : residues();
   }
 
   ANNULUS_HD Sweep sweep(std::int64_t b, std::int64_t h, std::int64_t i) const {

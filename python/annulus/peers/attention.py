@@ -5,6 +5,7 @@ projections give them; torch's kernels take transposed views of that.
 
     torch-sdpa                  scaled_dot_product_attention, whichever kernel torch chooses; on CUDA also by kernel:
     torch-sdpa-flash, -cudnn, -efficient
+    ...-graph                   the same under a CUDA graph: what the device takes, without the launches (CUDA)
     torch-flex                  flex_attention under torch.compile (CUDA), its block mask made before and not timed
     torch-mask                  blocks: scaled_dot_product_attention with a mask of all pairs, made before and not timed
     torch-gather                dilated: a branch at a time, rows copied by index, attended, copied back (torchscale's way)
@@ -19,12 +20,13 @@ import contextlib
 import dataclasses
 import itertools
 import math
+import re
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from ._peer import Implementation, Skip, relative_error
+from ._peer import Graph, Implementation, Skip, relative_error
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 # The worst of o and all gradients, relative to the largest value of each. float32 on CUDA is bf16x3.
@@ -45,6 +47,8 @@ class Problem:
     H: int = 8
     Hkv: int = 8
     D: int = 64
+    segments: tuple = ()  # of LongNet, where they do not grow with n
+    only: str = ""  # of the implementations, those whose names match
 
     B = 1
     memory_rows = False
@@ -56,11 +60,14 @@ class Problem:
     @property
     def branches(self):
         """(w, r), n divided by w and w by r."""
+        if self.segments:
+            return [(w, 2**i) for i, w in enumerate(self.segments)]
         return [(self.n // 4, 1), (self.n // 2, 2), (self.n, 4)]
 
     def row(self, direction):
         heads = f"h{self.H}" + (f"x{self.Hkv}" if self.Hkv < self.H else "")
-        return f"{direction}-{self.kind}-b{self.B}-{heads}-d{self.D}-n{self.n}" + ("-causal" if self.causal else "")
+        return f"{direction}-{self.kind}-b{self.B}-{heads}-d{self.D}-n{self.n}" + (
+            "-causal" if self.causal else "") + (f"-w{self.segments[0]}" if self.segments else "")
 
     def params(self, direction):
         params = {"B": self.B, "H": self.H, "Hkv": self.Hkv, "D": self.D, "tokens": self.n, "causal": self.causal,
@@ -77,6 +84,9 @@ class Problem:
         of_queries, of_keys = (self.B * self.n * h * self.D * DTYPES[self.dtype].itemsize for h in (self.H, self.Hkv))
         forward = 2 * of_queries + 2 * of_keys
         return forward if direction == "fwd" else 2 * forward + 2 * of_queries + 2 * of_keys + 8 * self.B * self.n * self.H
+
+    def wants(self, implementation):
+        return re.search(self.only, implementation) is not None
 
     def open(self, device, directions):
         return Session(self, device, directions)
@@ -285,12 +295,18 @@ class Session:
                 x.requires_grad_()
         self.implementations = {}
         for name, make_function, around in self._recipes(device, dtype, mask):
+            if not (problem.wants(name) or problem.wants(name + "-graph")):
+                continue
+            own = {"leaves": leaves, "dout": do, "around": around}
             try:
-                function = make_function()
-                self.implementations[name] = Implementation(
-                    lambda f=function: f(q, k, v), leaves, do, inference=True, around=around)
+                function = lambda f=make_function(): f(q, k, v)  # noqa: E731
             except Skip as e:
                 self.implementations[name] = e
+                continue
+            if problem.wants(name):
+                self.implementations[name] = Implementation(function, inference=True, **own)
+            if device == "cuda" and not name.endswith(("-compile", "-flex")) and problem.wants(name + "-graph"):
+                self.implementations[name + "-graph"] = Graph(function, **own)
         self.baseline = next(iter(self.implementations))
 
     def _recipes(self, device, dtype, mask):
@@ -397,8 +413,13 @@ def problems(size):
             yield Problem(kind, n, dtype, both)
         yield Problem("blocks10", 4096, dtype, both)
     for n in (16384, 32768):
-        yield Problem("dense", n, "bf16", both, causal=n == 16384)
         yield Problem("blocks10", n, "bf16", both)
     yield Problem("dense", 4096, "f16", both, causal=True)
+    lengths = (1024, 2048, 4096, 8192, 16384, 32768)
+    for D, n, causal in itertools.product((64, 128), lengths, (False, True)):
+        if D > 64 or n not in (1024, 4096):
+            yield Problem("dense", n, "bf16", both, causal=causal, D=D, only="(flash|cudnn|annulus-torch)-graph")
+    for n in (1024, 2048, 8192, 16384, 32768):  # branches as in ring-attention-comprehensive; of 4096 they are those above
+        yield Problem("longnet", n, "bf16", both, segments=(512, 1024) if n < 4096 else (1024, 2048, 4096), only="gather|annulus")
     for shared in (1, 4):
         yield Problem("dense", 8192, "bf16", both, causal=True, H=16, Hkv=16 // shared, D=128)

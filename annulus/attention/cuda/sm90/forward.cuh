@@ -34,6 +34,7 @@ struct ForwardTiling {
   // A tile of queries, and of each row the first key and the end, counted from seen.first.
   struct Block : QueryBlock {
     bool tiled;  // are there keys?
+    MappedLine query_line, key_line;
     int first_key[kQueries], end_key[kQueries];
   };
   struct Small {
@@ -44,6 +45,12 @@ struct ForwardTiling {
     int not_finite[kStages];  // were there any in the tile of values? Said of tiles that are masked
   };
   static constexpr std::size_t kSharedBytes = kTileBytes + sizeof(Small);
+};
+
+// Whole tiles that every query sees, and those at the end of their tensors, come by the copy engine, which one thread asks; of
+// all others each thread brings some rows.
+struct ForwardMaps {
+  RowMaps q, k, v;
 };
 
 // Scores become weights; `factor` is what sums so far are to be multiplied by. Both rows go side by side, in chains short
@@ -146,13 +153,11 @@ __device__ __forceinline__ std::int64_t block_of_turn(std::int64_t turn) {
   return turn * width + (turn % 2 == 0 ? own : width - 1 - own);
 }
 
-// One warpgroup: queries, then keys and values tile by tile, about 230 instructions a tile: of short sweeps (LongNet, 1024 keys)
-// it is at work three quarters of the time, and the others wait for keys a fifth of it. (Measured, and not kept: room for the
-// next queries, their description made early, by these threads or by a warp of its own, and one thread that asks for tiles:
-// LongNet's branches 3 % slower to 10 % faster, long rows 2 to 9 % slower, and it is not known why.)
+// One warpgroup: queries, then keys and values tile by tile.
 template <class Tiling>
-__device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t blocks, const Maps& maps,
-                                            typename Tiling::Small& small, unsigned char* shared) {
+__device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t blocks,
+                                            const ForwardMaps& maps, typename Tiling::Small& small,
+                                            unsigned char* shared) {
   using T = typename Tiling::T;
   using QueryTile = typename Tiling::QueryTile;
   using KeyTile = typename Tiling::KeyTile;
@@ -172,6 +177,10 @@ __device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t block
     if (leads) {
       if (number < blocks) {
         block.template start<T>(p, Tiling::kQueries, number);
+        if (block.count > 0) {
+          block.query_line.find(maps.q, block.sweep.queries);
+          block.key_line.find(maps.k, block.sweep.keys);
+        }
       } else {
         block.count = -1;
       }
@@ -192,30 +201,36 @@ __device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t block
     if (rows < 0) break;
     if (walk.done()) continue;
     q_ring.acquire(at_queries);
-    load_rows<T>(QueryTile{shared}, p.q.at<const T>(block.b, block.h), p.q, p, block.sweep.queries,
-                 block.first, rows, p.D);
-    q_ring.full[0].arrive_when_copied();
+    const QueryTile q_tile{shared};
+    if (block.query_line.map < 0 || (rows < Tiling::kQueries && !block.query_line.ends)) {
+      load_rows<T>(q_tile, p.q.at<const T>(block.b, block.h), p.q, p, block.sweep.queries,
+                   block.first, rows, p.D);
+      q_ring.full[0].arrive_when_copied();
+    } else if (leads) {
+      q_ring.expect(at_queries, QueryTile::kBytes);
+      load_boxes(q_tile, maps.q, block.query_line, block.first, block.b, block.h, q_ring.full);
+    } else {
+      q_ring.commit(at_queries);
+    }
     at_queries.next(1);
+    const std::int64_t key_head = p.group == 1 ? block.h : block.h / p.group;
     for (; !walk.done(); stage.next(kStages)) {
       const Range tile = walk.tile(kKeys);
       walk.next(block.sweep, block.seen, kKeys);
       const auto count = static_cast<int>(tile.end - tile.first);
-      const bool masked = block.masks(p, tile, kKeys);
-      const bool by_engine = maps.any && !masked && block.sweep.keys.step == 1;
+      const bool seen = block.all_see(p, tile);
+      const bool masked = !seen || count < kKeys;
+      const bool by_engine =
+          block.key_line.map >= 0 && seen &&
+          (count == kKeys || (block.key_line.ends && tile.end == block.sweep.keys.count));
       const auto load = [&](const Pipeline& ring, const KeyTile& to, const void* from,
-                            const Operand& operand, const TensorMap& map, int columns) {
+                            const Operand& operand, const RowMaps& map, int columns) {
         if (!by_engine) {
           load_rows<T>(to, static_cast<const T*>(from), operand, p, block.sweep.keys, tile.first,
                        count, columns);
         } else if (leads) {
           ring.expect(stage, KeyTile::kBytes);
-#pragma unroll
-          for (int i = 0; i < Tiling::kColumns / 64; ++i) {
-            load_box(to.data + i * KeyTile::kPanel, map,
-                     {64 * i, static_cast<int>(block.sweep.keys.at(tile.first)),
-                      static_cast<int>(block.h / p.group), static_cast<int>(block.b)},
-                     ring.full + stage.at);
-          }
+          load_boxes(to, map, block.key_line, tile.first, block.b, key_head, ring.full + stage.at);
         } else {
           ring.commit(stage);
         }
@@ -226,17 +241,19 @@ __device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t block
                                 walk.done(), !by_engine};
         k_ring.commit(stage);
       }
-      load(k_ring, KeyTile{k_tiles + stage.at * KeyTile::kBytes}, block.k, p.k, maps.one, p.D);
+      load(k_ring, KeyTile{k_tiles + stage.at * KeyTile::kBytes}, block.k, p.k, maps.k, p.D);
       if (!by_engine) k_ring.full[stage.at].arrive_when_copied();
       v_ring.acquire(stage);
       const KeyTile v_tile{v_tiles + stage.at * KeyTile::kBytes};
-      load(v_ring, v_tile, block.v, p.v, maps.two, p.Dv);
+      if (by_engine && leads) small.not_finite[stage.at] = 0;
+      load(v_ring, v_tile, block.v, p.v, maps.v, p.Dv);
+      if (by_engine) continue;
       if (masked) {
         copy_async_wait_all();
         const bool any = sync_threads_or(kOwn, kGroup, clear_not_finite<T>(v_tile));
         if (leads) small.not_finite[stage.at] = any;
         v_ring.commit(stage);
-      } else if (!by_engine) {
+      } else {
         v_ring.full[stage.at].arrive_when_copied();
       }
     }
@@ -385,7 +402,7 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
 template <class Tiling>
 __global__ void __launch_bounds__(Tiling::kThreads, 1)
     forward_kernel(const __grid_constant__ ForwardArgs a, std::int64_t blocks,
-                   const __grid_constant__ Maps maps) {
+                   const __grid_constant__ ForwardMaps maps) {
 #if ANNULUS_DEVICE_HOPPER
   extern __shared__ __align__(1024) unsigned char shared[];
   auto& small = *reinterpret_cast<typename Tiling::Small*>(shared + Tiling::kTileBytes);
@@ -411,7 +428,7 @@ __global__ void __launch_bounds__(Tiling::kThreads, 1)
 }
 
 template <class Tiling>
-void launch_forward(const char* op, ForwardArgs a, const Maps& maps, cudaStream_t stream) {
+void launch_forward(const char* op, ForwardArgs a, const ForwardMaps& maps, cudaStream_t stream) {
   const std::int64_t blocks = a.p.number_blocks(a.p.H, true, Tiling::kQueries);
   if (blocks == 0) return;
   const std::int64_t places = std::min(blocks, multiprocessors_of(current_device(op)));

@@ -35,8 +35,11 @@ template <class T>
 void forward_of(const char* op, const ForwardArgs& a, cudaStream_t stream) {
   const Problem& p = a.p;
   const auto launch = [&]<class Tiling>() {
-    launch_forward<Tiling>(
-        op, a, maps_of<T>(op, p, p.k, p.D, p.v, p.Dv, p.Tk, p.Hkv, Tiling::kKeys), stream);
+    ForwardMaps maps{maps_of<T>(op, p, p.q, p.Tq, p.H, p.D, Tiling::kQueries),
+                     maps_of<T>(op, p, p.k, p.Tk, p.Hkv, p.D, Tiling::kKeys),
+                     maps_of<T>(op, p, p.v, p.Tk, p.Hkv, p.Dv, Tiling::kKeys)};
+    both_or_none(maps.k, maps.v);
+    launch_forward<Tiling>(op, a, maps, stream);
   };
   const bool narrow = p.D <= 64 && p.Dv <= 64;
   if (p.pattern.kind == Kind::kBlocks) {  // tiles that are blocks
@@ -50,7 +53,7 @@ void forward_of(const char* op, const ForwardArgs& a, cudaStream_t stream) {
     }
     return launch.template operator()<ForwardTiling<T, 128, 2, 128, 2>>();
   }
-  const double three = estimated_time(p, 192, 128, 490, count);
+  const double three = estimated_time(p, 192, 128, 480, count);
   const double wide = estimated_time(p, 128, 192, 440, count);
   const double plain = estimated_time(p, 128, 128, 417, count);
   if (three <= wide && three <= plain) {
