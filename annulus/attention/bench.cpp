@@ -29,10 +29,12 @@ std::string name_of_row(const AttentionProblem& p, bool backward) {
   const std::string kind =
       std::string(kind_of(p)) +
       (p.form == Form::kBlocks ? fmt::format("{:.0f}", 100 * p.density) : std::string());
-  return fmt::format("{}-{}-b{}-h{}{}-d{}-n{}{}{}{}", backward ? "fwdbwd" : "fwd", kind, p.B, p.H,
+  // Segments that do not grow with n.
+  const bool own = p.form == Form::kDilated && 4 * p.segments[0] != p.Tq;
+  return fmt::format("{}-{}-b{}-h{}{}-d{}-n{}{}{}{}{}", backward ? "fwdbwd" : "fwd", kind, p.B, p.H,
                      p.Hkv < p.H ? fmt::format("x{}", p.Hkv) : "", p.D, p.Tq,
-                     p.causal ? "-causal" : "", p.deterministic ? "-deterministic" : "",
-                     p.portable ? "-portable" : "");
+                     p.causal ? "-causal" : "", own ? fmt::format("-w{}", p.segments[0]) : "",
+                     p.deterministic ? "-deterministic" : "", p.portable ? "-portable" : "");
 }
 
 std::vector<Row> engine_rows(const SuiteRequest& request) {
@@ -83,6 +85,14 @@ std::vector<Row> engine_rows(const SuiteRequest& request) {
     }
   } else {
     for (const std::int64_t n : {16384, 32768}) both(dense(n, DType::kBF16, n == 16384), true);
+  }
+  // LongNet's branches as in ring-attention-comprehensive; of 4096 they are those above.
+  for (const std::int64_t n : {1024, 2048, 8192, 16384, 32768}) {
+    if (n < 4096) {
+      both(dilated(n, DType::kBF16, DilatedMode::kLongNet, {512, 1024}, {1, 2}), true);
+    } else {
+      both(dilated(n, DType::kBF16, DilatedMode::kLongNet, {1024, 2048, 4096}, {1, 2, 4}), true);
+    }
   }
   for (const std::int64_t n : {16384, 32768}) both(blocks(n, DType::kBF16, 0.1, 128), true);
   both(dense(4096, DType::kF16, true), true);
@@ -255,6 +265,11 @@ const SuiteRegistration engine(
       {"torch-sdpa-flash", "scaled_dot_product_attention by its FlashAttention kernel alone"},
       {"torch-sdpa-cudnn", "scaled_dot_product_attention by cuDNN alone"},
       {"torch-sdpa-efficient", "scaled_dot_product_attention by its memory-efficient kernel alone"},
+      {"torch-sdpa-graph", "torch-sdpa under a CUDA graph: no launch costs"},
+      {"torch-sdpa-flash-graph", "torch-sdpa-flash under a CUDA graph"},
+      {"torch-sdpa-cudnn-graph", "torch-sdpa-cudnn under a CUDA graph"},
+      {"torch-sdpa-efficient-graph", "torch-sdpa-efficient under a CUDA graph"},
+      {"annulus-torch-graph", "annulus-torch under a CUDA graph"},
       {"torch-flex", "flex_attention under torch.compile, its block mask made before"},
       {"torch-mask", "scaled_dot_product_attention with a mask of all pairs, made before"},
       {"torch-gather",
@@ -263,6 +278,9 @@ const SuiteRegistration engine(
        "their log-sum-exp (torchscale's way)"},
       {"torch-strided",
        "the same on strided views, which need no copy where the kernel takes them"},
+      {"torch-mask-graph", "torch-mask under a CUDA graph"},
+      {"torch-gather-graph", "torch-gather under a CUDA graph"},
+      {"torch-strided-graph", "torch-strided under a CUDA graph"},
       {"torch-gather-compile", "torch-gather under torch.compile"},
       {"torch-strided-compile", "torch-strided under torch.compile"}}});
 const SuiteRegistration single(

@@ -42,6 +42,15 @@ bool has_avx512_bf16() {
 #endif
 }
 
+bool has_fast_avx512_bf16() {
+#if defined(__x86_64__) && defined(__linux__)
+  static const bool fast = has_avx512_bf16() && !__builtin_cpu_is("intel");
+  return fast;
+#else
+  return false;
+#endif
+}
+
 #if defined(__x86_64__) && defined(__linux__)
 static bool ask_for_amx() {
   constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA

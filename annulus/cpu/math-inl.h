@@ -62,9 +62,10 @@ HWY_INLINE VF exp2_weight(VF t) {
 // to bfloat16 (relative error 7.5e-5; else 1.5e-7).
 //
 // x = 2^(c x - m) for whole m: |m| < 2^20, shift = 1.5 2^23 - m, and c x - m between -125 and 127 for x >= least, which smaller x
-// are taken for unless kBounded says that there are none. No bit of a large c x is lost: it is never rounded.
+// are taken for unless kBounded says that there are none. No bit of a large c x is lost: it is never rounded, and `rest` is what c
+// has beyond a float.
 template <bool kCoarse, bool kBounded, int kCount>
-HWY_INLINE void exp2_from(VF (&x)[kCount], VF c, VF shift, VF least) {
+HWY_INLINE void exp2_from(VF (&x)[kCount], VF c, [[maybe_unused]] VF rest, VF shift, VF least) {
   const F32 d;
   const hn::RebindToUnsigned<F32> du;
   const auto set = [](float v) HWY_ATTR { return hn::Set(F32(), v); };
@@ -75,7 +76,8 @@ HWY_INLINE void exp2_from(VF (&x)[kCount], VF c, VF shift, VF least) {
   for (int i = 0; i < kCount; ++i) n[i] = hn::MulAdd(x[i], c, shift);
   ANNULUS_UNROLL
   for (int i = 0; i < kCount; ++i) {  // x is what is too much in n: odd coefficients are negative
-    x[i] = hn::NegMulAdd(x[i], c, hn::Sub(n[i], shift));
+    const VF more = hn::NegMulAdd(x[i], c, hn::Sub(n[i], shift));
+    x[i] = kCoarse ? more : hn::NegMulAdd(x[i], rest, more);
     const VF square = hn::Mul(x[i], x[i]);
     if constexpr (kCoarse) {
       p[i] = hn::MulAdd(hn::MulAdd(x[i], set(-0.05517167f), set(0.24261114f)), square,

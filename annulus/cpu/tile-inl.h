@@ -181,6 +181,52 @@ HWY_NOINLINE void multiply_whole(const T* a, std::int64_t step, const T* b, std:
   }
 }
 
+#if HWY_TARGET != HWY_NEON
+// A number is broadcast from wherever it is: rows need not lie as a panel. (Packing them took a twelfth of a backward.)
+template <class T>
+void multiply_tiles(const void* a, std::int64_t step, const void* b, std::int64_t depth,
+                    std::int64_t rows, T* y, std::int64_t ldy, bool add) {
+  const hn::ScalableTag<T> d;
+  using V = hn::Vec<decltype(d)>;
+  constexpr int kCols = kTileCols<T>;
+  const T* rows_of = static_cast<const T*>(a);
+  for (; rows > 0; rows -= kTileRows, rows_of += kTileRows * kCols, y += kTileRows * ldy) {
+    V sum[kTileRows][kTileVectors];
+    ANNULUS_UNROLL
+    for (int m = 0; m < kTileRows; ++m) {
+      ANNULUS_UNROLL
+      for (int n = 0; n < kTileVectors; ++n) sum[m][n] = hn::Zero(d);
+    }
+    if (add && rows >= kTileRows) ask_for<kTileRows>(y, ldy);
+    const T* tile = rows_of;
+    const T* pb = static_cast<const T*>(b);
+    for (std::int64_t t = 0; t < depth; t += kCols, tile += step) {
+      const T* const end = tile + std::min<std::int64_t>(kCols, depth - t);
+      for (const T* pa = tile; pa < end; ++pa, pb += kCols) {
+        V right[kTileVectors];
+        ANNULUS_UNROLL
+        for (int n = 0; n < kTileVectors; ++n) right[n] = hn::Load(d, pb + n * kLanes<T>);
+        ANNULUS_UNROLL
+        for (int m = 0; m < kTileRows; ++m) {
+          const V left = hn::Set(d, pa[m * kCols]);
+          ANNULUS_UNROLL
+          for (int n = 0; n < kTileVectors; ++n) sum[m][n] = hn::MulAdd(right[n], left, sum[m][n]);
+        }
+      }
+    }
+    ANNULUS_UNROLL
+    for (int m = 0; m < kTileRows; ++m) {
+      if (m >= rows) break;
+      ANNULUS_UNROLL
+      for (int n = 0; n < kTileVectors; ++n) {
+        T* to = y + m * ldy + n * kLanes<T>;
+        hn::StoreU(add ? hn::Add(hn::LoadU(d, to), sum[m][n]) : sum[m][n], d, to);
+      }
+    }
+  }
+}
+#endif
+
 #else  // one lane
 
 template <class T, int Terms>
@@ -248,23 +294,23 @@ inline void split(T x, T* term, std::int64_t step) {
 }
 
 #if ANNULUS_SIMD
-// Blocks of 16 bytes of T from memory of another type: what packing turns in registers.
+// Vectors of T from memory of another type; blocks of 16 bytes are what packing turns in registers.
+template <class D>
+HWY_INLINE hn::Vec<D> load_block(D d, const hn::TFromD<D>* p) {
+  return hn::LoadU(d, p);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> load_block(D d, const bfloat16* p) {
+  return hn::PromoteTo(
+      d, hn::LoadU(hn::Rebind<hwy::bfloat16_t, D>(), reinterpret_cast<const hwy::bfloat16_t*>(p)));
+}
+template <class D>
+HWY_INLINE hn::Vec<D> load_block(D d, const float16* p) {
+  return hn::PromoteTo(
+      d, hn::LoadU(hn::Rebind<hwy::float16_t, D>(), reinterpret_cast<const hwy::float16_t*>(p)));
+}
 template <class T>
 using Block = hn::CappedTag<T, 16 / sizeof(T)>;
-template <class T>
-HWY_INLINE hn::Vec<Block<T>> load_block(const T* p) {
-  return hn::LoadU(Block<T>(), p);
-}
-HWY_INLINE hn::Vec<Block<float>> load_block(const bfloat16* p) {
-  const Block<float> d;
-  return hn::PromoteTo(d, hn::LoadU(hn::Rebind<hwy::bfloat16_t, decltype(d)>(),
-                                    reinterpret_cast<const hwy::bfloat16_t*>(p)));
-}
-HWY_INLINE hn::Vec<Block<float>> load_block(const float16* p) {
-  const Block<float> d;
-  return hn::PromoteTo(d, hn::LoadU(hn::Rebind<hwy::float16_t, decltype(d)>(),
-                                    reinterpret_cast<const hwy::float16_t*>(p)));
-}
 #endif
 
 template <class T, bool Round, int Terms, class From>
@@ -280,10 +326,10 @@ void pack_rows_of(int R, const From* x, std::int64_t ld, int valid, std::int64_t
         const From* row = x + r * ld;
         std::int64_t i = 0;
         for (; i + 4 <= depth; i += 4) {
-          const auto a0 = load_block(row + i);
-          const auto a1 = load_block(row + ld + i);
-          const auto a2 = load_block(row + 2 * ld + i);
-          const auto a3 = load_block(row + 3 * ld + i);
+          const auto a0 = load_block(d, row + i);
+          const auto a1 = load_block(d, row + ld + i);
+          const auto a2 = load_block(d, row + 2 * ld + i);
+          const auto a3 = load_block(d, row + 3 * ld + i);
           const auto low01 = hn::InterleaveLower(d, a0, a1);
           const auto low23 = hn::InterleaveLower(d, a2, a3);
           const auto high01 = hn::InterleaveUpper(d, a0, a1);
@@ -315,6 +361,19 @@ template <class T, bool Round, int Terms, class From>
 void pack_columns_of(int R, const From* x, std::int64_t ld, const std::int32_t* index,
                      const T* scale, int valid, std::int64_t depth, T* p) {
   const std::int64_t step = depth * R;
+#if ANNULUS_SIMD && HWY_TARGET != HWY_NEON
+  if constexpr (!Round && std::is_same_v<T, float>) {
+    // Whole rows as they lie, 8 numbers at a time: what keys' values are packed by.
+    const hn::CappedTag<float, 8> d;
+    constexpr int kSome = static_cast<int>(hn::MaxLanes(d));
+    if (index == nullptr && scale == nullptr && valid == R && R % kSome == 0) {
+      for (std::int64_t i = 0; i < depth; ++i, x += ld, p += R) {
+        for (int r = 0; r < R; r += kSome) hn::StoreU(load_block(d, x + r), d, p + r);
+      }
+      return;
+    }
+  }
+#endif
   for (std::int64_t i = 0; i < depth; ++i) {
     const From* row = x + (index != nullptr ? index[i] : i) * ld;
     const T c = scale != nullptr ? scale[i] : T(1);
@@ -326,7 +385,7 @@ void pack_columns_of(int R, const From* x, std::int64_t ld, const std::int32_t* 
       const int lanes = static_cast<int>(hn::Lanes(d));
       const auto factor = hn::Set(d, c);
       for (; r + lanes <= valid; r += lanes) {
-        hn::StoreU(hn::Mul(factor, load_block(row + r)), d, q + r);
+        hn::StoreU(hn::Mul(factor, load_block(d, row + r)), d, q + r);
       }
     }
 #endif
@@ -366,6 +425,16 @@ void pack_tiles(const T* x, std::int64_t step, int valid, std::int64_t depth, vo
   }
 }
 
+// Where operands are rounded into their panel, they have to be packed.
+template <class T, bool Round>
+constexpr auto tiles_function() {
+  using F = decltype(Tiles<T>::multiply_tiles);
+#if ANNULUS_SIMD && HWY_TARGET != HWY_NEON
+  if constexpr (!Round) return F(multiply_tiles<T>);
+#endif
+  return F(nullptr);
+}
+
 template <class T, bool Round, int Terms>
 const Tiles<T>* make_tiles(const char* name) {
   static const Tiles<T> tiles = {{kTileRows, kTileCols<T>, 1, Terms, sizeof(T), name},
@@ -373,7 +442,8 @@ const Tiles<T>* make_tiles(const char* name) {
                                  pack_columns<T, Round, Terms>,
                                  pack_tiles<T, Round>,
                                  multiply<T, Terms>,
-                                 multiply_panels<T, Terms>};
+                                 multiply_panels<T, Terms>,
+                                 tiles_function<T, Round>()};
   return &tiles;
 }
 

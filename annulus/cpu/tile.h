@@ -96,6 +96,10 @@ struct Tiles : TileShape {
   // would cost a short product an eighth of its time.
   void (*multiply_panels)(const void* a, std::int64_t step, const void* b, std::int64_t depth,
                           std::int64_t rows, Real* y, std::int64_t ldy, bool add);
+  // The same with a left operand that lies as tiles of a result, in the elements of a panel: depth / cols of them `step` elements
+  // apart, each [rows][cols], of which whole tiles of rows are read. nullptr where it has to be packed.
+  void (*multiply_tiles)(const void* a, std::int64_t step, const void* b, std::int64_t depth,
+                         std::int64_t rows, Real* y, std::int64_t ldy, bool add);
 };
 
 // The tiles for this machine, of kFp32 or a precision whose terms are bf16 (f64: kF64 alone); the same

@@ -321,7 +321,8 @@ const Tiles<float>* make_tiles(const char* name) {
                                      pack_columns<Terms>,
                                      pack_tiles,
                                      multiply<Terms>,
-                                     multiply_panels<Terms>};
+                                     multiply_panels<Terms>,
+                                     nullptr};
   return &tiles;
 }
 

@@ -55,6 +55,19 @@ struct Columns {
     const __m512 v = load_some(x + (index != nullptr ? index[d] : d) * ld, r, valid - r);
     return scale != nullptr ? _mm512_mul_ps(v, _mm512_set1_ps(scale[d])) : v;
   }
+  // Whether n rows from depth d on are there and whole, and taken as they lie.
+  bool whole(std::int64_t d, std::int64_t n) const {
+    return valid == kCols && d + n <= depth && index == nullptr && scale == nullptr;
+  }
+  // Rows of bfloat16 at depths d and d + 1 as pairs, without a factor: as they lie.
+  __m512i pairs(std::int64_t d, int r) const {
+    const auto row = [&](std::int64_t at) {
+      if (at >= depth) return _mm512_setzero_si512();
+      const std::int64_t from = (index != nullptr ? index[at] : at) * ld;
+      return _mm512_cvtepu16_epi32(load_some16(x + from, r, valid - r));
+    };
+    return _mm512_or_si512(row(d), _mm512_slli_epi32(row(d + 1), 16));
+  }
 };
 
 // What of 16 numbers bfloat16 holds, widened to 32-bit elements; the rest stays in v.
@@ -68,6 +81,42 @@ inline __m512i take_term(__m512& v) {
 inline __m512i take_pairs(__m512& first, __m512& second) {
   const __m512i low = take_term(first);
   return _mm512_or_si512(low, _mm512_slli_epi32(take_term(second), 16));
+}
+
+// 32 numbers of a row from x[first] on, zero from n on: bfloat16 as it lies, where nothing has to be rounded.
+inline __m512i load_pairs(const bfloat16* x, std::int64_t first, std::int64_t n) {
+  const __mmask32 some = n >= 2 * kLanes ? ~0u : n <= 0 ? 0u : (1u << n) - 1;
+  return _mm512_maskz_loadu_epi16(some, x + (n > 0 ? first : 0));
+}
+
+// v[i][j] becomes v[j][i], in 16 x 16 pairs: first within blocks of 4 x 4, then the blocks.
+inline void turn(__m512i (&v)[kLanes]) {
+  __m512i w[kLanes];
+  ANNULUS_UNROLL
+  for (int i = 0; i < kLanes; i += 2) {
+    w[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]);
+    w[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
+  }
+  ANNULUS_UNROLL
+  for (int i = 0; i < kLanes; i += 4) {
+    v[i] = _mm512_unpacklo_epi64(w[i], w[i + 2]);
+    v[i + 1] = _mm512_unpackhi_epi64(w[i], w[i + 2]);
+    v[i + 2] = _mm512_unpacklo_epi64(w[i + 1], w[i + 3]);
+    v[i + 3] = _mm512_unpackhi_epi64(w[i + 1], w[i + 3]);
+  }
+  // v[4 g + c] holds of rows 4 g .. 4 g + 3 the columns c, 4 + c, 8 + c and 12 + c. A shuffle takes
+  // from two registers their quarters 0 and 2 (0x88), or 1 and 3 (0xdd).
+  ANNULUS_UNROLL
+  for (int c = 0; c < 4; ++c) {
+    const __m512i even0 = _mm512_shuffle_i32x4(v[c], v[4 + c], 0x88);
+    const __m512i odd0 = _mm512_shuffle_i32x4(v[c], v[4 + c], 0xdd);
+    const __m512i even1 = _mm512_shuffle_i32x4(v[8 + c], v[12 + c], 0x88);
+    const __m512i odd1 = _mm512_shuffle_i32x4(v[8 + c], v[12 + c], 0xdd);
+    v[c] = _mm512_shuffle_i32x4(even0, even1, 0x88);
+    v[4 + c] = _mm512_shuffle_i32x4(odd0, odd1, 0x88);
+    v[8 + c] = _mm512_shuffle_i32x4(even0, even1, 0xdd);
+    v[12 + c] = _mm512_shuffle_i32x4(odd0, odd1, 0xdd);
+  }
 }
 
 // y = (add ? y : 0) + scale * sum and, where s is not nullptr, dot = s . sum, for a row of a tile.

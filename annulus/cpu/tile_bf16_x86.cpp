@@ -88,12 +88,67 @@ void multiply(const void* a, const Factor<float>* factors, int count, std::int64
   return multiply_rows<Terms, 1>(pa, factors, count, units, y, ldy, add, dots);
 }
 
+// Pairs are broadcast from wherever they are.
+void multiply_tiles(const void* a, std::int64_t step, const void* b, std::int64_t depth,
+                    std::int64_t rows, float* y, std::int64_t ldy, bool add) {
+  constexpr int kPairs = kCols / kUnit;  // of a row of a tile
+  const auto* block = static_cast<const Pair*>(a);
+  for (; rows > 0; rows -= kRows, block += kRows * kPairs, y += kRows * ldy) {
+    __m512 sum[kRows][kVectors];
+    ANNULUS_UNROLL
+    for (int m = 0; m < kRows; ++m) {
+      ANNULUS_UNROLL
+      for (int n = 0; n < kVectors; ++n) sum[m][n] = _mm512_setzero_ps();
+    }
+    const Pair* tile = block;
+    const auto* pb = static_cast<const Pair*>(b);
+    for (std::int64_t t = 0; t < depth; t += kCols, tile += step / kUnit) {
+      const std::int64_t pairs = std::min<std::int64_t>(kPairs, (depth - t + 1) / kUnit);
+      for (const Pair* pa = tile; pa < tile + pairs; ++pa, pb += kCols) {
+        __m512i right[kVectors];
+        ANNULUS_UNROLL
+        for (int n = 0; n < kVectors; ++n) right[n] = _mm512_loadu_si512(pb + n * kLanes);
+        ANNULUS_UNROLL
+        for (int m = 0; m < kRows; ++m) {
+          const __m512i left = _mm512_set1_epi32(static_cast<int>(pa[m * kPairs]));
+          ANNULUS_UNROLL
+          for (int n = 0; n < kVectors; ++n) {
+            sum[m][n] = _mm512_dpbf16_ps(sum[m][n], as_bf16(left), as_bf16(right[n]));
+          }
+        }
+      }
+    }
+    ANNULUS_UNROLL
+    for (int m = 0; m < kRows; ++m) {
+      if (m < rows) finish_row(sum[m], 1.0f, y + m * ldy, add, nullptr, nullptr);
+    }
+  }
+}
+
 template <int Terms, class T>
 void pack_rows_of(Side side, const T* x, std::int64_t ld, int valid, std::int64_t depth, void* to) {
   const int R = side == Side::kLeft ? kRows : kCols;
   auto* p = static_cast<Pair*>(to);
   const std::int64_t units = (depth + kUnit - 1) / kUnit;
   const std::int64_t step = units * R;
+  if constexpr (Terms == 1 &&
+                std::is_same_v<T, bfloat16>) {  // as it lies: 16 rows of 16 pairs, turned
+    for (std::int64_t u = 0; u < units; u += kLanes) {
+      for (int r = 0; r < R; r += kLanes) {
+        __m512i v[kLanes];
+        ANNULUS_UNROLL
+        for (int i = 0; i < kLanes; ++i) {
+          v[i] = load_pairs(x, (r + i) * ld + kUnit * u, r + i < valid ? depth - kUnit * u : 0);
+        }
+        turn(v);
+        const __mmask16 lanes = first_lanes(R - r);
+        for (int i = 0; i < kLanes && u + i < units; ++i) {
+          _mm512_mask_storeu_epi32(p + (u + i) * R + r, lanes, v[i]);
+        }
+      }
+    }
+    return;
+  }
   for (int r = 0; r < R; ++r) {
     // 16 along the depth are eight pairs, which go R apart.
     for (std::int64_t d = 0; d < kUnit * units; d += kLanes) {
@@ -122,6 +177,12 @@ void pack_columns_of(Side side, const Columns<T>& columns, std::int64_t depth, v
   const std::int64_t step = units * R;
   for (std::int64_t u = 0; u < units; ++u) {
     for (int r = 0; r < R; r += kLanes) {
+      if constexpr (Terms == 1 && std::is_same_v<T, bfloat16>) {
+        if (columns.scale == nullptr) {
+          _mm512_mask_storeu_epi32(p + u * R + r, first_lanes(R - r), columns.pairs(kUnit * u, r));
+          continue;
+        }
+      }
       __m512 first = columns.load(kUnit * u, r);
       __m512 second = columns.load(kUnit * u + 1, r);
       for (int t = 0; t < Terms; ++t) {
@@ -147,7 +208,8 @@ const Tiles<float>* make_tiles(const char* name) {
       pack_columns<Terms>,
       detail::pack_each<float, kRows, kCols, sizeof(Pair) / kUnit, pack_rows<Terms>>,
       multiply<Terms>,
-      detail::multiply_each<float, kRows, multiply<Terms>>};
+      detail::multiply_each<float, kRows, multiply<Terms>>,
+      Terms == 1 ? multiply_tiles : nullptr};
   return &tiles;
 }
 

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <random>
 #include <string>
@@ -142,6 +143,43 @@ class TileCheck {
     EXPECT_EQ(std::memcmp(got.data.get(), plain.data.get(), static_cast<std::size_t>(bytes)), 0);
   }
 
+  // multiply_tiles() against plain sums. Rows beyond those asked for are read, and may hold anything.
+  void check_tiles() {
+    if (tiles_.multiply_tiles == nullptr) return;
+    const std::int64_t depth = 1 + below(100), rows = 1 + below(3 * tiles_.rows);
+    const std::int64_t whole = (rows + tiles_.rows - 1) / tiles_.rows * tiles_.rows;
+    const std::int64_t cols = tiles_.cols, step = (whole + 1) * cols, ld = cols + 5;
+    const std::int64_t size = (depth + cols - 1) / cols * step;
+    std::vector<Real> a = numbers(size);
+    const auto left = [&](std::int64_t r, std::int64_t d) -> Real& {
+      return a[static_cast<std::size_t>(d / cols * step + r * cols + d % cols)];
+    };
+    for (std::int64_t r = rows; r < whole; ++r) {
+      for (std::int64_t d = 0; d < depth; ++d) left(r, d) = std::numeric_limits<Real>::quiet_NaN();
+    }
+    std::vector<std::uint16_t> narrow;
+    for (const Real x : a) narrow.push_back(bfloat16(static_cast<float>(x)).bits);
+    const Operand<Real> b = operand(Side::kRight, tiles_.cols, depth);
+    const bool add = below(2) == 1;
+    const std::vector<Real> old = numbers(whole * ld);
+    std::vector<Real> y = old;
+    const void* from = a.data();
+    if (tiles_.element == 2) from = narrow.data();
+    tiles_.multiply_tiles(from, step, b.panel.data.get(), depth, rows, y.data(), ld, add);
+    for (std::int64_t r = 0; r < whole; ++r) {
+      for (std::int64_t c = 0; c < ld; ++c) {
+        const auto k = static_cast<std::size_t>(r * ld + c);
+        Real want = old[k];
+        if (r < rows && c < cols) {
+          want = add ? want : Real(0);
+          for (std::int64_t d = 0; d < depth; ++d)
+            want += left(r, d) * b.value[static_cast<std::size_t>(c * depth + d)];
+        }
+        EXPECT_EQ(y[k], want) << "row " << r << ", column " << c;
+      }
+    }
+  }
+
  private:
   int below(int n) { return static_cast<int>(random_() % static_cast<unsigned>(n)); }
   Real number() {
@@ -222,6 +260,7 @@ void check(const Tiles<Real>& t, double limit) {
     EXPECT_EQ(TileCheck<Real>(t, seed, true).worst(), 0) << "whole numbers, seed " << seed;
     EXPECT_LE(TileCheck<Real>(t, seed, false).worst(), limit) << "seed " << seed;
     TileCheck<Real>(t, seed, true).check_many();
+    TileCheck<Real>(t, seed, true).check_tiles();
     if (testing::Test::HasFailure()) return;
   }
 }

@@ -10,8 +10,8 @@
 
 #include "annulus/attention/cpu/backward.h"
 
+#include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "annulus/cpu/rows.h"
 
@@ -30,7 +30,8 @@ Backward::Backward(const Plan& p)
     : plan(p),
       tiles(tiles_for(p.dtype)),
       chunk_queries(fixed_tiles(p) ? kQueries : chunk_of(p)),
-      tile_floats((kKeys + annulus::cpu::kMaxTileRows) * tiles.cols),
+      tile_keys(backward_keys(tiles)),
+      tile_floats((tile_keys + annulus::cpu::kMaxTileRows) * tiles.cols),
       dq_floats(round_up(p.D, tiles.rows) * tiles.cols),
       slots(1),
       parts(1) {
@@ -63,23 +64,27 @@ void Backward::lay_out(ScratchLayout& scratch) {
     scratch(s.q_columns, Panels::bytes(tiles, Side::kRight, plan.D, chunk_queries));
     scratch(s.do_rows, Panels::bytes(tiles, Side::kRight, chunk_queries, plan.Dv));
     scratch(s.do_columns, Panels::bytes(tiles, Side::kRight, plan.Dv, chunk_queries));
-    scratch(s.k_rows, Panels::bytes(tiles, Side::kLeft, kKeys, plan.D));
-    scratch(s.v_rows, Panels::bytes(tiles, Side::kLeft, kKeys, plan.Dv));
-    scratch(s.k_columns, Panels::bytes(tiles, Side::kLeft, plan.D, kKeys));
+    scratch(s.k_rows, Panels::bytes(tiles, Side::kLeft, tile_keys, plan.D));
+    scratch(s.v_rows, Panels::bytes(tiles, Side::kLeft, tile_keys, plan.Dv));
+    scratch(s.k_columns, Panels::bytes(tiles, Side::kLeft, plan.D, tile_keys));
     scratch(s.panel, std::max(tiles.panel_bytes(Side::kLeft, chunk_queries),
-                              tiles.panel_bytes(Side::kRight, kKeys)));
+                              tiles.panel_bytes(Side::kRight, tile_keys)));
     scratch(s.stage, chunk_queries * std::max(plan.D, plan.Dv) * size_of(plan.dtype));
     scratch(s.p, chunk_queries / lanes * tile_floats);
     scratch(s.ds, chunk_queries / lanes * tile_floats);
     scratch(s.z, plan.dropout.any() ? chunk_queries / lanes * tile_floats : 0);
+    const std::int64_t narrowed = narrows(tiles) ? chunk_queries / lanes * tile_floats : 0;
+    scratch(s.narrow_p, narrowed);
+    scratch(s.narrow_ds, narrowed);
+    scratch(s.narrow_panel, narrowed > 0 ? tile_floats : 0);
     scratch(s.dq, chunk_queries / lanes * dq_floats);
     scratch(s.sums, annulus::cpu::kMaxTileRows * round_up(std::max(plan.D, plan.Dv), lanes));
     scratch(s.lse, chunk_queries);
     scratch(s.delta, chunk_queries);
-    scratch(s.row, 3 * 256);
+    scratch(s.row, std::max<std::int64_t>(3 * 256, lanes * plan.D));
     scratch(s.lo, 2 * lanes);
     s.hi = s.lo == nullptr ? nullptr : s.lo + lanes;
-    scratch(s.keep, unites(plan) ? kKeys * lanes : 0);
+    scratch(s.keep, unites(plan) ? tile_keys * lanes : 0);
     of.push_back(s);
   }
   if (!plan.part) scratch(delta, plan.B * plan.H * plan.Tq);
@@ -120,8 +125,8 @@ void Backward::fill_delta(const TensorView& o, int threads) const {
       const auto& row = annulus::cpu::rows<float>();
       row.load(annulus::cpu::row_at(o, b, t, h), plan.Dv, x);
       row.load(annulus::cpu::row_at(plan.do_, b, t, h), plan.Dv, y);
-      for (std::int64_t d = 0; d < plan.Dv; ++d) x[d] *= y[d];
-      delta[i] = row.sum(x, plan.Dv) - (plan.dlse.defined() ? lane_of(plan.dlse, b, h, t) : 0.0f);
+      delta[i] =
+          softmax().dot(x, y, plan.Dv) - (plan.dlse.defined() ? lane_of(plan.dlse, b, h, t) : 0.0f);
     }
   });
 }
@@ -145,20 +150,21 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
       k_columns(tiles, Side::kLeft, s.k_columns);
   const auto scale = static_cast<float>(plan.scale);
   const auto& convert = annulus::cpu::rows<float>();
-  const bool chained = chains(plan.dtype);
+  const bool chained = chains(tiles);
 
   const auto dq_sums = [&](std::int64_t i) {  // of query i, carried
     return dq + query_row(b, h, q.token(sweep.queries.at(queries.first + i))) * plan.D;
   };
   const auto turned_dq = [&](std::int64_t i) { return s.dq + i / lanes * dq_floats + i % lanes; };
   std::fill_n(s.dq, padded / lanes * dq_floats, 0.0f);
-  for (std::int64_t i = 0; i < count && plan.part && wants_queries(); ++i) {
-    const float* from = dq_sums(i);
-    float* to = turned_dq(i);
-    for (std::int64_t d = 0; d < plan.D; ++d) to[d * lanes] = from[d];
+  for (std::int64_t at = 0; at < count && plan.part && wants_queries(); at += lanes) {
+    const std::int64_t valid = std::min<std::int64_t>(lanes, count - at);
+    for (std::int64_t i = 0; i < valid; ++i)
+      std::copy_n(dq_sums(at + i), plan.D, s.row + i * plan.D);
+    vector.turn(s.row, plan.D, valid, plan.D, turned_dq(at), lanes);
   }
   bool packed = false, tame_queries = true;
-  for_each_key_tile(plan, sweep, seen_keys, kKeys, [&](Range tile) {
+  for_each_key_tile(plan, sweep, seen_keys, tile_keys, [&](Range tile) {
     if (!packed) {
       const Matrix x = q.matrix(sweep.queries, queries, s.stage);
       q_rows.pack_rows(x, count, plan.D);
@@ -190,23 +196,37 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
     // p and ds of the tile; of the rows, which every tile of queries sees an interval of, the others are 0.
     TileMask<P> mask(pattern, plan, sweep, h);
     const bool drops = plan.dropout.any();
+    // Tame tiles are multiplied as they lie, and rounded before if need be: dq while they are near.
+    const bool direct = tame && tiles.multiply_tiles != nullptr && (chained || narrows(tiles));
+    const bool narrow = direct && !chained;
     bool careful = false;
     const Ahead ahead(tile, seen_keys.end, padded / lanes);
     for (std::int64_t at = 0; at < padded; at += lanes) {
       const std::int64_t i = at / lanes;
       k.ask_for(sweep.keys, ahead.part(i));
       v.ask_for(sweep.keys, ahead.part(i));
-      float *p = s.p + i * tile_floats, *ds = s.ds + i * tile_floats,
-            *z = drops ? s.z + i * tile_floats : nullptr;
+      const std::int64_t there = narrow ? 0 : i * tile_floats;
+      float *p = s.p + there, *ds = s.ds + there, *z = drops ? s.z + i * tile_floats : nullptr;
+      const NarrowTile rounded{s.narrow_p + i * tile_floats, s.narrow_ds + i * tile_floats,
+                               s.narrow_panel};
       const int valid = static_cast<int>(std::min<std::int64_t>(lanes, count - at));
       const Range seen =
           mask.look(tile, queries.first + at, valid, lanes, lanes, s.lo, s.hi, s.keep);
       const auto clear = [&](std::int64_t from, std::int64_t to) {
+        if (narrow) {
+          std::fill(rounded.p + from * lanes, rounded.p + to * lanes, std::uint16_t{0});
+          std::fill(rounded.ds + from * lanes, rounded.ds + to * lanes, std::uint16_t{0});
+          std::fill(rounded.panel + from * lanes, rounded.panel + to * lanes, std::uint16_t{0});
+          return;
+        }
         std::fill(p + from * lanes, p + to * lanes, 0.0f);
         std::fill(ds + from * lanes, ds + to * lanes, 0.0f);
       };
+      // Rounded ones are written some rows at a time, and read by whole units.
+      const std::int64_t written = narrow ? round_up(seen.end, kPanelRows) : seen.end,
+                         read = narrow ? round_up(keys, tiles.unit) : keys;
       if (seen.empty()) {
-        clear(0, keys);
+        clear(0, read);
         continue;
       }
       const std::int64_t begin = seen.first / rows * rows;
@@ -217,9 +237,15 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
       if (drops) mask.drop(tile, seen, queries.first + at, valid, lanes, lanes, q, k, z);
       const Tile scores{p,     lanes,       seen.first, seen.end,
                         lanes, mask.mask(), tame,       plan.dtype == DType::kBF16};
-      vector.differentiate(scores, scale, s.lse + at, s.delta + at, z, ds);
-      clear(0, seen.first);
-      clear(seen.end, keys);
+      vector.differentiate(scores, scale, s.lse + at, s.delta + at, z, ds,
+                           narrow ? &rounded : nullptr);
+      clear(0, narrow ? seen.first / kPanelRows * kPanelRows : seen.first);
+      clear(written, std::max(written, read));
+      if (direct && wants_queries()) {
+        tiles.multiply_panels(k_columns.panel(0), k_columns.step(),
+                              narrow ? static_cast<const void*>(rounded.panel) : ds, seen.end,
+                              plan.D, s.dq + i * dq_floats, lanes, true);
+      }
       careful = careful || (!tame && (mask.masked() || drops));
     }
     if (careful) {
@@ -246,6 +272,18 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
       }
       return;
     }
+
+    if (direct && wants_keys()) {
+      const auto* p = narrow ? reinterpret_cast<const std::byte*>(s.narrow_p)
+                             : reinterpret_cast<const std::byte*>(s.p);
+      const auto* ds = narrow ? reinterpret_cast<const std::byte*>(s.narrow_ds)
+                              : reinterpret_cast<const std::byte*>(s.ds);
+      sum_tiles(p, do_columns, plan.Dv, sweep, queries, tile, k,
+                dv + key_row(part, b, hk, key0) * plan.Dv, s);
+      sum_tiles(ds, q_columns, plan.D, sweep, queries, tile, k,
+                dk + key_row(part, b, hk, key0) * plan.D, s);
+    }
+    if (direct) return;
 
     // dq[d][query] += k ds
     for (std::int64_t at = 0; at < count && wants_queries(); at += lanes) {
@@ -294,18 +332,66 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
     }
   });
 
-  if (!wants_queries()) return;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const float* turned = turned_dq(i);
-    float* row = plan.part ? dq_sums(i) : s.row;
-    for (std::int64_t d = 0; d < plan.D; ++d) row[d] = turned[d * lanes];
-    if (plan.part) continue;
-    if (plan.layers > 1) {
-      vector.add(s.row, plan.D, dq_sums(i));
-    } else {
-      const std::int64_t token = q.token(sweep.queries.at(queries.first + i));
-      convert.store(s.row, plan.D, annulus::cpu::row_at(plan.dq, b, token, h));
+  for (std::int64_t at = 0; at < count && wants_queries(); at += lanes) {
+    const std::int64_t valid = std::min<std::int64_t>(lanes, count - at);
+    const auto token_of = [&](std::int64_t i) {
+      return q.token(sweep.queries.at(queries.first + at + i));
+    };
+    for (std::int64_t i = 0; i < valid && !plan.part && plan.layers == 1; ++i)
+      bring_to_write(annulus::cpu::row_at(plan.dq, b, token_of(i), h), plan.D);
+    vector.turn(turned_dq(at), lanes, plan.D, valid, s.row, plan.D);
+    for (std::int64_t i = 0; i < valid; ++i) {
+      const float* row = s.row + i * plan.D;
+      if (plan.part) {
+        std::copy_n(row, plan.D, dq_sums(at + i));
+      } else if (plan.layers > 1) {
+        vector.add(row, plan.D, dq_sums(at + i));
+      } else {
+        convert.store(row, plan.D, annulus::cpu::row_at(plan.dq, b, token_of(i), h));
+      }
     }
+  }
+}
+
+// Keys whose queries are the same go together: what is packed of these is then read from the nearest cache for all of them.
+void Backward::sum_tiles(const std::byte* tiles_of_keys, const Panels& columns_of_queries,
+                         std::int64_t columns, const Sweep& sweep, Range queries, Range tile,
+                         const HeadRows& k, float* sums, const Slot& s) const {
+  const std::int64_t lanes = tiles.cols, count = queries.end - queries.first,
+                     keys = tile.end - tile.first,
+                     group = annulus::cpu::kMaxTileRows / tiles.rows * tiles.rows,
+                     most = summed_queries(tiles);
+  const auto element = static_cast<std::int64_t>(tiles.element);
+  const auto row_of = [&](std::int64_t key) {
+    return sums + (k.token(sweep.keys.at(tile.first + key)) - first_key(plan)) * columns;
+  };
+  // Of the chunk, queries that see any of some keys; from the first of a tile on.
+  const auto seeing = [&](std::int64_t key) {
+    const Range any =
+        sweep.seeing_any({tile.first + key, tile.first + std::min(keys, key + group)});
+    return Range{std::max<std::int64_t>(0, any.first - queries.first) / lanes * lanes,
+                 std::min(count, any.end - queries.first)};
+  };
+  // Rows of the sums that are a constant distance apart are added to where they are.
+  const bool in_place = !plan.order.defined() && columns % lanes == 0;
+  for (std::int64_t key = 0, end = 0; key < keys; key = end) {
+    const Range by = seeing(key);
+    end = std::min(keys, key + group);
+    while (in_place && end < keys && seeing(end).first == by.first && seeing(end).end == by.end)
+      end = std::min(keys, end + group);
+    float* const to = in_place ? row_of(key) : s.sums;
+    const std::int64_t ld = in_place ? sweep.keys.step * columns : round_up(columns, lanes);
+    // (Cut where the chunk is, whatever the first: the bits of a key's sums must not depend on which keys lie beside it.)
+    for (std::int64_t first = by.first, depth = 0; first < by.end; first += depth) {
+      depth = std::min((first / most + 1) * most, by.end) - first;
+      const std::byte* left = tiles_of_keys + (first / lanes * tile_floats + key * lanes) * element;
+      for (std::int64_t d = 0; d < columns; d += lanes) {
+        tiles.multiply_tiles(left, tile_floats, columns_of_queries.panel(d / lanes, first), depth,
+                             end - key, to + d, ld, in_place || first > by.first);
+      }
+    }
+    for (std::int64_t i = key; i < end && !in_place && !by.empty(); ++i)
+      softmax().add(to + (i - key) * ld, columns, row_of(i));
   }
 }
 
@@ -368,8 +454,12 @@ void Backward::fixed_cell(const P& pattern, std::int64_t b, std::int64_t hk, Ran
 
 void Backward::run(Context& context) {
   if (empty()) return;
-  const auto clear = [](float* p, std::int64_t n) {
-    if (n > 0) std::memset(p, 0, static_cast<std::size_t>(n) * sizeof(float));
+  // By all threads: memory that is new costs most when it is first touched.
+  const auto clear = [&](float* p, std::int64_t n) {
+    constexpr std::int64_t kBlock = std::int64_t{1} << 14;
+    for_each_item(ceil_div(n, kBlock), slots, context.threads, [&](int, std::int64_t i) {
+      std::fill(p + i * kBlock, p + std::min(n, (i + 1) * kBlock), 0.0f);
+    });
   };
   const std::int64_t key_rows = plan.B * plan.Hkv * plan.Tk;
   take_part();

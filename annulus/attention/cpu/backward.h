@@ -25,8 +25,9 @@ class Backward {
     std::byte *q_rows, *q_columns, *do_rows, *do_columns, *k_rows, *v_rows, *k_columns, *panel,
         *stage;
     float *p, *ds, *z;  // tiles of queries of the chunk: [key][query]
-    float* dq;          // such tiles: [column][query]
-    float* sums;        // dk or dv of a panel of keys
+    std::uint16_t *narrow_p, *narrow_ds, *narrow_panel;  // the same rounded, and a panel of one
+    float* dq;                                           // such tiles: [column][query]
+    float* sums;                                         // dk or dv of a panel of keys
     float *lse, *delta, *row;
     std::int32_t *lo, *hi;
     std::uint8_t* keep;
@@ -34,7 +35,7 @@ class Backward {
 
   const Plan& plan;
   const Tiles<float>& tiles;
-  std::int64_t chunk_queries;
+  std::int64_t chunk_queries, tile_keys;
   std::int64_t tile_floats, dq_floats;  // from a tile of p, ds and z to the next; of dq
   int slots;
   std::int64_t parts;
@@ -75,6 +76,11 @@ class Backward {
   template <class P>
   void chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int64_t part,
              const Sweep& sweep, Range queries, const Slot& s) const;
+  // To dk or dv (`sums`, from the call's first key on) of a tile of keys what the chunk's queries give, by tiles of weights or their
+  // gradients.
+  void sum_tiles(const std::byte* tiles_of_keys, const Panels& columns_of_queries,
+                 std::int64_t columns, const Sweep& sweep, Range queries, Range tile,
+                 const HeadRows& k, float* sums, const Slot& s) const;
 };
 
 }  // namespace annulus::attention::cpu

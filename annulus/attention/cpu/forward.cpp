@@ -16,6 +16,7 @@ namespace annulus::attention::cpu {
 Forward::Forward(const Plan& p)
     : plan_(p),
       tiles_(tiles_for(p.dtype)),
+      keys_(forward_keys(tiles_)),
       chunk_(chunk_of(p)),
       value_rows_(round_up(p.Dv, tiles_.rows)),
       slots_(static_cast<std::size_t>(slots_for(p.B * p.H * ceil_div(p.Tq, chunk_)))) {}
@@ -23,25 +24,24 @@ Forward::Forward(const Plan& p)
 void Forward::lay_out(ScratchLayout& scratch) {
   if (empty()) return;
   const std::int64_t lanes = tiles_.cols;
-  const std::int64_t drops = plan_.dropout.any() ? kForwardKeys * lanes : 0;
+  const std::int64_t drops = plan_.dropout.any() ? keys_ * lanes : 0;
   for (Slot& s : slots_) {
     scratch(s.queries, Panels::bytes(tiles_, Side::kRight, chunk_, plan_.D));
-    scratch(s.keys, Panels::bytes(tiles_, Side::kLeft, kForwardKeys, plan_.D));
-    scratch(s.values, Panels::bytes(tiles_, Side::kLeft, plan_.Dv, kForwardKeys));
-    scratch(s.weights, tiles_.panel_bytes(Side::kRight, kForwardKeys));
-    scratch(s.stage,
-            std::max(chunk_, kForwardKeys) * std::max(plan_.D, plan_.Dv) * size_of(plan_.dtype));
-    scratch(s.scores, (kForwardKeys + annulus::cpu::kMaxTileRows) * lanes);
+    scratch(s.keys, Panels::bytes(tiles_, Side::kLeft, keys_, plan_.D));
+    scratch(s.values, Panels::bytes(tiles_, Side::kLeft, plan_.Dv, keys_));
+    scratch(s.weights, tiles_.panel_bytes(Side::kRight, keys_));
+    scratch(s.stage, std::max(chunk_, keys_) * std::max(plan_.D, plan_.Dv) * size_of(plan_.dtype));
+    scratch(s.scores, (keys_ + annulus::cpu::kMaxTileRows) * lanes);
     scratch(s.acc, chunk_ * value_rows_);
     scratch(s.m, chunk_);
     scratch(s.l, chunk_);
     scratch(s.norm, chunk_);
     scratch(s.factor, lanes);
-    scratch(s.row, plan_.Dv);
+    scratch(s.row, plan_.Dv * lanes);
     scratch(s.lo, lanes);
     scratch(s.hi, lanes);
     scratch(s.z, drops);
-    scratch(s.keep, unites(plan_) ? kForwardKeys * lanes : 0);
+    scratch(s.keep, unites(plan_) ? keys_ * lanes : 0);
   }
   if (plan_.layers > 1 && !plan_.part) {
     scratch(state_, plan_.B * plan_.H * plan_.Tq);
@@ -76,28 +76,33 @@ void Forward::chunk(const P& pattern, std::int64_t b, std::int64_t h, const Swee
       v(plan_.v, b, hk, plan_.order, first_key(plan_));
   Panels query_panels(tiles_, Side::kRight, s.queries), key_panels(tiles_, Side::kLeft, s.keys),
       value_panels(tiles_, Side::kLeft, s.values);
-  const bool chained = chains(plan_.dtype), panels = writes_panels(plan_.dtype);
+  const bool chained = chains(tiles_), panels = writes_panels(tiles_);
   // A log-sum-exp is of fp32 and has to be exact; o is of bf16.
   const bool coarse = plan_.dtype == DType::kBF16 && !plan_.lse.defined();
   const auto scale = static_cast<float>(plan_.scale);
 
   // acc of a tile of queries is turned, too: [value column][lane].
   const std::int64_t tile_floats = value_rows_ * lanes;
-  std::fill_n(s.acc, ceil_div(count, lanes) * tile_floats, 0.0f);
-  for (std::int64_t i = 0; i < round_up(count, lanes); ++i) {
-    const bool carried = carries() && i < count;
-    const std::int64_t row =
-        carried ? state_row(b, h, q.token(sweep.queries.at(queries.first + i))) : 0;
-    const RowState r = carried ? state_[row] : RowState{};
-    s.m[i] = r.m;
-    s.l[i] = r.l;
-    if (!carried) continue;
-    float* to = s.acc + i / lanes * tile_floats + i % lanes;
-    for (std::int64_t d = 0; d < plan_.Dv; ++d) to[d * lanes] = acc_[row * plan_.Dv + d];
+  const auto token_of = [&](std::int64_t i) {
+    return q.token(sweep.queries.at(queries.first + i));
+  };
+  for (std::int64_t at = 0; at < count; at += lanes) {
+    float* const sums = s.acc + at / lanes * tile_floats;
+    std::fill_n(sums, tile_floats, 0.0f);
+    const std::int64_t valid = std::min<std::int64_t>(lanes, count - at);
+    for (std::int64_t i = 0; i < lanes; ++i) {
+      const bool carried = carries() && i < valid;
+      const std::int64_t row = carried ? state_row(b, h, token_of(at + i)) : 0;
+      const RowState r = carried ? state_[row] : RowState{};
+      s.m[at + i] = r.m;
+      s.l[at + i] = r.l;
+      if (carried) std::copy_n(acc_ + row * plan_.Dv, plan_.Dv, s.row + i * plan_.Dv);
+    }
+    if (carries()) vector.turn(s.row, plan_.Dv, valid, plan_.Dv, sums, lanes);
   }
 
   bool packed = false, tame_queries = true;
-  for_each_key_tile(plan_, sweep, seen_keys, kForwardKeys, [&](Range tile) {
+  for_each_key_tile(plan_, sweep, seen_keys, keys_, [&](Range tile) {
     if (!packed) {  // not where nothing is seen
       const Matrix rows = q.matrix(sweep.queries, queries, s.stage);
       query_panels.pack_rows(rows, count, plan_.D);
@@ -140,9 +145,12 @@ void Forward::chunk(const P& pattern, std::int64_t b, std::int64_t h, const Swee
       if (vector.weigh(scores, scale, s.m + at, s.l + at, s.factor, panel)) {
         vector.rescale(sums, value_rows_, lanes, s.factor);
       }
-      // What the product reads before the first key that is seen.
+      // What the product reads before the first key that is seen, and of the last's unit.
       if (to_panel) {
-        std::fill_n(panel, seen.first / tiles_.unit * tiles_.unit * lanes, std::uint16_t{0});
+        std::fill_n(panel, seen.first / kPanelRows * kPanelRows * lanes, std::uint16_t{0});
+        const std::int64_t written = round_up(seen.end, kPanelRows);
+        const std::int64_t read = std::max(written, round_up(seen.end, tiles_.unit));
+        std::fill(panel + written * lanes, panel + read * lanes, std::uint16_t{0});
       } else {
         std::fill_n(s.scores, seen.first * lanes, 0.0f);
       }
@@ -174,16 +182,21 @@ void Forward::chunk(const P& pattern, std::int64_t b, std::int64_t h, const Swee
     }
   });
 
-  for (std::int64_t i = 0; i < count; ++i) {
-    const std::int64_t token = q.token(sweep.queries.at(queries.first + i));
-    const RowState r{s.m[i], s.l[i]};
-    const float* sums = s.acc + i / lanes * tile_floats + i % lanes;
-    float* to = carries() ? acc_ + state_row(b, h, token) * plan_.Dv : s.row;
-    for (std::int64_t d = 0; d < plan_.Dv; ++d) to[d] = sums[d * lanes];
-    if (carries()) {
-      state_[state_row(b, h, token)] = r;
-    } else {
-      close(b, h, token, r, to, to);
+  for (std::int64_t at = 0; at < count; at += lanes) {
+    const std::int64_t valid = std::min<std::int64_t>(lanes, count - at);
+    for (std::int64_t i = 0; i < valid && !carries(); ++i)
+      bring_to_write(annulus::cpu::row_at(plan_.o, b, token_of(at + i), h), plan_.Dv);
+    vector.turn(s.acc + at / lanes * tile_floats, lanes, plan_.Dv, valid, s.row, plan_.Dv);
+    for (std::int64_t i = 0; i < valid; ++i) {
+      const std::int64_t token = token_of(at + i);
+      const RowState r{s.m[at + i], s.l[at + i]};
+      float* const row = s.row + i * plan_.Dv;
+      if (carries()) {
+        std::copy_n(row, plan_.Dv, acc_ + state_row(b, h, token) * plan_.Dv);
+        state_[state_row(b, h, token)] = r;
+      } else {
+        close(b, h, token, r, row, row);
+      }
     }
   }
 }

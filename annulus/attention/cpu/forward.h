@@ -49,6 +49,7 @@ class Forward {
 
   const Plan& plan_;
   const Tiles<float>& tiles_;
+  std::int64_t keys_;        // of a tile
   std::int64_t chunk_;       // queries of a work item
   std::int64_t value_rows_;  // Dv, in whole tiles
   std::vector<Slot> slots_;

@@ -5,12 +5,11 @@
 #endif
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
-#include <cstring>
 #include <numbers>
 #include <type_traits>
 
+#include "annulus/attention/cpu/softmax-inl.h"
 #include "annulus/attention/cpu/softmax.h"
 #include "annulus/attention/state.h"
 #include "annulus/cpu/math-inl.h"
@@ -19,18 +18,13 @@
 HWY_BEFORE_NAMESPACE();
 namespace annulus::attention::cpu::HWY_NAMESPACE {
 
-namespace simd = annulus::cpu::HWY_NAMESPACE;
-
 #if ANNULUS_SIMD
 
-namespace hn = hwy::HWY_NAMESPACE;
-using simd::F32;
-using simd::VF;
 using M = hn::Mask<F32>;
 
 // Rows that are in flight at once: the chain of an exponential is long. All are read before any is written, or they would wait for
 // one another: a compiler cannot know that rows are apart.
-constexpr int kRows = 4;
+constexpr int kRows = kPanelRows;
 
 constexpr float kLog2e = 1.44269504f, kLn2 = 0.69314718f;
 constexpr float kLog2eRest = 1.925963033500e-8f;  // log2(e) - kLog2e
@@ -76,13 +70,13 @@ HWY_INLINE VF careful_power(VF t) {
   return hn::IfThenElse(hn::Eq(t, t), hn::IfThenElseZero(hn::Gt(t, least), w), t);
 }
 
-// kRows weights of each lane to bf16, as the rows of a unit of a right panel: a lane's lie together. They are not negative, and
-// half of the last place is added before the rest is cut off. (Arm's alone: no other machine has such panels.)
-HWY_INLINE void store_unit([[maybe_unused]] const VF (&w)[kRows],
-                           [[maybe_unused]] std::uint16_t* to) {
-  static_assert(kRows == 4);
-#if HWY_ARCH_ARM_A64
+// kRows weights of each lane to bf16, as the rows of a right panel in units of kPanelUnit rows, of which a lane's lie together. They
+// are not negative, and half of the last place is added before the rest is cut off.
+HWY_INLINE void store_unit(const VF (&w)[kRows], std::uint16_t* to,
+                           [[maybe_unused]] std::int64_t lanes) {
+  static_assert(kRows == 4 && (kPanelUnit == 2 || kPanelUnit == 4));
   const hn::RebindToUnsigned<F32> du;
+#if HWY_ARCH_ARM_A64
   const hn::Repartition<std::uint16_t, F32> d16;
   const auto rounded = [&](int i) HWY_ATTR {
     return hn::BitCast(d16, hn::Add(hn::BitCast(du, w[i]), hn::Set(du, 0x8000u))).raw;
@@ -91,6 +85,16 @@ HWY_INLINE void store_unit([[maybe_unused]] const VF (&w)[kRows],
   const uint32x4_t second = vreinterpretq_u32_u16(vtrn2q_u16(rounded(2), rounded(3)));
   vst1q_u16(to, vreinterpretq_u16_u32(vzip1q_u32(first, second)));
   vst1q_u16(to + 8, vreinterpretq_u16_u32(vzip2q_u32(first, second)));
+#else
+  const auto rounded = [&](int i) HWY_ATTR {
+    return hn::Add(hn::BitCast(du, w[i]), hn::Set(du, 0x8000u));
+  };
+  ANNULUS_UNROLL
+  for (int i = 0; i < kRows; i += 2) {
+    const auto pair =
+        hn::Or(hn::ShiftRight<16>(rounded(i)), hn::And(rounded(i + 1), hn::Set(du, 0xffff0000u)));
+    hn::StoreU(pair, du, reinterpret_cast<std::uint32_t*>(to + i * lanes));
+  }
 #endif
 }
 
@@ -100,6 +104,8 @@ bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor, s
                 bool few) {
   const F32 d;
   const VF none = hn::Set(d, kNoScore), zero = hn::Zero(d), by = hn::Set(d, scale * kLog2e);
+  const VF rest =
+      hn::Set(d, static_cast<float>(scale * std::numbers::log2e - double{scale * kLog2e}));
   const VF near = hn::Set(d, kNear);
   const std::int64_t first = t.first, end = t.end;
   bool any = false;
@@ -165,7 +171,7 @@ bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor, s
       ANNULUS_UNROLL
       for (int i = 0; i < kRows; ++i) w[i] = column.at(row + i);
       if constexpr (decltype(fast)::value) {
-        simd::exp2_from<kCoarse, decltype(fast)::value == 2>(w, by, shift, least);
+        simd::exp2_from<kCoarse, decltype(fast)::value == 2>(w, by, rest, shift, least);
       } else {
         ANNULUS_UNROLL
         for (int i = 0; i < kRows; ++i) {
@@ -183,7 +189,7 @@ bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor, s
           if (row + i < first || row + i >= end) w[i] = zero;
       }
       if constexpr (kPanel) {
-        store_unit(w, panel + row * t.lanes + c * kRows);
+        store_unit(w, panel + row * t.lanes + c * kPanelUnit, t.lanes);
       } else {
         ANNULUS_UNROLL
         for (int i = 0; i < kRows; ++i) hn::StoreU(w[i], d, column.s + (row + i) * column.ld);
@@ -221,9 +227,15 @@ bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor, s
   return any;
 }
 
-template <bool kMasked, bool kTameTile, bool kCoarse>
+// A row of bf16; halves are rounded away from zero.
+HWY_INLINE void store_row(hn::Vec<hn::RebindToUnsigned<F32>> bits, std::uint16_t* to) {
+  const hn::Rebind<std::uint16_t, F32> d16;
+  hn::StoreU(hn::TruncateTo(d16, hn::ShiftRight<16>(bits)), d16, to);
+}
+
+template <bool kMasked, bool kTameTile, bool kCoarse, bool kNarrow>
 void differentiate_tile(const Tile& t, float scale, const float* lse, const float* delta,
-                        const float* z, float* g) {
+                        const float* z, float* g, [[maybe_unused]] const NarrowTile* narrow) {
   const F32 d;
   const VF zero = hn::Zero(d), factor = hn::Set(d, scale);
   const std::int64_t first = t.first, end = t.end;
@@ -231,7 +243,7 @@ void differentiate_tile(const Tile& t, float scale, const float* lse, const floa
     const Column<kMasked> column(t, c);
     const VF sums = hn::LoadU(d, lse + c);
     const VF origin = hn::IfThenElse(hn::Eq(sums, hn::Set(d, kNoScore)), zero, sums);
-    const VF less = hn::Mul(factor, hn::LoadU(d, delta + c));
+    const VF less = hn::LoadU(d, delta + c);
     float* const gradients = g + c;
     const float* const kept = z == nullptr ? nullptr : z + c;
     const auto some_rows = [&](std::int64_t row, auto whole) HWY_ATTR {
@@ -248,19 +260,38 @@ void differentiate_tile(const Tile& t, float scale, const float* lse, const floa
       ANNULUS_UNROLL
       for (int i = 0; i < kRows; ++i) {
         const std::int64_t at = (row + i) * column.ld;
-        VF grad = hn::LoadU(d, gradients + at), by = factor, p = w[i];
+        VF grad = hn::LoadU(d, gradients + at);
+        const VF p = w[i];
         if (kept != nullptr) {
-          by = hn::LoadU(d, kept + at);
+          const VF by = hn::LoadU(d, kept + at);
           w[i] = hn::Mul(p, by);
           grad = hn::IfThenElseZero(hn::Ne(by, zero), grad);  // what is dropped may be infinite
-          by = hn::Mul(by, factor);
+          grad = hn::MulSub(grad, by, less);
+        } else {
+          grad = hn::Sub(grad, less);
         }
-        ds[i] = hn::Mul(p, hn::MulSub(grad, by, less));
+        // The difference comes first: scaled before, two numbers that cancel would leave the rounding of the larger.
+        ds[i] = hn::Mul(hn::Mul(p, factor), grad);
         if constexpr (kMasked) {  // 0 by choice: a factor of 0 would keep a NaN
           const M here = column.counts(row + i);
           w[i] = hn::IfThenElseZero(here, w[i]);
           ds[i] = hn::IfThenElseZero(here, ds[i]);
         }
+        if (kNarrow && !decltype(whole)::value && (row + i < first || row + i >= end)) {
+          w[i] = ds[i] = zero;
+        }
+      }
+      if constexpr (kNarrow) {
+        const hn::RebindToUnsigned<F32> du;
+        ANNULUS_UNROLL
+        for (int i = 0; i < kRows; ++i) {
+          const std::int64_t at = (row + i) * column.ld + c;
+          const auto half = hn::Set(du, 0x8000u);
+          store_row(hn::Add(hn::BitCast(du, w[i]), half), narrow->p + at);
+          store_row(hn::Add(hn::BitCast(du, ds[i]), half), narrow->ds + at);
+        }
+        store_unit(ds, narrow->panel + row * column.ld + c * kPanelUnit, column.ld);
+        return;
       }
       ANNULUS_UNROLL
       for (int i = 0; i < kRows; ++i) {
@@ -270,80 +301,14 @@ void differentiate_tile(const Tile& t, float scale, const float* lse, const floa
       }
     };
     std::int64_t row = first;
+    if (kNarrow && row % kRows != 0) {
+      row = row / kRows * kRows;
+      some_rows(row, std::false_type());
+      row += kRows;
+    }
     for (; row + kRows <= end; row += kRows) some_rows(row, std::true_type());
     if (row < end) some_rows(row, std::false_type());
   }
-}
-
-void rescale(float* x, std::int64_t rows, int lanes, const float* factor) {
-  const F32 d;
-  for (int c = 0; c < lanes; c += static_cast<int>(simd::lanes())) {
-    const VF f = hn::LoadU(d, factor + c);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      hn::StoreU(hn::Mul(f, hn::LoadU(d, x + r * lanes + c)), d, x + r * lanes + c);
-    }
-  }
-}
-
-// Of numbers without their sign the bits are in the order of the numbers, infinity and NaN last.
-template <class T>
-bool tame_rows(const T* x, std::int64_t ld, std::int64_t rows, std::int64_t columns) {
-  using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>;
-  const hn::ScalableTag<Bits> d;
-  const auto n = static_cast<std::int64_t>(hn::Lanes(d));
-  const Bits number = static_cast<Bits>(Bits(~Bits(0)) >> 1);
-  const T limit(std::is_same_v<T, float16> ? 65504.0f : kTame);
-  const Bits most = std::bit_cast<Bits>(limit);
-  const auto numbers = hn::Set(d, number);
-  auto seen = hn::Zero(d), also = seen;
-  Bits last = 0;
-  for (std::int64_t r = 0; r < rows; ++r) {
-    const auto* row = reinterpret_cast<const Bits*>(x + r * ld);
-    std::int64_t i = 0;
-    for (; i + 2 * n <= columns; i += 2 * n) {
-      seen = hn::Max(seen, hn::And(hn::LoadU(d, row + i), numbers));
-      also = hn::Max(also, hn::And(hn::LoadU(d, row + i + n), numbers));
-    }
-    for (; i < columns; ++i) {
-      Bits bits;
-      std::memcpy(&bits, row + i, sizeof(bits));
-      last = std::max(last, static_cast<Bits>(bits & number));
-    }
-  }
-  return last <= most && hn::AllFalse(d, hn::Gt(hn::Max(seen, also), hn::Set(d, most)));
-}
-
-template <class T>
-float norms_of(const T* x, std::int64_t ld, std::int64_t rows, std::int64_t columns, float* norm) {
-  const F32 d;
-  const auto n = static_cast<std::int64_t>(simd::lanes());
-  float most = 0;
-  for (std::int64_t r = 0; r < rows; ++r) {
-    const T* row = x + r * ld;
-    VF sum = hn::Zero(d), also = sum;
-    std::int64_t i = 0;
-    for (; i + 2 * n <= columns; i += 2 * n) {
-      VF a, b;
-      simd::load2(row + i, a, b);
-      sum = hn::MulAdd(a, a, sum);
-      also = hn::MulAdd(b, b, also);
-    }
-    float square = hn::GetLane(hn::SumOfLanes(d, hn::Add(sum, also)));
-    for (; i < columns; ++i) square += static_cast<float>(row[i]) * static_cast<float>(row[i]);
-    most = square <= most ? most : square;  // a NaN stays
-    if (norm != nullptr) norm[r] = std::sqrt(square);
-    if (most != most) return most;
-  }
-  return std::sqrt(most);
-}
-
-void add(const float* x, std::int64_t n, float* y) {
-  const F32 d;
-  const auto step = static_cast<std::int64_t>(simd::lanes());
-  std::int64_t i = 0;
-  for (; i + step <= n; i += step)
-    hn::StoreU(hn::Add(hn::LoadU(d, y + i), hn::LoadU(d, x + i)), d, y + i);
-  for (; i < n; ++i) y[i] += x[i];
 }
 
 #else  // one lane
@@ -357,9 +322,8 @@ bool counts(const Tile& t, std::int64_t r, int c) {
 }
 
 // A lane's weight in a right panel of bf16 (see writes_panels()).
-constexpr std::int64_t kUnit = 4;
 std::uint16_t& in_panel(std::uint16_t* panel, const Tile& t, std::int64_t row, int lane) {
-  return panel[row / kUnit * kUnit * t.lanes + lane * kUnit + row % kUnit];
+  return panel[row / kPanelUnit * kPanelUnit * t.lanes + lane * kPanelUnit + row % kPanelUnit];
 }
 
 template <bool kMasked, bool, bool, bool kPanel>
@@ -387,10 +351,9 @@ bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor,
       sum += s = s == kNoScore ? 0.0f : static_cast<float>(right * std::exp(s - exact));
       if constexpr (kPanel) in_panel(panel, t, r, c) = bfloat16(s).bits;
     }
-    if constexpr (
-        kPanel) {  // the rest of the first unit and of the last, which the product reads, too
-      for (std::int64_t r = t.first; r % kUnit != 0;) in_panel(panel, t, --r, c) = 0;
-      for (std::int64_t r = t.end; r % kUnit != 0; ++r) in_panel(panel, t, r, c) = 0;
+    if constexpr (kPanel) {  // the rest of the first rows written together and of the last
+      for (std::int64_t r = t.first; r % kPanelRows != 0;) in_panel(panel, t, --r, c) = 0;
+      for (std::int64_t r = t.end; r % kPanelRows != 0; ++r) in_panel(panel, t, r, c) = 0;
     }
     l[c] = l[c] * factor[c] + sum;
     m[c] = now;
@@ -399,9 +362,9 @@ bool weigh_tile(const Tile& t, float scale, float* m, float* l, float* factor,
   return any;
 }
 
-template <bool kMasked, bool, bool>
+template <bool kMasked, bool, bool, bool kNarrow>
 void differentiate_tile(const Tile& t, float scale, const float* lse, const float* delta,
-                        const float* z, float* g) {
+                        const float* z, float* g, [[maybe_unused]] const NarrowTile* narrow) {
   for (int c = 0; c < t.lanes; ++c) {
     for (std::int64_t r = t.first; r < t.end; ++r) {
       const std::int64_t at = r * t.ld + c;
@@ -411,33 +374,16 @@ void differentiate_tile(const Tile& t, float scale, const float* lse, const floa
       t.s[at] = here ? p * kept : 0;
       g[at] = here ? scale * p * ((kept == 0 ? 0 : kept * g[at]) - delta[c]) : 0;
     }
-  }
-}
-
-void rescale(float* x, std::int64_t rows, int lanes, const float* factor) {
-  for (std::int64_t r = 0; r < rows; ++r) {
-    for (int c = 0; c < lanes; ++c) x[r * lanes + c] *= factor[c];
-  }
-}
-
-template <class T>
-bool tame_rows(const T* x, std::int64_t ld, std::int64_t rows, std::int64_t columns) {
-  for (std::int64_t r = 0; r < rows; ++r) {
-    for (std::int64_t i = 0; i < columns; ++i) {
-      const float v = static_cast<float>(x[r * ld + i]);
-      if (!(v <= kTame && v >= -kTame)) return false;
+    if constexpr (kNarrow) {
+      for (std::int64_t r = t.first / kPanelRows * kPanelRows; r < t.end || r % kPanelRows != 0;
+           ++r) {
+        const std::int64_t at = r * t.ld + c;
+        const bool here = r >= t.first && r < t.end;
+        narrow->p[at] = bfloat16(here ? t.s[at] : 0).bits;
+        narrow->ds[at] = in_panel(narrow->panel, t, r, c) = bfloat16(here ? g[at] : 0).bits;
+      }
     }
   }
-  return true;
-}
-
-template <class T>
-float norms_of(const T*, std::int64_t, std::int64_t, std::int64_t, float*) {
-  return __builtin_huge_valf();  // nobody asks
-}
-
-void add(const float* x, std::int64_t n, float* y) {
-  for (std::int64_t i = 0; i < n; ++i) y[i] += x[i];
 }
 
 #endif
@@ -485,9 +431,14 @@ bool weigh(const Tile& t, float scale, float* m, float* l, float* factor, std::u
 }
 
 void differentiate(const Tile& t, float scale, const float* lse, const float* delta, const float* z,
-                   float* g) {
+                   float* g, const NarrowTile* narrow) {
   visit_kind(t, [&](auto masked, auto tame, auto coarse) {
-    differentiate_tile<masked.value, tame.value, coarse.value>(t, scale, lse, delta, z, g);
+    constexpr bool kMasked = masked.value, kTameTile = tame.value, kCoarse = coarse.value;
+    if constexpr (kNarrows && kTameTile && kCoarse) {
+      if (narrow != nullptr)
+        return differentiate_tile<kMasked, true, true, true>(t, scale, lse, delta, z, g, narrow);
+    }
+    differentiate_tile<kMasked, kTameTile, kCoarse, false>(t, scale, lse, delta, z, g, nullptr);
   });
 }
 
@@ -506,7 +457,7 @@ float norms(const annulus::cpu::Matrix& x, std::int64_t rows, std::int64_t colum
 }
 
 const Softmax* make_softmax() {
-  static const Softmax s = {weigh, differentiate, rescale, tame, norms, add};
+  static const Softmax s = {weigh, differentiate, rescale, turn, tame, norms, dot, add};
   return &s;
 }
 

@@ -19,6 +19,22 @@ struct Mask {
   const std::uint8_t* keep = nullptr;
 };
 
+// Weights that are written as a right panel of bf16 are written some rows at a time; of each unit a lane's lie together.
+inline constexpr int kPanelRows = 4;
+#if defined(__x86_64__)
+inline constexpr int kPanelUnit = 2;  // AMX's units are of as many pairs, one below the other
+inline constexpr bool kNarrows = true;
+#else
+inline constexpr int kPanelUnit = 4;
+inline constexpr bool kNarrows = false;
+#endif
+
+// Where kNarrows, and the tile is tame and coarse: what a backward multiplies, rounded to bf16 as its products take it.
+struct NarrowTile {
+  std::uint16_t *p, *ds;  // rows as in the tile
+  std::uint16_t* panel;   // ds as a right panel
+};
+
 struct Tile {
   float* s;                 // rows `ld` apart
   std::int64_t ld;          // also of keep and of the tiles beside it
@@ -37,20 +53,27 @@ struct Tile {
 struct Softmax {
   // Scores become weights: m, l (of each lane) take in scale * s, s = exp(scale s) / 2^m, and factor = 2^(m before - m), by which
   // what was summed before has to be multiplied. m is a whole number, the next or one that no score exceeds. Returns whether any factor is not 1. With a
-  // panel (tame, coarse tiles alone; see writes_panels()) weights go there instead, those of rows before the first of its unit not.
+  // panel (tame, coarse tiles alone; see writes_panels()) weights go there instead, those of rows before the first of kPanelRows and after the last not.
   bool (*weigh)(const Tile& tile, float scale, float* m, float* l, float* factor,
                 std::uint16_t* panel);
   // s = exp(scale s - lse); g = scale s (g - delta), g lying beside s: the weights, and the gradients of q k. With z (beside
-  // it, too: what dropout makes of a weight), s = z exp(...) and g = scale exp(...) (z g - delta).
+  // it, too: what dropout makes of a weight), s = z exp(...) and g = scale exp(...) (z g - delta). With `narrow` they
+  // go there instead, and rows of kPanelRows that are written together but are not the tile's are 0.
   void (*differentiate)(const Tile& tile, float scale, const float* lse, const float* delta,
-                        const float* z, float* g);
+                        const float* z, float* g, const NarrowTile* narrow);
   // Every row of a tile by its lane's factor.
   void (*rescale)(float* x, std::int64_t rows, int lanes, const float* factor);
+  // y[c * ldy + r] = x[r * ldx + c]
+  void (*turn)(const float* x, std::int64_t ldx, std::int64_t rows, std::int64_t columns, float* y,
+               std::int64_t ldy);
   // Whether no product of two rows of at most 256 such elements can be infinite or no number.
   bool (*tame)(const annulus::cpu::Matrix& x, std::int64_t rows, std::int64_t columns);
   // Euclidean norms of rows (nullptr: not kept), and the largest.
   float (*norms)(const annulus::cpu::Matrix& x, std::int64_t rows, std::int64_t columns,
                  float* norm);
+  // One product after the other, as those of tiles are summed: where a query sees little but one key, <do, v> and <do, o> must be
+  // rounded alike, as their difference is what counts.
+  float (*dot)(const float* x, const float* y, std::int64_t n);
   // y += x, n of them.
   void (*add)(const float* x, std::int64_t n, float* y);
 };

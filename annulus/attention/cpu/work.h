@@ -8,6 +8,7 @@
 #include "annulus/attention/cpu/softmax.h"
 #include "annulus/attention/plan.h"
 #include "annulus/core/checked.h"
+#include "annulus/cpu/features.h"
 #include "annulus/cpu/parallel.h"
 #include "annulus/cpu/tile.h"
 
@@ -31,17 +32,40 @@ inline constexpr std::int64_t kKeys = 192;
 inline constexpr std::int64_t kForwardKeys = 384;
 static_assert(kQueries % annulus::cpu::kMaxTileCols == 0);
 
+// bf16 without instructions that are worth it is fp32, widened once as it is packed: weights need not be rounded, then.
 inline const Tiles<float>& tiles_for(DType dtype) {
-  return annulus::cpu::tiles<float>(dtype == DType::kBF16 ? Precision::kBf16 : Precision::kFp32);
+  if (dtype == DType::kBF16) {
+    const Tiles<float>& t = annulus::cpu::tiles<float>(Precision::kBf16);
+    const bool pairs = t.element == 2 && t.unit == 2;  // vdpbf16ps
+    if (t.element == 2 && (!pairs || annulus::cpu::has_fast_avx512_bf16())) return t;
+  }
+  return annulus::cpu::tiles<float>(Precision::kFp32);
 }
-// Whether a tile of a product is a right panel of the next one as it lies.
-inline bool chains(DType dtype) { return dtype != DType::kBF16 && tiles_for(dtype).unit == 1; }
+// Of kForwardKeys those that a forward takes at once: its tile of scores, read by every product with values, stays in the nearest
+// cache beside a panel, however many queries are in a vector.
+inline std::int64_t forward_keys(const Tiles<float>& t) {
+  return t.cols <= 8 ? kForwardKeys : t.cols <= 16 ? kForwardKeys / 2 : kForwardKeys / 3;
+}
+// Likewise of kKeys; a backward reads two tiles of scores.
+inline std::int64_t backward_keys(const Tiles<float>& t) {
+  return t.cols <= 16 ? kKeys : kKeys / 2;
+}
+// Queries over which gradients of keys are summed at once: what is packed of them for a tile's columns stays in the nearest cache for
+// all keys.
+inline std::int64_t summed_queries(const Tiles<float>& t) {
+  return t.element == sizeof(float) ? 128 : 256;
+}
 
-// Whether weights can be written as a right panel of the next product: bf16 in units of four, as Arm has them.
-inline bool writes_panels(DType dtype) {
-  const Tiles<float>& t = tiles_for(dtype);
-  return dtype == DType::kBF16 && t.unit == 4 && t.element == 2 && t.terms == 1;
+// Whether a tile of a product is a right panel of the next one as it lies.
+inline bool chains(const Tiles<float>& t) { return t.element == sizeof(float) && t.unit == 1; }
+
+// Whether weights can be written as a right panel of the next product: see kPanelUnit.
+inline bool writes_panels(const Tiles<float>& t) {
+  return t.element == 2 && t.terms == 1 && t.unit % kPanelUnit == 0 && t.cols % 8 == 0;
 }
+
+// Whether a backward's weights and their gradients are rounded where they are made.
+inline bool narrows(const Tiles<float>& t) { return kNarrows && writes_panels(t); }
 
 inline bool unites(const Plan& plan) {
   const Dilated* d = std::get_if<Dilated>(&plan.pattern);
