@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cmath>
 #include <exception>
 #include <optional>
-#include <regex>
 #include <utility>
 
 #include "annulus/core/errors.h"
@@ -449,7 +449,16 @@ unsigned fuzz_oracles(std::uint64_t seed) {
 }
 
 bool names_word(const std::string& text, const std::string& word) {
-  return std::regex_search(text, std::regex("\\b" + word + "\\b"));
+  // By hand: <regex> was a third of what testing/'s own files take to compile.
+  const auto is_of_a_word = [](char ch) {
+    return ch == '_' || std::isalnum(static_cast<unsigned char>(ch)) != 0;
+  };
+  for (std::size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) {
+    const std::size_t end = at + word.size();
+    const bool begins = at == 0 || !is_of_a_word(text[at - 1]);
+    if (begins && (end == text.size() || !is_of_a_word(text[end]))) return true;
+  }
+  return false;
 }
 
 struct GoodCase::Judged {
