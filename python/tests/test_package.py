@@ -211,12 +211,12 @@ def command():
 
 @pytest.mark.parametrize("suite", peers.SUITES)
 @pytest.mark.parametrize("size", ["quick", "full"])
-def test_rows_are_those_of_the_command(size, suite, command):
+def test_rows_are_those_of_the_command(size, suite, command, device):
     """The report merges by row name, so every peer row must be one of the C++ suite's."""
-    listed = subprocess.run([command, "bench", suite, "--size", size, "--list"], capture_output=True, text=True)
+    listed = subprocess.run([command, "bench", suite, "--size", size, "--device", device, "--list"], capture_output=True, text=True)
     assert listed.returncode == 0, listed.stderr
     names = set(listed.stdout.split())
-    ours = {f"{suite}/{p.row(d)}/{p.dtype}" for p in peers.SUITES[suite].problems(size) for d in p.directions}
+    ours = {f"{suite}/{p.row(d)}/{p.dtype}" for p in peers.SUITES[suite].problems(size, device) for d in p.directions}
     assert ours <= names, sorted(ours - names)
 
 

@@ -209,7 +209,7 @@ def chosen(options):
     """(suite, problem, directions) of what --filter leaves."""
     picked = []
     for suite in dict.fromkeys(options.suites):  # one that is named twice runs once
-        for problem in SUITES[suite].problems(options.size):
+        for problem in SUITES[suite].problems(options.size, options.device):
             wanted = [d for d in problem.directions if options.filter is None or options.filter.search(problem.row(d))]
             if wanted:
                 picked.append((suite, problem, wanted))

@@ -179,7 +179,7 @@ class RotateSession(Session):
         return {part: relative_error(torch.cat([t[:1, :1] for t in both], 1), self._exact[part]) for part, both in got.items()}
 
 
-def problems(size):
+def problems(size, device):  # noqa: ARG001  the same on both
     """The C++ suite's quick rows, or the 64 rows of the original's table and RoPE."""
     if size == "quick":
         grids = [((1024,), 0), ((4096,), 10), ((64, 64), 0), ((16, 16, 16), 10)]

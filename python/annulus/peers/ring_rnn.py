@@ -229,7 +229,7 @@ FULL = [(128, 16), (256, 16), (384, 16), (512, 16), (1024, 16), (2048, 16), (204
         (1024, 6), (1024, 12)]
 
 
-def problems(size):
+def problems(size, device):  # noqa: ARG001  the same on both
     """The C++ suite's quick rows, or the rows of the original's table and what stands beside them."""
     if size == "quick":
         for B, N, K in QUICK:
