@@ -134,7 +134,7 @@ class CaseRun {
     check_scratch(where, plain, allocator);
     check_written(where, call, plain.bits);
     Yardstick yardstick;
-    check_numbers(call.name, call, inputs, plain.bits, yardstick);
+    if (oracles & kNumbersOracle) check_numbers(call.name, call, inputs, plain.bits, yardstick);
     if (oracles & kLayoutsOracle) check_layouts(call, inputs, plain.bits, yardstick);
     if (oracles & kThreadsOracle) check_threads(call, inputs, plain.bits);
     if (oracles & kWorkspaceOracle) check_workspace(call, inputs, plain);
@@ -174,10 +174,7 @@ class CaseRun {
     const Precision precision = call.precision ? call.precision(device_) : Precision::kAuto;
     for (std::size_t o = 0; o < reference.size(); ++o) {
       if (call.outputs[o].opaque) continue;
-      std::vector<double> ours(bits[o].size());
-      for (std::size_t i = 0; i < ours.size(); ++i) {
-        ours[i] = decode(bits[o][i], call.outputs[o].dtype);
-      }
+      const std::vector<double> ours = decode_all(bits[o], call.outputs[o].dtype);
       CompareInput in{.dtype = call.outputs[o].dtype,
                       .forward = forward,
                       .reference = reference[o],
@@ -276,6 +273,7 @@ class CaseRun {
     if (e.thrown != Thrown::kNothing) return report(where, "threw: " + e.message);
     report(where, e.fault);
     for (std::size_t o = 0; o < expected.size(); ++o) {
+      if (expected[o] == e.bits[o]) continue;
       const DType t = call.outputs[o].dtype;
       const bool reordered = call.outputs[o].reordered && device_.type == DeviceType::kCUDA;
       double largest = 0;
@@ -445,7 +443,7 @@ CaseResult run_case(const Case& c, Device device, unsigned oracles, std::uint64_
 
 unsigned fuzz_oracles(std::uint64_t seed) {
   Rng rng(seed ^ 0x0c1e);
-  return 1u << rng.below(4) | 1u << rng.below(4);
+  return kNumbersOracle | 1u << rng.below(4) | 1u << rng.below(4);
 }
 
 bool names_word(const std::string& text, const std::string& word) {
@@ -479,7 +477,7 @@ GoodCase::GoodCase(Case c, Device device) {
   const auto judged = std::make_shared<Judged>(Judged{.of = std::move(c), .device = device});
   judged_ = judged;
   CaseRun run(judged->of, device, "the good call");
-  const CaseResult first = run.run(0, 0);
+  const CaseResult first = run.run(kNumbersOracle, 0);
   if (!first.failures.empty()) {
     judged->fault = first.failures[0].detail;
     return;

@@ -20,6 +20,14 @@ namespace annulus::testing {
 
 namespace {
 
+// A sanitizer looks at what calls do to memory. The numbers of the same cases are judged by every other build, and
+// the definitions run under it where they are compared with finite differences.
+#ifdef __SANITIZE_ADDRESS__
+constexpr unsigned kAsked = kAllOracles & ~kNumbersOracle;
+#else
+constexpr unsigned kAsked = kAllOracles;
+#endif
+
 // The cases of one kind.
 struct CaseList {
   const OperatorCases& op;
@@ -46,7 +54,7 @@ std::vector<std::uint64_t> all_below(std::size_t count) {
 
 CaseList fuzzed(const OperatorCases& op, Device device) {
   const auto run = [&op, device](std::uint64_t seed, const std::string& repro) {
-    return run_case(op.fuzz(seed), device, fuzz_oracles(seed), seed, repro);
+    return run_case(op.fuzz(seed), device, fuzz_oracles(seed) & kAsked, seed, repro);
   };
   return {op, "fuzz", "seed", device, run};
 }
@@ -57,7 +65,7 @@ CaseList named(const OperatorCases& op, Device device,
   std::vector<std::uint64_t> numbers = all_below(cases.size());
   if (wants) std::erase_if(numbers, [&](std::uint64_t i) { return !wants(cases[i].params); });
   const auto run = [cases = std::move(cases), device](std::uint64_t i, const std::string& repro) {
-    return run_case(cases[i], device, kAllOracles, i, repro);
+    return run_case(cases[i], device, kAsked, i, repro);
   };
   return {op, "named", "case", device, run, std::move(numbers)};
 }

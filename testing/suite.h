@@ -17,13 +17,14 @@ namespace annulus::testing {
 
 // --- one case ---------------------------------------------------------------------------------------
 
-// The numbers are always checked; these come on top.
+// What a case that ran is asked, beyond that it writes its outputs and nothing else.
 enum Oracle : unsigned {
   kLayoutsOracle = 1u << 0,     // all layouts, and one that differs by tensor: equal bits
   kThreadsOracle = 1u << 1,     // threads 1, 2, 4, 8 (on CUDA: repeated launches), equal bits
   kWorkspaceOracle = 1u << 2,   // the workspace query is exact: that size works, a byte less throws
   kAllocationOracle = 1u << 3,  // every allocation fails once; the next call is right
-  kAllOracles = (1u << 4) - 1,
+  kNumbersOracle = 1u << 4,     // the numbers against the definition
+  kAllOracles = (1u << 5) - 1,
 };
 
 struct Failure {
@@ -62,7 +63,7 @@ struct CaseResult {
 CaseResult run_case(const Case& c, Device device, unsigned oracles, std::uint64_t variant,
                     const std::string& repro);
 
-// What a fuzzed case gets beyond the numbers: one or two oracles, chosen by the seed, so that ten
+// What a fuzzed case is asked: its numbers, and one or two others chosen by the seed, so that ten
 // thousand cases stay a matter of minutes.
 unsigned fuzz_oracles(std::uint64_t seed);
 

@@ -42,6 +42,7 @@ inline constexpr std::int64_t kCanaryElements = 1024;
 // Raw bits of one element <-> its value. Rounding is to nearest even.
 std::uint64_t encode(double value, DType t);
 double decode(std::uint64_t bits, DType t);
+std::vector<double> decode_all(const std::vector<std::uint64_t>& bits, DType t);
 // A signalling NaN, which no arithmetic produces: what every output holds before a call. Integers
 // get a pattern of their own.
 std::uint64_t poison_bits(DType t);
@@ -84,9 +85,8 @@ class TestTensor {
 
   TensorSpec spec_;
   TensorView view_;
-  std::int64_t first_ = 0;            // element index of element (0, ..., 0)
-  std::vector<std::int64_t> offset_;  // element index of every element, row-major
-  std::int64_t elements_ = 0;         // of the whole buffer, canaries included
+  std::int64_t first_ = 0;     // element index of element (0, ..., 0)
+  std::int64_t elements_ = 0;  // of the whole buffer, canaries included
   TestMemory memory_;
   TestMemory before_, after_,
       settled_;        // images of it; the last two where they have been asked for

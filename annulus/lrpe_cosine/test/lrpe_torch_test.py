@@ -258,7 +258,7 @@ def test_peers_allow_one_unit_in_the_last_place():
 
 
 def test_full_size_is_the_table():
-    rows = [p.row(d) for p in peers.problems("full") for d in p.directions]
+    rows = [p.row(d) for p in peers.problems("full", "cpu") for d in p.directions]
     assert len(rows) == len(set(rows)) == 64 + 2 and {"bwd-3d-n32-l10-b12", "bwd-1d-n4096-l0-b12-rotate-qk"} <= set(rows)
 
 

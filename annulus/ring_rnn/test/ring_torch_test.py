@@ -308,7 +308,7 @@ def test_packed():
 
 
 def test_full_size_is_the_table():
-    rows = [(p.row(d), p.dtype) for p in peers.problems("full") for d in p.directions]
+    rows = [(p.row(d), p.dtype) for p in peers.problems("full", "cpu") for d in p.directions]
     assert len(rows) == len(set(rows)) and ("fwd-b256-n2048-k64-t20", "bf16") in rows
     assert len({r for r, dtype in rows if dtype == "f32" and r.startswith("fwd-") and not r.endswith("dead")}) == 12
 

@@ -66,8 +66,9 @@ class Problem:
 
     def row(self, direction):
         heads = f"h{self.H}" + (f"x{self.Hkv}" if self.Hkv < self.H else "")
+        own = self.segments and 4 * self.segments[0] != self.n  # as the C++ suite names them
         return f"{direction}-{self.kind}-b{self.B}-{heads}-d{self.D}-n{self.n}" + (
-            "-causal" if self.causal else "") + (f"-w{self.segments[0]}" if self.segments else "")
+            "-causal" if self.causal else "") + (f"-w{self.segments[0]}" if own else "")
 
     def params(self, direction):
         params = {"B": self.B, "H": self.H, "Hkv": self.Hkv, "D": self.D, "tokens": self.n, "causal": self.causal,
