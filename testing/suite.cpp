@@ -22,11 +22,7 @@ namespace {
 
 // A sanitizer looks at what calls do to memory. The numbers of the same cases are judged by every other build, and
 // the definitions run under it where they are compared with finite differences.
-#ifdef __SANITIZE_ADDRESS__
-constexpr unsigned kAsked = kAllOracles & ~kNumbersOracle;
-#else
-constexpr unsigned kAsked = kAllOracles;
-#endif
+unsigned asked_of(unsigned oracles) { return kSanitized ? oracles & ~kNumbersOracle : oracles; }
 
 // The cases of one kind.
 struct CaseList {
@@ -54,7 +50,7 @@ std::vector<std::uint64_t> all_below(std::size_t count) {
 
 CaseList fuzzed(const OperatorCases& op, Device device) {
   const auto run = [&op, device](std::uint64_t seed, const std::string& repro) {
-    return run_case(op.fuzz(seed), device, fuzz_oracles(seed) & kAsked, seed, repro);
+    return run_case(op.fuzz(seed), device, asked_of(fuzz_oracles(seed)), seed, repro);
   };
   return {op, "fuzz", "seed", device, run};
 }
@@ -65,7 +61,8 @@ CaseList named(const OperatorCases& op, Device device,
   std::vector<std::uint64_t> numbers = all_below(cases.size());
   if (wants) std::erase_if(numbers, [&](std::uint64_t i) { return !wants(cases[i].params); });
   const auto run = [cases = std::move(cases), device](std::uint64_t i, const std::string& repro) {
-    return run_case(cases[i], device, kAsked, i, repro);
+    return run_case(cases[i], device, asked_of(kSanitized ? fuzz_oracles(i) : kAllOracles), i,
+                    repro);
   };
   return {op, "named", "case", device, run, std::move(numbers)};
 }
