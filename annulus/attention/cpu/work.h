@@ -19,12 +19,12 @@ using annulus::cpu::Side;
 using annulus::cpu::Tiles;
 
 // Queries that share what is packed of the keys: enough that packing is a few percent of the products, few enough that what is
-// kept of them stays in a core's own cache. Twice as many where there are then still items for many cores, which the problem alone
-// decides, and so all bits.
+// kept of them stays in a core's own cache. Twice as many where there are then still `items` for as many cores, which the problem
+// alone decides, and so all bits. (Forward of n 1024, H 8, f32 on two AVX-512 cores: 11.7 ms by 16 items, 13.4 by 32.)
 inline constexpr std::int64_t kQueries = 256;
-inline std::int64_t chunk_of(const Plan& p) {
-  constexpr std::int64_t kItems = 64;
-  return p.B * p.H * ceil_div(p.Tq, 2 * kQueries) >= kItems ? 2 * kQueries : kQueries;
+inline constexpr std::int64_t kForwardItems = 16, kBackwardItems = 64;
+inline std::int64_t chunk_of(const Plan& p, std::int64_t items) {
+  return p.B * p.H * ceil_div(p.Tq, 2 * kQueries) >= items ? 2 * kQueries : kQueries;
 }
 // Keys of a tile: divisible by every tile's rows and unit. A forward has one tile of scores for a few queries; a backward keeps two
 // of all queries of its chunk.
