@@ -116,11 +116,17 @@ std::string chart(const Panel& panel, const std::string& title) {
     longest = std::max(longest, std::min(label.size(), kMostLabel));
   }
   const double slant = 4.2 * static_cast<double>(longest);
+  // The first name ends beside the axis and begins left of it.
+  const double left =
+      panel.labels.empty()
+          ? 58
+          : std::max(58.0,
+                     4.9 * static_cast<double>(std::min(panel.labels[0].size(), kMostLabel)) - 13);
   // Names of many series need a step each.
   const double height = std::max(kPlotHeight, 15.0 * static_cast<double>(panel.series.size() + 1));
   const draw::Frame frame = {.width = kWidth,
                              .height = 34 + height + slant + 40,
-                             .left = 58,
+                             .left = left,
                              .right = kRight,
                              .top = 34,
                              .bottom = slant + 40};

@@ -114,21 +114,30 @@ void name_rows(const Groups& groups, Panel* panel) {
     names.push_back(g->row.size() > kMostName ? std::vector<std::string>{g->row}
                                               : parts_of(g->row));
   }
-  const bool alike =
-      names.size() > 1 && std::all_of(names.begin(), names.end(),
-                                      [&](const auto& n) { return n.size() == names[0].size(); });
-  panel->labels.resize(names.size());
-  for (std::size_t k = 0; alike && k < names[0].size(); ++k) {
-    const bool common =
-        std::all_of(names.begin(), names.end(), [&](const auto& n) { return n[k] == names[0][k]; });
-    const bool gap = panel->pattern.ends_with("…");
-    if (common || !gap) panel->pattern += (k > 0 ? "-" : "") + (common ? names[0][k] : "…");
-    for (std::size_t i = 0; !common && i < names.size(); ++i) {
-      panel->labels[i] += (panel->labels[i].empty() ? "" : "-") + names[i][k];
+  // What all names have, wherever: some have a word more ("-causal") than others.
+  const auto common = [&](const std::string& part) {
+    return names.size() > 1 && std::all_of(names.begin(), names.end(), [&](const auto& n) {
+             return std::find(n.begin(), n.end(), part) != n.end();
+           });
+  };
+  const auto append = [](std::string* text, const std::string& part) {
+    *text += (text->empty() ? "" : "-") + part;
+  };
+  if (std::any_of(names[0].begin(), names[0].end(), common)) {
+    for (const std::string& part : names[0]) {
+      if (common(part)) {
+        append(&panel->pattern, part);
+      } else if (!panel->pattern.ends_with("…")) {
+        append(&panel->pattern, "…");
+      }
     }
   }
   for (std::size_t i = 0; i < names.size(); ++i) {
-    if (panel->labels[i].empty()) panel->labels[i] = groups[i]->row;
+    std::string& label = panel->labels.emplace_back();
+    for (const std::string& part : names[i]) {
+      if (!common(part)) append(&label, part);
+    }
+    if (label.empty()) label = groups[i]->row;
   }
 }
 

@@ -190,6 +190,16 @@ TEST(Page, RowsWithoutAFamilyStandInOrderOfTheirSize) {
   EXPECT_EQ(count(page, ">fwd-…<"), 2u);  // in the chart of the suite and of the place
 }
 
+TEST(Page, RowsAreNamedByWhatNotAllHave) {
+  std::vector<Record> records = {record("fwd-dense-b1-h8-d64-n1024", "annulus", 2, 1),
+                                 record("fwd-dense-b1-h8-d64-n1024-causal", "annulus", 1, 1),
+                                 record("fwd-blocks10-b1-h8-d64-n4096", "annulus", 1, 1)};
+  const std::string page = page_of(records);
+  for (const char* label : {">dense-n1024<", ">dense-n1024-causal<", ">blocks10-n4096<"}) {
+    EXPECT_EQ(count(page, label), 2u) << label;
+  }
+}
+
 TEST(Page, ExplainsEveryImplementationAndSaysWhichItCannot) {
   const std::vector<Record> records = {record("r1", "annulus", 1, 1),
                                        record("r1", "torch-odd", 2, 1)};
