@@ -207,10 +207,7 @@ Accuracy measure_accuracy(const Case& problem, const std::vector<std::string>& c
       // The gradient of a number is one sum over everything, which may come out near zero: its
       // relative error says nothing. The tests judge it by the size of its terms.
       if (call.outputs[i].shape.empty()) continue;
-      std::vector<double> ours;
-      for (const std::uint64_t b : bits[i]) {
-        ours.push_back(testing::decode(b, call.outputs[i].dtype));
-      }
+      const std::vector<double> ours = testing::decode_all(bits[i], call.outputs[i].dtype);
       const double error = max_relative_error(ours, reference[i]);
       // NaN compares false with everything; it must win.
       if (!(error <= a.max_relative)) {

@@ -5,7 +5,7 @@ cd "$root"
 # Stamps of files should not depend on the user's locale, nor messages we parse.
 export LC_ALL=C.UTF-8
 jobs=${JOBS:-$(nproc)}
-# Python keeps what it compiles, whatever a container's image says: importing torch takes 7 seconds without, 2 with it,
+# Python keeps what it compiles, whatever a container's image says: importing torch takes 7 seconds without, 3 with it,
 # and the tests start a hundred interpreters. Not beside the sources.
 unset PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX=$root/build/pycache
