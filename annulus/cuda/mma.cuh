@@ -76,6 +76,15 @@ __device__ __forceinline__ uint4 ldmatrix(std::uint32_t row) {
   return r;
 }
 
+// And back: lane l says where row l % 8 of matrix l / 8 lies (compute capability 9.0).
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void stmatrix(std::uint32_t row, const uint4& a) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row),
+               "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w)
+               : "memory");
+}
+#endif
+
 // 16 bytes from global to shared memory without passing through registers.
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)),

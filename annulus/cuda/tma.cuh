@@ -62,6 +62,7 @@ __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
 // that has a bit in `blocks`; the bytes arrive at the barrier of each at the same place.
 // store_box(map, {...}, shared): see commit_stores(). Its box may end beyond the tensor but not begin
 // before it: an H200 takes a negative index of a store for an illegal instruction.
+// add_box(map, {...}, shared): adds instead of storing, whole numbers of the map's type; see commit_stores(), too.
 // prefetch_box(map, {...}): to L2.
 //
 // One text for each number of dimensions; operands that an instruction does not have are constants.
@@ -86,6 +87,14 @@ __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
   __device__ __forceinline__ void store_box(const TensorMap& map, const int(&i)[Rank],             \
                                             const void* shared) {                                  \
     asm volatile("cp.async.bulk.tensor." #Rank "d.global.shared::cta.bulk_group [%1, {" names      \
+                 "}], [%0];" ::"r"(shared_address(shared)),                                        \
+                 "l"(&map), "n"(0), "n"(0), __VA_ARGS__                                            \
+                 : "memory");                                                                      \
+  }                                                                                                \
+  __device__ __forceinline__ void add_box(const TensorMap& map, const int(&i)[Rank],               \
+                                          const void* shared) {                                    \
+    asm volatile("cp.reduce.async.bulk.tensor." #Rank                                              \
+                 "d.global.shared::cta.add.bulk_group [%1, {" names                                \
                  "}], [%0];" ::"r"(shared_address(shared)),                                        \
                  "l"(&map), "n"(0), "n"(0), __VA_ARGS__                                            \
                  : "memory");                                                                      \

@@ -40,7 +40,7 @@ struct ForwardTiling {
   struct Small {
     // Of two tiles of queries, the one at hand and the next.
     Block block[2];
-    SharedBarrier blocks[2 * 2], q_stages[2], k_stages[2 * kStages], v_stages[2 * kStages];
+    SharedBarrier blocks[2 * 2], q_full, k_stages[2 * kStages], v_stages[2 * kStages];
     TileNote note[kStages];
     int not_finite[kStages];  // were there any in the tile of values? Said of tiles that are masked
   };
@@ -164,13 +164,15 @@ __device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t block
   constexpr int kStages = Tiling::kStages, kKeys = Tiling::kKeys, kOwn = 1;  // kOwn: named barrier
   const int thread = static_cast<int>(threadIdx.x) % kGroup;
   const bool leads = thread == 0;
-  const Pipeline block_ring(small.blocks, 2), q_ring(small.q_stages, 1);
+  const Pipeline block_ring(small.blocks, 2);
   const Pipeline k_ring(small.k_stages, kStages), v_ring(small.v_stages, kStages);
   unsigned char* const k_tiles = shared + QueryTile::kBytes;
   unsigned char* const v_tiles = k_tiles + kStages * KeyTile::kBytes;
-  PipelineStage at_block = Pipeline::producer(), at_queries = Pipeline::producer();
-  PipelineStage stage = Pipeline::producer();
-  for (std::int64_t turn = 0;; ++turn, at_block.next(2)) {
+  PipelineStage at_block = Pipeline::producer(), stage = Pipeline::producer();
+  PipelineStage last_keys = Pipeline::producer();
+  // Takes one thread about 2.5 us, and runs while tiles of the block before are at work. (With warps of their own for it, which the
+  // copies then do without, forwards take 4 to 18 % longer.)
+  const auto find_block = [&](std::int64_t turn) {
     const std::int64_t number = block_of_turn(turn);
     auto& block = small.block[at_block.at];
     block_ring.acquire(at_block);
@@ -194,68 +196,89 @@ __device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t block
       block.first_key[row] = static_cast<int>(r.first - block.seen.first);
       block.end_key[row] = row < rows ? static_cast<int>(r.end - block.seen.first) : 0;
     }
+    if (leads) {
+      KeyWalk walk;
+      if (rows > 0) walk.start(block.sweep, block.seen, kKeys);
+      block.tiled = !walk.done();
+    }
+    block_ring.commit(at_block);
+    at_block.next(2);
+  };
+  const auto bring_queries = [&](const auto& block) {
+    // They are done with when the last keys are: before values are added, and o is stored. (Where consumers say it themselves, or
+    // there are two stages of queries, their loops spill: 10 to 20 % longer. Asking for a block's first scores while the last
+    // values of the one before are added makes the compiler serialize all products.)
+    k_ring.acquire(last_keys);
+    const QueryTile tile{shared};
+    const int rows = block.count;
+    if (block.query_line.map < 0 || (rows < Tiling::kQueries && !block.query_line.ends)) {
+      load_rows<T>(tile, p.q.at<const T>(block.b, block.h), p.q, p, block.sweep.queries,
+                   block.first, rows, p.D);
+      small.q_full.arrive_when_copied();
+    } else if (leads) {
+      small.q_full.arrive_expecting(QueryTile::kBytes);
+      load_boxes(tile, maps.q, block.query_line, block.first, block.b, block.h, &small.q_full);
+    } else {
+      small.q_full.arrive();
+    }
+  };
+  // The walk's next tile of keys and values, and after the block's first keys its queries.
+  const auto bring_keys = [&](const auto& block, KeyWalk& walk, bool first) {
+    const Range tile = walk.tile(kKeys);
+    walk.next(block.sweep, block.seen, kKeys);
+    const auto count = static_cast<int>(tile.end - tile.first);
+    const bool seen = block.all_see(p, tile);
+    const bool masked = !seen || count < kKeys;
+    const bool by_engine =
+        block.key_line.map >= 0 && seen &&
+        (count == kKeys || (block.key_line.ends && tile.end == block.sweep.keys.count));
+    const auto load = [&](const Pipeline& ring, const KeyTile& to, const void* from,
+                          const Operand& operand, const RowMaps& map, int columns) {
+      if (!by_engine) {
+        load_rows<T>(to, static_cast<const T*>(from), operand, p, block.sweep.keys, tile.first,
+                     count, columns);
+      } else if (leads) {
+        const std::int64_t head = p.group == 1 ? block.h : block.h / p.group;
+        ring.expect(stage, KeyTile::kBytes);
+        load_boxes(to, map, block.key_line, tile.first, block.b, head, ring.full + stage.at);
+      } else {
+        ring.commit(stage);
+      }
+    };
+    k_ring.acquire(stage);
+    if (leads) {
+      small.note[stage.at] = {static_cast<int>(tile.first - block.seen.first), count, masked,
+                              walk.done(), !by_engine};
+      k_ring.commit(stage);
+    }
+    load(k_ring, KeyTile{k_tiles + stage.at * KeyTile::kBytes}, block.k, p.k, maps.k, p.D);
+    if (!by_engine) k_ring.full[stage.at].arrive_when_copied();
+    if (first) bring_queries(block);
+    v_ring.acquire(stage);
+    const KeyTile v_tile{v_tiles + stage.at * KeyTile::kBytes};
+    if (by_engine && leads) small.not_finite[stage.at] = 0;
+    load(v_ring, v_tile, block.v, p.v, maps.v, p.Dv);
+    if (!by_engine && masked) {
+      copy_async_wait_all();
+      const bool any = sync_threads_or(kOwn, kGroup, clear_not_finite<T>(v_tile));
+      if (leads) small.not_finite[stage.at] = any;
+      v_ring.commit(stage);
+    } else if (!by_engine) {
+      v_ring.full[stage.at].arrive_when_copied();
+    }
+    last_keys = {stage.at, stage.parity ^ 1};
+    stage.next(kStages);
+  };
+  // A block is found when as many tiles of the one before have been brought as there is room for.
+  for (std::int64_t turn = -1;; ++turn) {
+    const auto& block = small.block[turn & 1];
+    const int rows = turn < 0 ? 0 : block.count;
+    if (rows < 0) break;
     KeyWalk walk;
     if (rows > 0) walk.start(block.sweep, block.seen, kKeys);
-    if (leads) block.tiled = !walk.done();
-    block_ring.commit(at_block);
-    if (rows < 0) break;
-    if (walk.done()) continue;
-    q_ring.acquire(at_queries);
-    const QueryTile q_tile{shared};
-    if (block.query_line.map < 0 || (rows < Tiling::kQueries && !block.query_line.ends)) {
-      load_rows<T>(q_tile, p.q.at<const T>(block.b, block.h), p.q, p, block.sweep.queries,
-                   block.first, rows, p.D);
-      q_ring.full[0].arrive_when_copied();
-    } else if (leads) {
-      q_ring.expect(at_queries, QueryTile::kBytes);
-      load_boxes(q_tile, maps.q, block.query_line, block.first, block.b, block.h, q_ring.full);
-    } else {
-      q_ring.commit(at_queries);
-    }
-    at_queries.next(1);
-    const std::int64_t key_head = p.group == 1 ? block.h : block.h / p.group;
-    for (; !walk.done(); stage.next(kStages)) {
-      const Range tile = walk.tile(kKeys);
-      walk.next(block.sweep, block.seen, kKeys);
-      const auto count = static_cast<int>(tile.end - tile.first);
-      const bool seen = block.all_see(p, tile);
-      const bool masked = !seen || count < kKeys;
-      const bool by_engine =
-          block.key_line.map >= 0 && seen &&
-          (count == kKeys || (block.key_line.ends && tile.end == block.sweep.keys.count));
-      const auto load = [&](const Pipeline& ring, const KeyTile& to, const void* from,
-                            const Operand& operand, const RowMaps& map, int columns) {
-        if (!by_engine) {
-          load_rows<T>(to, static_cast<const T*>(from), operand, p, block.sweep.keys, tile.first,
-                       count, columns);
-        } else if (leads) {
-          ring.expect(stage, KeyTile::kBytes);
-          load_boxes(to, map, block.key_line, tile.first, block.b, key_head, ring.full + stage.at);
-        } else {
-          ring.commit(stage);
-        }
-      };
-      k_ring.acquire(stage);
-      if (leads) {
-        small.note[stage.at] = {static_cast<int>(tile.first - block.seen.first), count, masked,
-                                walk.done(), !by_engine};
-        k_ring.commit(stage);
-      }
-      load(k_ring, KeyTile{k_tiles + stage.at * KeyTile::kBytes}, block.k, p.k, maps.k, p.D);
-      if (!by_engine) k_ring.full[stage.at].arrive_when_copied();
-      v_ring.acquire(stage);
-      const KeyTile v_tile{v_tiles + stage.at * KeyTile::kBytes};
-      if (by_engine && leads) small.not_finite[stage.at] = 0;
-      load(v_ring, v_tile, block.v, p.v, maps.v, p.Dv);
-      if (by_engine) continue;
-      if (masked) {
-        copy_async_wait_all();
-        const bool any = sync_threads_or(kOwn, kGroup, clear_not_finite<T>(v_tile));
-        if (leads) small.not_finite[stage.at] = any;
-        v_ring.commit(stage);
-      } else {
-        v_ring.full[stage.at].arrive_when_copied();
-      }
+    for (int tiles = 1; !walk.done() || tiles <= kStages; ++tiles) {
+      if (!walk.done()) bring_keys(block, walk, tiles == 1);
+      if (tiles == kStages) find_block(turn + 1);
     }
   }
   copy_async_wait_all();
@@ -273,7 +296,7 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
   const Problem& p = a.p;
   const int thread = static_cast<int>(threadIdx.x) % kGroup;
   const int lane = thread % 32, own_row = group * 64 + thread / 32 * 16 + lane / 4;
-  const Pipeline block_ring(small.blocks, 2), q_ring(small.q_stages, 1);
+  const Pipeline block_ring(small.blocks, 2);
   const Pipeline k_ring(small.k_stages, kStages), v_ring(small.v_stages, kStages);
   const QueryTile q_tile{shared};
   unsigned char* const k_tiles = shared + QueryTile::kBytes;
@@ -285,7 +308,8 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
   };
   if (group == kConsumers - 1) pass_turn();
 
-  PipelineStage at_block, at_queries, stage;
+  PipelineStage at_block, stage;
+  unsigned queries_parity = 0;
   for (;; at_block.next(2)) {
     block_ring.wait(at_block);
     auto& block = small.block[at_block.at];
@@ -341,8 +365,8 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
     };
 
     if (block.tiled) {
-      q_ring.wait(at_queries);
-      at_queries.next(1);
+      small.q_full.wait(queries_parity);
+      queries_parity ^= 1;
       fence_shared_writes();
       TileNote tile = next_tile();
       bool more = true;  // tiles, of the block
@@ -390,7 +414,6 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
         v_ring.release_by_warp(stage.at);
         stage.next(kStages);
       }
-      q_ring.release_by_warp(0);
     }
     store_rows<T>(a, block, group * 64 + thread / 32 * 16, state, acc);
     block_ring.release_by_warp(at_block.at);
@@ -409,7 +432,7 @@ __global__ void __launch_bounds__(Tiling::kThreads, 1)
   if (threadIdx.x == 0) {
     constexpr int kStages = Tiling::kStages, kWarps = 4 * Tiling::kConsumers;
     Pipeline(small.blocks, 2).init(2, kGroup, kWarps);
-    Pipeline(small.q_stages, 1).init(1, kGroup, kWarps);
+    small.q_full.init(kGroup);
     Pipeline(small.k_stages, kStages).init(kStages, kGroup + 1, kWarps);
     Pipeline(small.v_stages, kStages).init(kStages, kGroup, kWarps);
     fence_barriers();

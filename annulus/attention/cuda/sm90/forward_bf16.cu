@@ -8,7 +8,7 @@ bool available(const char* op) {
   annulus::cuda::throw_on_error(
       cudaFuncGetAttributes(
           &attributes,
-          reinterpret_cast<const void*>(forward_kernel<ForwardTiling<bfloat16, 64, 2, 128, 3>>)),
+          reinterpret_cast<const void*>(forward_kernel<ForwardTiling<bfloat16, 64, 2, 128, 5>>)),
       op, "cudaFuncGetAttributes");
   return attributes.numRegs >= 168;  // which its warpgroups divide among them
 }

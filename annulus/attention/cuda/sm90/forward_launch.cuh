@@ -43,7 +43,7 @@ void forward_of(const char* op, const ForwardArgs& a, cudaStream_t stream) {
   };
   const bool narrow = p.D <= 64 && p.Dv <= 64;
   if (p.pattern.kind == Kind::kBlocks) {  // tiles that are blocks
-    if (narrow) return launch.template operator()<ForwardTiling<T, 64, 2, 128, 3>>();
+    if (narrow) return launch.template operator()<ForwardTiling<T, 64, 2, 128, 5>>();
     return launch.template operator()<ForwardTiling<T, 128, 2, 128, 2>>();
   }
   const std::int64_t count = multiprocessors_of(current_device(op));
@@ -57,10 +57,10 @@ void forward_of(const char* op, const ForwardArgs& a, cudaStream_t stream) {
   const double wide = estimated_time(p, 128, 192, 440, count);
   const double plain = estimated_time(p, 128, 128, 417, count);
   if (three <= wide && three <= plain) {
-    return launch.template operator()<ForwardTiling<T, 64, 3, 128, 2>>();
+    return launch.template operator()<ForwardTiling<T, 64, 3, 128, 5>>();
   }
-  if (wide <= plain) return launch.template operator()<ForwardTiling<T, 64, 2, 192, 2>>();
-  return launch.template operator()<ForwardTiling<T, 64, 2, 128, 3>>();
+  if (wide <= plain) return launch.template operator()<ForwardTiling<T, 64, 2, 192, 4>>();
+  return launch.template operator()<ForwardTiling<T, 64, 2, 128, 5>>();
 }
 
 }  // namespace annulus::attention::cuda::sm90

@@ -31,8 +31,12 @@ struct GradientTiling {
   using KeyTile = Panels<kKeys, kColumns>;
   using QueryTile = Panels<kQueries, kColumns>;
   using ScoreTile = Panels<kKeys, kQueries>;
-  static constexpr int kTileBytes =
-      2 * KeyTile::kBytes + 2 * kStages * QueryTile::kBytes + kScores * ScoreTile::kBytes;
+  // A warpgroup's part of dq, 64 x 64 in fp32, on its way to the copy engine. (Of 64 columns there is no room for it.)
+  using PartialTile = Panels<64, 128>;
+  static constexpr bool kByEngine = kColumns == 128;
+  static constexpr int kPartialBytes = kByEngine ? PartialTile::kBytes : 0;
+  static constexpr int kTileBytes = 2 * KeyTile::kBytes + 2 * kStages * QueryTile::kBytes +
+                                    kScores * ScoreTile::kBytes + kConsumers * kPartialBytes;
   // A warpgroup's half of dq: 64 of the queries, or 64 of the columns.
   static_assert(kQueries == 128 ? kColumns == 64 : kQueries == 64 && kColumns == 128);
 
@@ -41,6 +45,13 @@ struct GradientTiling {
     TileNote note[kStages];
     float lse[kStages][kQueries], delta[kStages][kQueries];
     std::uint32_t row[kStages][kQueries];      // where in dq, in vectors of 8, or kNowhere
+    int head[kStages];
+    MappedLine dq_line;
+    // Of the tile whose dq is due, where it is added by the copy engine or from shared memory.
+    struct Due {
+      int first, head;
+      std::uint32_t row[kByEngine ? 64 : 1];
+    } due[kConsumers];
     int first_query[kKeys], end_query[kKeys];  // of those that see a key
     std::uint32_t found[kGroup / 32];
   };
@@ -57,13 +68,16 @@ struct GradientTiling {
   static __device__ ScoreTile scores(unsigned char* shared, int i) {
     return {q_tile(shared, 2 * kStages).data + i * ScoreTile::kBytes};
   }
+  static __device__ PartialTile partial(unsigned char* shared, int group) {
+    return {scores(shared, kScores).data + group * kPartialBytes};
+  }
 };
 
 inline constexpr std::uint32_t kNowhere = ~0u;
 
-// Of tiles that are whole, and all of whose queries see all keys.
+// q and do: of tiles that are whole, and all of whose queries see all keys. dq: sums in fp32, of layers or not.
 struct GradientMaps {
-  RowMaps q, do_;
+  RowMaps q, do_, dq;
 };
 
 #if ANNULUS_DEVICE_HOPPER
@@ -92,8 +106,27 @@ __device__ __forceinline__ void bring_queries(const GradientArgs& a, const Gradi
   MappedLine line;
   line.find(maps.q, sweep.queries);
   QueryWalk<kGroup, kQueries, 1> walk{a, small, small.found};
+  // What belongs to a thread's query of the next tile. It is asked for a tile ahead: behind what consumers add to dq it takes longer
+  // than a copy of the engine, which would wait for it.
+  float lse = 0, delta = 0;
+  std::uint32_t row = kNowhere;
+  const auto look_ahead = [&] {
+    const Range tile = walk.tile();
+    const std::int64_t h = walk.query_head();
+    row = kNowhere;
+    if (thread >= kQueries || tile.first + thread >= tile.end) return;
+    const std::int64_t t = p.token(sweep.queries.at(tile.first + thread));
+    // Where there are layers a block has one head.
+    const std::int64_t in_layer = small.query_row + tile.first + thread;
+    const std::int64_t i = a.delta.of_layers ? in_layer : (small.b * p.H + h) * a.delta.rows + t;
+    const std::int64_t own = a.dq.layers != nullptr ? in_layer : (small.b * p.Tq + t) * p.H + h;
+    lse = p.lse.at<const float>(small.b, h)[t * p.lse.row];
+    delta = a.delta.data[i];
+    row = static_cast<std::uint32_t>(own * p.D / 8);
+  };
   walk.start();
-  for (; !walk.done(); walk.next(), stage.next(kStages)) {
+  if (!walk.done()) look_ahead();
+  while (!walk.done()) {
     const Range tile = walk.tile();
     const std::int64_t h = walk.query_head();
     const auto queries = static_cast<int>(tile.end - tile.first);
@@ -103,6 +136,7 @@ __device__ __forceinline__ void bring_queries(const GradientArgs& a, const Gradi
     const bool by_engine = line.map >= 0 && !masked;
     const auto load = [&](const Pipeline& ring, QueryTile to, const Operand& operand,
                           const RowMaps& map, int columns) {
+      ring.acquire(stage);
       if (!by_engine) {
         load_rows<T>(to, operand.at<const T>(small.b, h), operand, p, sweep.queries, tile.first,
                      queries, columns);
@@ -114,26 +148,23 @@ __device__ __forceinline__ void bring_queries(const GradientArgs& a, const Gradi
         ring.commit(stage);
       }
     };
-    q_ring.acquire(stage);
+    // Consumers need do later than q, but are done with it sooner.
+    load(do_ring, Tiling::do_tile(shared, stage.at), a.do_, maps.do_, p.Dv);
     load(q_ring, Tiling::q_tile(shared, stage.at), p.q, maps.q, p.D);
     if (leads) {
       small.note[stage.at] = {static_cast<int>(tile.first), queries, masked, 0, !by_engine};
+      small.head[stage.at] = static_cast<int>(h);
     }
     if (thread < kQueries) {
-      const bool there = thread < queries;
-      const std::int64_t t = there ? p.token(sweep.queries.at(tile.first + thread)) : 0;
-      // Where there are layers a block has one head.
-      const std::int64_t in_layer = small.query_row + tile.first + thread;
-      const std::int64_t i = a.delta.of_layers ? in_layer : (small.b * p.H + h) * a.delta.rows + t;
-      const std::int64_t row = a.dq.layers != nullptr ? in_layer : (small.b * p.Tq + t) * p.H + h;
-      small.lse[stage.at][thread] =
-          there ? weight_origin(p.lse.at<const float>(small.b, h)[t * p.lse.row]) : 0.0f;
-      small.delta[stage.at][thread] = there ? a.delta.data[i] : 0.0f;
-      small.row[stage.at][thread] = there ? static_cast<std::uint32_t>(row * p.D / 8) : kNowhere;
+      const bool there = row != kNowhere;
+      small.lse[stage.at][thread] = there ? weight_origin(lse) : 0.0f;
+      small.delta[stage.at][thread] = there ? delta : 0.0f;
+      small.row[stage.at][thread] = row;
     }
     q_ring.commit(stage);
-    do_ring.acquire(stage);
-    load(do_ring, Tiling::do_tile(shared, stage.at), a.do_, maps.do_, p.Dv);
+    stage.next(kStages);
+    walk.next();
+    if (!walk.done()) look_ahead();
   }
   q_ring.acquire(stage);
   if (leads) small.note[stage.at] = {};
@@ -156,27 +187,60 @@ __device__ __forceinline__ void multiply_columns(float (&d)[32], PanelsA a, int 
   }
 }
 
-// A warp's 16 rows of a left operand to shared memory.
+// A warp's 16 rows of a left operand to shared memory. (Words by st.shared take an address each: eight registers that the loop does
+// not have.)
 template <int kK, class Panels>
 __device__ __forceinline__ void store_fragments(const Fragments<kK>& from, Panels to,
                                                 int first_row) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
-  const int row = first_row + lane / 4;
+  const std::uint32_t row =
+      shared_address(to.data) + Panels::offset(first_row + lane % 16, lane / 16);
 #pragma unroll
   for (int k = 0; k < kK / 16; ++k) {
-    const std::uint32_t word[4] = {from.a[k].x, from.a[k].y, from.a[k].z, from.a[k].w};
+    stmatrix((row ^ (2 * k % 8 << 4)) + k / 4 * Panels::kPanel, from.a[k]);
+  }
+}
+
+// Sums of a warp, 16 rows of 64 columns in fp32, times `scale`, to rows of 256 bytes.
+template <class Panels>
+__device__ __forceinline__ void store_partial(const float (&acc)[8][4], float scale, Panels to,
+                                              int first_row) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const std::uint32_t at = shared_address(to.data) +
+                           Panels::offset(first_row + lane / 4, lane % 4 / 2) + lane % 2 * 8;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      *reinterpret_cast<std::uint32_t*>(to.data + Panels::offset(row + i % 2 * 8, 2 * k + i / 2) +
-                                        lane % 4 * 4) = word[i];
+  for (int n = 0; n < 8; ++n) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"((at ^ (2 * n % 8 << 4)) +
+                                                            n / 4 * Panels::kPanel + half * 8 * 128),
+                   "f"(acc[n][half * 2] * scale), "f"(acc[n][half * 2 + 1] * scale)
+                   : "memory");
     }
+  }
+}
+
+// The same from there to sums in global memory by a warpgroup: row(i) is where row i begins, or null. Of `columns`, a multiple of
+// four.
+template <class Panels, class Row>
+__device__ __forceinline__ void add_partial(Panels from, int columns, Row&& row) {
+  const int thread = static_cast<int>(threadIdx.x) % kGroup;
+  const int chunk = thread % 16;
+  if (chunk * 4 >= columns) return;
+#pragma unroll 1
+  for (int i = thread / 16; i < 64; i += kGroup / 16) {
+    float* const to = row(i);
+    const uint4 v = load_shared(shared_address(from.data) + Panels::offset(i, chunk));
+    add_four(to + chunk * 4, __uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
+             __uint_as_float(v.w), to != nullptr);
   }
 }
 
 // A warpgroup's 64 keys over all queries that see them.
 template <class Tiling>
-__device__ __forceinline__ void gather(const GradientArgs& a, typename Tiling::Small& small,
-                                       unsigned char* shared, int group) {
+__device__ __forceinline__ void gather(const GradientArgs& a, const GradientMaps& maps,
+                                       typename Tiling::Small& small, unsigned char* shared,
+                                       int group) {
   using T = typename Tiling::T;
   constexpr int kStages = Tiling::kStages, kQueries = Tiling::kQueries;
   constexpr int kRanges = 2, kDone = 4;  // named barriers; 1 is that of those who bring tiles
@@ -235,12 +299,36 @@ __device__ __forceinline__ void gather(const GradientArgs& a, typename Tiling::S
                         kQueries == 128 ? 0 : group);
     wgmma_commit();
   };
-  // Adding it is what a seventh of forward and backward goes to (d128, n 8192). Through shared memory and by the copy engine
-  // (cp.reduce.async.bulk, a row each) all of it takes 7 % longer.
+  // Adding it from registers is what a seventh of forward and backward goes to (d128, n 8192): what is added waits in the same
+  // queue as all else that reads and writes memory. The copy engine takes boxes from shared memory. (A row at a time, by
+  // cp.reduce.async.bulk, it takes 7 % longer.)
+  float* const dq_to = a.dq.layers != nullptr ? a.dq.layers : a.dq.sum;
+  const bool engine_adds = Tiling::kByEngine && small.dq_line.map >= 0;
   std::uint32_t due[2] = {kNowhere, kNowhere};  // the lane's rows of dq
-  const auto add_dq = [&] {
-    float* const to = a.dq.layers != nullptr ? a.dq.layers : a.dq.sum;
-    add_rows(dq_sums, p.scale, to, kQueries == 128 ? 0 : group * 64, p.D,
+  const auto add_dq = [&](bool any) {
+    if constexpr (Tiling::kByEngine) {
+      if (!any) return;
+      const auto partial = Tiling::partial(shared, group);
+      store_partial(dq_sums[0], p.scale, partial, warp * 16);
+      const auto& at = small.due[group];
+      if (engine_adds) {
+        fence_shared_writes();
+        sync_threads(kRanges + group, kGroup);
+        if (thread != 0) return;
+        const bool of_layers = a.dq.layers != nullptr;
+        add_boxes(partial, maps.dq, small.dq_line, group * 64, p.D, at.first,
+                  of_layers ? 0 : small.b, of_layers ? 0 : at.head);
+        commit_stores();
+        return;
+      }
+      sync_threads(kRanges + group, kGroup);
+      add_partial(partial, p.D - group * 64, [&](int i) {
+        const std::uint32_t row = at.row[i];
+        return row == kNowhere ? nullptr : dq_to + std::int64_t{row} * 8 + group * 64;
+      });
+      return;
+    }
+    add_rows(dq_sums, p.scale, dq_to, 0, p.D,
              [&](int i) { return due[i / 8] == kNowhere ? -1 : std::int64_t{due[i / 8]} * 8; });
   };
   say_done(1);
@@ -257,12 +345,21 @@ __device__ __forceinline__ void gather(const GradientArgs& a, typename Tiling::S
     wgmma_fence();
     multiply_rows<T>(dp, v_tile, group * 64, do_tile);
     wgmma_commit();
+    const auto of_columns = [&](const float* row, int n) {
+      return *reinterpret_cast<const float2*>(row + lane % 4 * 2 + n * 8);
+    };
+    // As many are read before a product is waited for as there are registers for.
+    constexpr int kAhead = kQueries == 64 ? 4 : 0;
+    float2 ahead[kAhead + 1];
+    const auto read_ahead = [&](const float* row) {
+#pragma unroll
+      for (int n = 0; n < kAhead; ++n) ahead[n] = of_columns(row, n);
+    };
+    read_ahead(small.lse[now.at]);
     wgmma_wait<1>();  // scores
-
-    const float* const lse = small.lse[now.at] + lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < kQueries / 8; ++n) {
-      const float2 origin = *reinterpret_cast<const float2*>(lse + n * 8);
+      const float2 origin = n < kAhead ? ahead[n] : of_columns(small.lse[now.at], n);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         s[4 * n + i] =
@@ -275,11 +372,11 @@ __device__ __forceinline__ void gather(const GradientArgs& a, typename Tiling::S
       keep_between(s, first, last, 0.0f);
     }
     Fragments<kQueries> weights, ds;
+    read_ahead(small.delta[now.at]);
     wgmma_wait<0>();  // dp
-    const float* const delta = small.delta[now.at] + lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < kQueries / 8; ++n) {
-      const float2 less = *reinterpret_cast<const float2*>(delta + n * 8);
+      const float2 less = n < kAhead ? ahead[n] : of_columns(small.delta[now.at], n);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         dp[4 * n + i] = s[4 * n + i] * (dp[4 * n + i] - (i % 2 == 0 ? less.x : less.y));
@@ -295,6 +392,7 @@ __device__ __forceinline__ void gather(const GradientArgs& a, typename Tiling::S
     store_fragments(ds, Tiling::scores(shared, place), first_row);
     fence_shared_writes();
 
+    if (Tiling::kByEngine && thread == 0) wait_stores_read<0>();
     await_other(turn + 1);
     ask_for_dq(place_before);
     add_product<T>(dk, ds, Tiling::q_tile(shared, now.at), any);
@@ -303,11 +401,15 @@ __device__ __forceinline__ void gather(const GradientArgs& a, typename Tiling::S
     wgmma_wait<1>();  // dv and dq
     say_done(turn);
     do_ring.release_by_warp(now.at);
-    add_dq();
-    const std::uint32_t* const rows =
-        small.row[now.at] + (kQueries == 128 ? group * 64 : 0) + warp * 16 + lane / 4;
-    due[0] = rows[0];
-    due[1] = rows[8];
+    add_dq(turn > 0);
+    if constexpr (Tiling::kByEngine) {
+      if (thread == 0) small.due[group].first = tile.first, small.due[group].head = small.head[now.at];
+      if (!engine_adds && thread < 64) small.due[group].row[thread] = small.row[now.at][thread];
+    } else {
+      const std::uint32_t* const rows = small.row[now.at] + group * 64 + warp * 16 + lane / 4;
+      due[0] = rows[0];
+      due[1] = rows[8];
+    }
     place_before = place;
     place = place + 1 == Tiling::kScores ? 0 : place + 1;
     stage.next(kStages);
@@ -315,10 +417,12 @@ __device__ __forceinline__ void gather(const GradientArgs& a, typename Tiling::S
     wgmma_wait<0>();  // dk
     q_ring.release_by_warp(now.at);
   }
+  if (Tiling::kByEngine && thread == 0) wait_stores_read<0>();
   await_other(turn + 1);
   ask_for_dq(place_before);
   wgmma_wait<0>();
-  add_dq();
+  add_dq(any);
+  if (Tiling::kByEngine && thread == 0) wait_stores<0>();
   if (!any) {
 #pragma unroll
     for (int i = 0; i < Tiling::kColumns / 2; ++i) dk[i] = dv[i] = 0;
@@ -343,6 +447,11 @@ __global__ void __launch_bounds__(Tiling::kThreads, 1)
   if (a.not_finite != nullptr && *a.not_finite != 0) return;
   if (threadIdx.x == 0) {
     small.start(a, Tiling::kKeys);
+    if (a.dq.layers == nullptr) {
+      small.dq_line.find(maps.dq, small.sweep.queries);
+    } else {
+      small.dq_line = {maps.dq.count - 1, 0, static_cast<int>(small.query_row), false};
+    }
     small.kv_full.init(kGroup);
     Pipeline(small.q_stages, Tiling::kStages).init(Tiling::kStages, 2 * kGroup, 8);
     Pipeline(small.do_stages, Tiling::kStages).init(Tiling::kStages, kGroup, 8);
@@ -356,7 +465,7 @@ __global__ void __launch_bounds__(Tiling::kThreads, 1)
     bring_queries<Tiling>(a, maps, small, shared);
   } else {
     take_registers<Tiling::kConsumerRegisters>();
-    gather<Tiling>(a, small, shared, group - 1);
+    gather<Tiling>(a, maps, small, shared, group - 1);
   }
 #endif
 }
@@ -370,13 +479,33 @@ void launch_gradient(const char* op, GradientArgs a, const GradientMaps& maps,
                 Tiling::kThreads, Tiling::kSharedBytes, stream, a, maps);
 }
 
+// Of the rows of layers there is one map; of those of tensors a map a step, where no row of a map is beyond the sums.
+inline RowMaps dq_maps_of(const char* op, const GradientArgs& a) {
+  const Problem& p = a.p;
+  if (a.dq.layers != nullptr) {
+    Problem flat;
+    flat.B = 1;
+    const std::int64_t rows = p.B * p.H * p.rows.count;
+    if (rows > INT32_MAX - 64) return {};
+    return maps_of<float>(op, flat, {a.dq.layers, 0, p.D}, rows, 1, p.D, 64);
+  }
+  const Operand sums{a.dq.sum, p.Tq * p.H * p.D, p.H * p.D, p.D};
+  RowMaps maps = maps_of<float>(op, p, sums, p.Tq, p.H, p.D, 64);
+  for (int i = 0; i < maps.count; ++i) {
+    if (p.Tq % maps.step[i] != 0) return {};
+  }
+  return maps;
+}
+
 template <class T>
 void gradient_of(const char* op, const GradientArgs& a, cudaStream_t stream) {
   const Problem& p = a.p;
   const auto launch = [&]<class Tiling>() {
     GradientMaps maps{maps_of<T>(op, p, p.q, p.Tq, p.H, p.D, Tiling::kQueries),
-                      maps_of<T>(op, p, a.do_, p.Tq, p.H, p.Dv, Tiling::kQueries)};
+                      maps_of<T>(op, p, a.do_, p.Tq, p.H, p.Dv, Tiling::kQueries),
+                      {}};
     both_or_none(maps.q, maps.do_);
+    if constexpr (Tiling::kByEngine) maps.dq = dq_maps_of(op, a);
     launch_gradient<Tiling>(op, a, maps, stream);
   };
   if (p.D <= 64 && p.Dv <= 64) return launch.template operator()<GradientTiling<T, 64, 128>>();

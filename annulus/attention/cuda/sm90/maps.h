@@ -52,7 +52,7 @@ inline bool has_map(const Operand& t, std::int64_t batch, std::int64_t rows, std
          fits(heads, t.head) && fits(batch, t.batch);
 }
 
-// Boxes of `box` rows of a head, 64 columns each. None where rows follow an order.
+// Boxes of `box` rows of a head, 128 bytes of each. None where rows follow an order.
 template <class T>
 RowMaps maps_of(const char* op, const Problem& p, const Operand& t, std::int64_t rows,
                 std::int64_t heads, int columns, int box) {
@@ -70,12 +70,13 @@ RowMaps maps_of(const char* op, const Problem& p, const Operand& t, std::int64_t
     if (maps.count == RowMaps::kMost) return;
     const std::int64_t shape[5] = {columns, step, tiles_of(rows, step), heads, p.B};
     // Strides of axes of size 1 may be anything, and are not used.
+    constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
     const auto stride = [](std::int64_t size, std::int64_t elements) {
-      return size > 1 ? elements * 2 : 16;
+      return size > 1 ? elements * kSize : 16;
     };
     const std::int64_t strides[4] = {stride(step, t.row), stride(shape[2], t.row * step),
                                      stride(heads, t.head), stride(p.B, t.batch)};
-    const int boxes[5] = {64, 1, box, 1, 1};
+    const int boxes[5] = {128 / kSize, 1, box, 1, 1};
     maps.map[maps.count] = make_tensor_map(op, {dtype_of<T>, t.data, shape, strides, boxes, 128});
     maps.step[maps.count++] = step;
   };
@@ -102,6 +103,21 @@ __device__ __forceinline__ void load_boxes(Tile tile, const RowMaps& maps, const
              {64 * i, line.residue, line.first + static_cast<int>(first), static_cast<int>(h),
               static_cast<int>(b)},
              full);
+  }
+}
+
+// The same for rows of fp32 back to sums, by one thread: 64 columns from `column` on, as far as there are `columns`.
+template <class Tile>
+__device__ __forceinline__ void add_boxes(Tile tile, const RowMaps& maps, const MappedLine& line,
+                                          int column, int columns, std::int64_t first,
+                                          std::int64_t b, std::int64_t h) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (column + 32 * i >= columns) continue;
+    add_box(maps.map[line.map],
+            {column + 32 * i, line.residue, line.first + static_cast<int>(first),
+             static_cast<int>(h), static_cast<int>(b)},
+            tile.data + i * Tile::kPanel);
   }
 }
 
