@@ -79,8 +79,8 @@ __device__ __forceinline__ uint4 ldmatrix(std::uint32_t row) {
 // And back: lane l says where row l % 8 of matrix l / 8 lies (compute capability 9.0).
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 __device__ __forceinline__ void stmatrix(std::uint32_t row, const uint4& a) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row),
-               "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w)
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row), "r"(a.x),
+               "r"(a.y), "r"(a.z), "r"(a.w)
                : "memory");
 }
 #endif

@@ -44,7 +44,7 @@ struct GradientTiling {
     SharedBarrier kv_full, q_stages[2 * kStages], do_stages[2 * kStages];
     TileNote note[kStages];
     float lse[kStages][kQueries], delta[kStages][kQueries];
-    std::uint32_t row[kStages][kQueries];      // where in dq, in vectors of 8, or kNowhere
+    std::uint32_t row[kStages][kQueries];  // where in dq, in vectors of 8, or kNowhere
     int head[kStages];
     MappedLine dq_line;
     // Of the tile whose dq is due, where it is added by the copy engine or from shared memory.
@@ -206,14 +206,14 @@ template <class Panels>
 __device__ __forceinline__ void store_partial(const float (&acc)[8][4], float scale, Panels to,
                                               int first_row) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
-  const std::uint32_t at = shared_address(to.data) +
-                           Panels::offset(first_row + lane / 4, lane % 4 / 2) + lane % 2 * 8;
+  const std::uint32_t at =
+      shared_address(to.data) + Panels::offset(first_row + lane / 4, lane % 4 / 2) + lane % 2 * 8;
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"((at ^ (2 * n % 8 << 4)) +
-                                                            n / 4 * Panels::kPanel + half * 8 * 128),
+      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
+                       (at ^ (2 * n % 8 << 4)) + n / 4 * Panels::kPanel + half * 8 * 128),
                    "f"(acc[n][half * 2] * scale), "f"(acc[n][half * 2 + 1] * scale)
                    : "memory");
     }
@@ -403,7 +403,8 @@ __device__ __forceinline__ void gather(const GradientArgs& a, const GradientMaps
     do_ring.release_by_warp(now.at);
     add_dq(turn > 0);
     if constexpr (Tiling::kByEngine) {
-      if (thread == 0) small.due[group].first = tile.first, small.due[group].head = small.head[now.at];
+      if (thread == 0)
+        small.due[group].first = tile.first, small.due[group].head = small.head[now.at];
       if (!engine_adds && thread < 64) small.due[group].row[thread] = small.row[now.at][thread];
     } else {
       const std::uint32_t* const rows = small.row[now.at] + group * 64 + warp * 16 + lane / 4;
