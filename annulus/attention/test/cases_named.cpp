@@ -305,10 +305,12 @@ void add_long_rows(Builder& b) {
               with(p, [&](P& x) { x.special = s, x.window_left = x.window_right = 20; }));
       }
     }
-    b.add("long rows, packed", with(long_rows(64, t), [](P& x) {
-            x.form = Form::kVarlen, x.query_lengths = {300, 0, 77, 190},
-            x.packed_key_lengths = {280, 5, 177, 190}, x.causal = true;
-          }));
+    for (const std::int64_t D : {64, 128}) {
+      b.add("long rows, packed", with(long_rows(D, t), [](P& x) {
+              x.form = Form::kVarlen, x.query_lengths = {300, 0, 77, 190},
+              x.packed_key_lengths = {280, 5, 177, 190}, x.causal = true;
+            }));
+    }
     b.add("long rows of a few columns", with(long_rows(40, t), [](P& x) { x.Dv = 72; }));
   }
 }

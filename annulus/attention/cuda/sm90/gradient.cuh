@@ -326,6 +326,7 @@ __device__ __forceinline__ void gather(const GradientArgs& a, const GradientMaps
         const std::uint32_t row = at.row[i];
         return row == kNowhere ? nullptr : dq_to + std::int64_t{row} * 8 + group * 64;
       });
+      sync_threads(kRanges + group, kGroup);  // before the rows that are due next are written
       return;
     }
     add_rows(dq_sums, p.scale, dq_to, 0, p.D,
