@@ -54,7 +54,8 @@ struct ForwardMaps {
 };
 
 // Scores become weights; `factor` is what sums so far are to be multiplied by. Both rows go side by side, in chains short
-// enough that no instruction waits for the one before.
+// enough that no instruction waits for the one before. (With a fourth or an eighth of the exponents by a polynomial instead of the
+// special-function unit forwards of 64 columns take 5 to 25 % longer.)
 template <int kN>
 __device__ __forceinline__ void weights_of(float (&s)[kN], RowStates<2>& state, float (&factor)[2],
                                            float scale) {
