@@ -62,7 +62,7 @@ __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
 // that has a bit in `blocks`; the bytes arrive at the barrier of each at the same place.
 // store_box(map, {...}, shared): see commit_stores(). Its box may end beyond the tensor but not begin
 // before it: an H200 takes a negative index of a store for an illegal instruction.
-// add_box(map, {...}, shared): adds instead of storing, whole numbers of the map's type; see commit_stores(), too.
+// add_box(map, {...}, shared): adds, in the map's type, where store_box() writes; see commit_stores(), too.
 // prefetch_box(map, {...}): to L2.
 //
 // One text for each number of dimensions; operands that an instruction does not have are constants.

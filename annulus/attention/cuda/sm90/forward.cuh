@@ -172,7 +172,7 @@ __device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t block
   PipelineStage at_block = Pipeline::producer(), stage = Pipeline::producer();
   PipelineStage last_keys = Pipeline::producer();
   // Takes one thread about 2.5 us, and runs while tiles of the block before are at work. (With warps of their own for it, which the
-  // copies then do without, forwards take 4 to 18 % longer.)
+  // copies then do without, forwards take 4 to 19 % longer.)
   const auto find_block = [&](std::int64_t turn) {
     const std::int64_t number = block_of_turn(turn);
     auto& block = small.block[at_block.at];
