@@ -82,6 +82,23 @@ Ceilings measure_ceilings(DeviceType device) {
   return c;
 }
 
+Ceilings together(std::span<const RankCeilings> ranks) {
+  Ceilings all = ranks.front().ceilings;
+  all.copy_gbs = all.on_chip_bytes = 0;
+  all.gemm = {};
+  for (const RankCeilings& rank : ranks) {
+    const auto here = [&](const RankCeilings& other) { return other.place == rank.place; };
+    if (&rank != &*std::find_if(ranks.begin(), ranks.end(), here)) continue;
+    const auto sharing = static_cast<double>(std::count_if(ranks.begin(), ranks.end(), here));
+    const double times = std::min(sharing, std::max(rank.at_most, 1.0));
+    all.copy_gbs += times * rank.ceilings.copy_gbs;
+    for (std::size_t p = 0; p < all.gemm.size(); ++p)
+      all.gemm[p] += times * rank.ceilings.gemm[p];
+    all.on_chip_bytes += rank.ceilings.on_chip_bytes;
+  }
+  return all;
+}
+
 Floor floor_of(double bytes, double flops, const Work& work, const Ceilings& c) {
   const double again = work.steps > 1 ? static_cast<double>(work.steps - 1) : 0;
   const double moved = bytes + again * std::max(work.step_bytes - c.on_chip_bytes, 0.0);

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "annulus/core/device.h"
@@ -33,6 +34,14 @@ struct Ceilings {
 // multiply units make them (OpenBLAS's sgemm where that is faster still). CUDA: a copy kernel,
 // cuBLAS's GEMM of bf16, tf32 and fp32, barriers. Takes a second or two.
 Ceilings measure_ceilings(DeviceType device);
+// A rank of several that compute together: where it is, and what can be done there.
+struct RankCeilings {
+  std::uint64_t place = 0;  // the same for ranks that share processors, or a GPU
+  double at_most = 1;       // ranks that find room there side by side
+  Ceilings ceilings;        // of the place's first rank alone; of the others it is not read
+};
+// What they do at most: every place as often as there are ranks side by side in it.
+Ceilings together(std::span<const RankCeilings> ranks);
 // How fast this CPU multiplies and adds when every operand is in a register: no kernel is faster. All
 // threads together, in GFLOP/s; the best instruction that it has for the products. bf16 products
 // without one are made in fp32. 0 for products that a CPU does not make (tf32).

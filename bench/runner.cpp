@@ -1,9 +1,11 @@
 #include "bench/runner.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
 
@@ -62,18 +64,41 @@ void largest_of_ranks(Communicator* group, std::span<double> values) {
   }
 }
 
+// By the first rank of every place, while the others there wait: together they would measure each other.
+static Ceilings ceilings_of(Communicator& group, Device device) {
+  char host[256] = {};
+  gethostname(host, sizeof host - 1);
+  std::string place = host;
+  RankCeilings mine;
+  if (on_cuda(device)) {
+    const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+    place += fmt::format(" {} of {}", device.index, visible ? visible : "all");
+  } else {
+    // Not those that mpirun has bound this rank to.
+    mine.at_most = static_cast<double>(sysconf(_SC_NPROCESSORS_ONLN)) / cpu_threads();
+  }
+  mine.place = std::hash<std::string>()(place);
+  std::vector<RankCeilings> all(static_cast<std::size_t>(group.size()));
+  const auto tell = [&] {
+    group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
+  };
+  tell();
+  const auto first = std::find_if(all.begin(), all.end(),
+                                  [&](const RankCeilings& r) { return r.place == mine.place; });
+  if (first - all.begin() == group.rank()) mine.ceilings = measure_ceilings(device.type);
+  tell();
+  return together(all);
+}
+
 Runner::Runner(const RunnerOptions& options) : options_(options) {
-  // By the first rank, while the others wait: together they would measure each other.
-  if (!options.group || options.group->rank() == 0) {
+  if (options_.hardware.empty()) options_.hardware = hardware_name(options_.device);
+  if (options.group) {
+    ceilings_ = ceilings_of(*options.group, options.device);
+    options_.hardware =
+        fmt::format("{} ranks of {}", options.group->size(), std::move(options_.hardware));
+  } else {
     ceilings_ = measure_ceilings(options.device.type);
   }
-  if (options.group) {
-    std::vector<Ceilings> all(static_cast<std::size_t>(options.group->size()));
-    options.group->all_gather(std::as_bytes(std::span(&ceilings_, 1)),
-                              std::as_writable_bytes(std::span(all)));
-    ceilings_ = all[0];
-  }
-  if (options_.hardware.empty()) options_.hardware = hardware_name(options_.device);
   if (on_cuda(options_.device)) {
     cuda_ = std::make_unique<gpu::ColdTimer>();
   } else {

@@ -226,5 +226,32 @@ TEST(Floor, IsTheLargestTermAndAStepsBarrierOnTop) {
   }
 }
 
+TEST(Ceilings, OfRanksAreThoseOfTheirPlacesAsOftenAsTheyFindRoom) {
+  const auto rank = [](std::uint64_t place, double at_most) {
+    return RankCeilings{place, at_most, ceilings()};
+  };
+  const struct {
+    std::vector<RankCeilings> ranks;
+    double times;
+  } rows[] = {
+      {{rank(7, 1)}, 1},
+      // Two cores, of which a rank has one, or both.
+      {{rank(7, 2), rank(7, 2)}, 2},
+      {{rank(7, 1), rank(7, 1)}, 1},
+      {{rank(7, 2), rank(7, 2), rank(7, 2), rank(7, 2)}, 2},
+      {{rank(7, 0.5), rank(7, 0.5)}, 1},
+      // Two machines.
+      {{rank(7, 1), rank(9, 1)}, 2},
+      {{rank(7, 4), rank(9, 1), rank(7, 4), rank(9, 1)}, 3},
+  };
+  for (const auto& r : rows) {
+    const Ceilings all = together(r.ranks);
+    EXPECT_EQ(all.copy_gbs, r.times * ceilings().copy_gbs);
+    EXPECT_EQ(all.gemm_gflops(Precision::kBf16),
+              r.times * ceilings().gemm_gflops(Precision::kBf16));
+    EXPECT_EQ(all.launch_ms, ceilings().launch_ms);
+  }
+}
+
 }  // namespace
 }  // namespace annulus::bench
