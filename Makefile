@@ -28,6 +28,7 @@ sanitize: setup
 release-check: export CUDAARCHS = 80-virtual;90a-real
 release-check: setup
 	@scripts/test 10000
+	@[ ! -x build/cpu/bin/annulus_mpi_ring ] || python3 annulus/ring_attention/test/ranks/mpi_faults.py build/cpu/bin/annulus_mpi_ring
 	@scripts/test 500 sanitize-all
 	@scripts/wheel --test
 bench: build

@@ -92,8 +92,7 @@ Ceilings together(std::span<const RankCeilings> ranks) {
     const auto sharing = static_cast<double>(std::count_if(ranks.begin(), ranks.end(), here));
     const double times = std::min(sharing, std::max(rank.at_most, 1.0));
     all.copy_gbs += times * rank.ceilings.copy_gbs;
-    for (std::size_t p = 0; p < all.gemm.size(); ++p)
-      all.gemm[p] += times * rank.ceilings.gemm[p];
+    for (std::size_t p = 0; p < all.gemm.size(); ++p) all.gemm[p] += times * rank.ceilings.gemm[p];
     all.on_chip_bytes += rank.ceilings.on_chip_bytes;
   }
   return all;

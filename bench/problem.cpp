@@ -8,7 +8,7 @@
 #include "bench/statistics.h"
 #include "bench/suite.h"
 #include "testing/limits.h"
-#include "testing/tensors.h"
+#include "testing/memory/tensors.h"
 
 namespace annulus::bench {
 namespace {

@@ -15,7 +15,7 @@
 #include "bench/mover.h"
 #include "bench/problem.h"
 #include "bench/statistics.h"
-#include "testing/tensors.h"
+#include "testing/memory/tensors.h"
 
 namespace annulus::bench {
 namespace {

@@ -224,9 +224,10 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       kExitCodes);
   command->add_option("SUITE", o->suites, "which tables; all when none is named");
   add_device(*command, o->device);
-  add_choice(*command, "--size", o->size, {"quick", "machine", "full"},
-             "quick: about a minute on a laptop; machine: the largest of the original's rows that "
-             "fit; full: all of the original's rows");
+  add_choice(
+      *command, "--size", o->size, {"quick", "machine", "full"},
+      "quick: about a minute a suite on a laptop; machine: the largest of the original's rows that "
+      "fit; full: all of the original's rows");
   command->add_option("--reps", o->repetitions, "repetitions a row; 0: as many as fit in a second")
       ->check(CLI::Range(0, 1'000'000))
       ->capture_default_str();

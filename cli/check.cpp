@@ -15,8 +15,8 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/terminal.h"
+#include "testing/memory/memory.h"
 #include "testing/suite.h"
-#include "testing/test_memory.h"
 
 namespace annulus::cli {
 namespace {

@@ -17,6 +17,12 @@ namespace {
 
 using nlohmann::ordered_json;
 
+#if ANNULUS_HAVE_MPI
+constexpr const char* kMpi = "built in: bench --transport mpi runs over mpirun's processes";
+#else
+constexpr const char* kMpi = "not built";
+#endif
+
 struct InfoOptions {
   bool json = false, markdown = false, measure = false;
 };
@@ -52,11 +58,8 @@ ordered_json collect(bool measure) {
   ordered_json j;
   j["version"] = build.version;
   j["commit"] = build.commit;
-  j["build"] = {{"compiler", build.compiler},
-                {"cuda", build.cuda},
-                {"simd", build.simd},
-                {"blas", build.blas},
-                {"openmp", build.openmp}};
+  j["build"] = {{"compiler", build.compiler}, {"cuda", build.cuda},     {"simd", build.simd},
+                {"blas", build.blas},         {"openmp", build.openmp}, {"mpi", kMpi}};
   auto& cpu = j["hardware"]["cpu"];
   cpu = {{"name", cpu_name()},
          {"threads", cpu_threads()},
@@ -88,7 +91,7 @@ ordered_json collect(bool measure) {
     o = {{"summary", op.summary},
          {"dtypes", dtype_names(op)},
          {"gradients", op.gradients},
-         {"deterministic", op.deterministic}};
+         {"deterministic", op.deterministic ? "always" : "on the CPU; on CUDA when asked"}};
     o["cpu"] = support_json(op.support(DeviceType::kCPU));
     o["cuda"] = support_json(op.support(DeviceType::kCUDA));
     o["precisions_measured_with"] = op.precisions_measured_with;
@@ -129,7 +132,7 @@ void print_text(const ordered_json& j) {
     say_ceilings(g);
   }
   say("\nbuild");
-  for (const char* key : {"compiler", "simd", "cuda", "blas", "openmp"}) {
+  for (const char* key : {"compiler", "simd", "cuda", "blas", "openmp", "mpi"}) {
     say("  {:<9} {}", key, text(j["build"][key]));
   }
   const auto& gpu = j["backends"]["cuda"];
@@ -138,8 +141,8 @@ void print_text(const ordered_json& j) {
   say("\noperators");
   for (const auto& [name, op] : j["operators"].items()) {
     say("  {}: {}", name, text(op["summary"]));
-    say("    dtypes {}; gradients {}; {}", words(op["dtypes"]), words(op["gradients"]),
-        op["deterministic"] ? "deterministic" : "not deterministic");
+    say("    dtypes {}; gradients {}; deterministic {}", words(op["dtypes"]),
+        words(op["gradients"]), text(op["deterministic"]));
     for (const char* device : {"cpu", "cuda"}) {
       const auto& s = op[device];
       say("    {:<5} {}", device,

@@ -137,6 +137,7 @@ void print_json(const std::vector<PlannedRing>& rings) {
                    {"causal", p.causal},
                    {"window", {p.window_left, p.window_right}},
                    {"balance", p.balance == Balance::kZigzag ? "zigzag" : "contiguous"},
+                   {"slice", p.slice},
                    {"link_bytes_per_s", p.link_bytes_per_s},
                    {"flops_per_s", p.flops_per_s},
                    {"forward", pass_json(plan.forward)},
@@ -207,6 +208,9 @@ void add_plan_command(CLI::App& app, int& exit_code) {
   count("--window-left", o->problem.window_left, 0, kMany, "keys before a query, at most");
   count("--window-right", o->problem.window_right, 0, kMany, "keys behind a query, at most");
   add_choice(*command, "--balance", o->balance, {"zigzag", "contiguous"}, "how it is cut");
+  count("--slice", o->problem.slice, 1, kMany,
+        "rows of a message, of which a rank has three: 8192 between GPUs, 1536 between CPUs")
+      ->capture_default_str();
   command->add_option("--link-gbs", o->link_gbs, "GB/s of a rank's link, each way")
       ->capture_default_str();
   command->add_option("--tflops", o->tflops, "TFLOP/s of a rank, in attention")

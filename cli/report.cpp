@@ -65,7 +65,12 @@ int run_compare(const ReportOptions& o) {
   files::write_file(o.out, bench::report::render(d));
   std::cout << bench::report::to_text(d);
   std::cerr << "annulus: the same as a page: " << o.out << "\n";
-  return kDone;
+  if (d.changes.empty()) {
+    std::cerr << "annulus: nothing was compared: no row of one machine is in both files\n";
+    return kFailed;
+  }
+  using bench::report::Verdict;
+  return d.count(Verdict::kSlower) + d.count(Verdict::kBroken) > 0 ? kFailed : kDone;
 }
 
 int run_report(const ReportOptions& o) {

@@ -169,7 +169,8 @@ void add_train_command(CLI::App& app, int& exit_code) {
   command->add_option("--J1", o->J1, "times Wo (0.1)");
   command->add_option("--alpha", o->alpha, "share of a state that is new in a step (0.15)");
   add_choice(*command, "--activation", o->activation, train::kActivations, "of a neuron (gelu)");
-  command->add_option("--rate", o->rate, "Adam's, at its highest");
+  command->add_option("--rate", o->rate,
+                      "Adam's, at its highest (original: 0.001, default: 0.003)");
   command->add_option("--velocity-noise", o->velocity_noise,
                       "in training, on the velocity: standard deviation in radians a step (0)");
   command->add_option("--state-noise", o->state_noise,

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "testing/case.h"
-#include "testing/tensors.h"
+#include "testing/memory/tensors.h"
 
 namespace annulus::testing {
 

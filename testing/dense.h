@@ -1,4 +1,4 @@
-// Tests on every device: by hand with dense tensors (testing/tensors.h), or of every registered operator.
+// Tests on every device: by hand with dense tensors (testing/memory/tensors.h), or of every registered operator.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,8 +10,8 @@
 
 #include "annulus/cuda/memory.h"
 #include "testing/case.h"
+#include "testing/memory/tensors.h"
 #include "testing/suite.h"
-#include "testing/tensors.h"
 
 namespace annulus {
 

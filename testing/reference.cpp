@@ -5,7 +5,7 @@
 #include <cstddef>
 
 #include "testing/limits.h"
-#include "testing/tensors.h"
+#include "testing/memory/tensors.h"
 
 namespace annulus::testing {
 

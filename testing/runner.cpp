@@ -10,9 +10,9 @@
 
 #include "annulus/core/errors.h"
 #include "testing/limits.h"
+#include "testing/memory/allocator.h"
+#include "testing/memory/tensors.h"
 #include "testing/reference.h"
-#include "testing/tensors.h"
-#include "testing/test_allocator.h"
 
 namespace annulus::testing {
 

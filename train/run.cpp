@@ -16,7 +16,9 @@ namespace {
 std::string folder_of(const RunOptions& o, const Recipe& r) { return o.out + "/" + r.name; }
 
 [[noreturn]] void nothing_to_resume(const RunOptions& o) {
-  throw InvalidArgument("--resume: " + o.out + " holds no run");
+  std::string names;
+  for (const Recipe& r : o.recipes) names += (names.empty() ? "" : " or ") + r.name;
+  throw InvalidArgument("--resume: " + o.out + " holds no run of recipe " + names);
 }
 
 // Where every recipe stands before anything is written.

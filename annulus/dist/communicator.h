@@ -104,6 +104,9 @@ class ANNULUS_API Communicator {
   // Before an operator's first hop: `what` (shapes, dtypes, options, as readable text) must be the same on all ranks.
   // Where it is not, all throw RankLost with hop -1, which names the rank that differs from most, and how.
   virtual void agree(std::string_view op, std::string_view what) = 0;
+  // In place of agree(), by a rank whose own call breaks a rule, which `why` says. Where all ranks refuse, each for its own
+  // reason, nothing is lost and this returns; otherwise all throw RankLost with hop -1, of the first that refuses.
+  virtual void refuse(std::string_view op, std::string_view why) = 0;
 
   // Begins to send every part to one rank and to receive every part from another; waits for nobody. Several may be
   // under way.

@@ -62,7 +62,8 @@ class LinkCommunicator final : public Communicator {
   }
   Traffic traffic() const override { return traffic_; }
 
-  void agree(std::string_view op, std::string_view what) override;
+  void agree(std::string_view op, std::string_view what) override { meet(op, what, false); }
+  void refuse(std::string_view op, std::string_view why) override { meet(op, why, true); }
   std::unique_ptr<Transfer> shift(const Hop& hop, std::span<const Part> parts) override;
   void abandon(const std::string& why) noexcept override;
   void wait(Pending& pending, bool received_is_enough = false);
@@ -79,6 +80,7 @@ class LinkCommunicator final : public Communicator {
   Peer& peer(int r) { return peers_[index(r)]; }
 
   void check_open() const;
+  void meet(std::string_view op, std::string_view text, bool refuses);
   std::shared_ptr<Pending> begin(const Hop& hop, std::span<const Part> parts, bool data);
   Notice notice(Notice::Kind kind, int about, int direction, const std::string& why);
   Notice notice_of(const Pending& p, int about, int direction, double waited,
@@ -151,19 +153,15 @@ void LinkCommunicator::tell(const Notice& notice) noexcept {
 
 // --- what a caller sees ---
 
-void LinkCommunicator::agree(std::string_view op, std::string_view what) {
+void LinkCommunicator::meet(std::string_view op, std::string_view text, bool refuses) {
   check_open();
   met_ = true;
   std::vector<Hello> hellos(index(size()));
-  Hello& mine = hellos[index(rank())];
+  Hello& mine = hellos[index(rank())] = hello(op, text, refuses);
   mine.rank = rank();
   mine.size = size();
   mine.checksum = options_.checksum ? 1 : 0;
   mine.deadline_s = options_.deadline_s;
-  mine.digest = xxh64(std::as_bytes(std::span(what)));
-  put(mine.version, build_info().version);
-  put(mine.op, op);
-  put(mine.text, what);
   std::vector<std::shared_ptr<Pending>> all;
   for (int d = 1; d < size(); ++d) {
     const Part part{&mine, sizeof mine, &hellos[index((rank() + size() - d) % size())],

@@ -7,6 +7,8 @@
 #include <tuple>
 #include <utility>
 
+#include "annulus/core/info.h"
+
 namespace annulus::dist {
 
 namespace {
@@ -184,6 +186,27 @@ std::string why_not(const Message& message, const Header& due) {
 
 // --- before any data ---
 
+Hello hello(std::string_view op, std::string_view text, bool refuses) {
+  Hello h;
+  h.refuses = refuses ? 1 : 0;
+  // What follows goes by the digest, which is the same where all refuse for reasons of their own.
+  h.digest = refuses ? 0 : xxh64(std::as_bytes(std::span(text)));
+  put(h.version, build_info().version);
+  put(h.op, op);
+  put(h.text, text);
+  return h;
+}
+
+// The clause in which `text` first differs from `other`, nothing where it has one less; texts are clauses between ", ".
+static std::string clause_of(std::string text, std::string other) {
+  text += ", ";
+  other += ", ";
+  const auto differ = std::ranges::mismatch(text, other).in1 - text.begin();
+  const std::size_t comma = text.substr(0, static_cast<std::size_t>(differ)).rfind(", ");
+  const std::size_t first = comma == std::string::npos ? 0 : comma + 2;
+  return text.substr(first, text.find(", ", first) - first);
+}
+
 std::optional<Disagreement> compare(std::span<const Hello> hellos) {
   for (std::size_t i = 0; i < hellos.size(); ++i) {
     if (hellos[i].rank != static_cast<std::int32_t>(i)) {
@@ -192,14 +215,15 @@ std::optional<Disagreement> compare(std::span<const Hello> hellos) {
     }
   }
   std::optional<Disagreement> found;
+  std::string most;
   // `of` gives a field as text. The first rank that has not what most have; of two halves that of rank 0 counts.
   const auto same = [&](const char* name, auto of) {
-    if (found) return;
+    if (found) return false;
     const auto count = [&](const std::string& value) {
       return std::count_if(hellos.begin(), hellos.end(),
                            [&](const Hello& h) { return of(h) == value; });
     };
-    std::string most;
+    most.clear();
     std::ptrdiff_t votes = 0;
     for (const Hello& h : hellos) {
       const std::string value = of(h);
@@ -208,17 +232,31 @@ std::optional<Disagreement> compare(std::span<const Hello> hellos) {
     for (const Hello& h : hellos) {
       if (of(h) == most) continue;
       found = {h.rank, std::string("has ") + name + " " + of(h) + ", most have " + most};
-      return;
+      return true;
     }
+    return false;
   };
+  const auto refuses = [](const Hello& h) { return h.refuses != 0; };
   same("protocol", [](const Hello& h) { return std::to_string(h.protocol); });
   same("library version", [](const Hello& h) { return std::string(text_of(h.version)); });
   same("P", [](const Hello& h) { return std::to_string(h.size); });
+  if (found || std::ranges::all_of(hellos, refuses)) return found;
+  if (const auto first = std::ranges::find_if(hellos, refuses); first != hellos.end()) {
+    return Disagreement{first->rank, "refuses its own call: " + std::string(text_of(first->text))};
+  }
   same("checksums", [](const Hello& h) { return std::string(h.checksum != 0 ? "on" : "off"); });
   same("deadline_s", [](const Hello& h) { return number(h.deadline_s); });
   same("operator", [](const Hello& h) { return "'" + std::string(text_of(h.op)) + "'"; });
-  same("call", [](const Hello& h) { return "'" + std::string(text_of(h.text)) + "'"; });
-  same("digest", [](const Hello& h) { return std::to_string(h.digest); });  // texts that were cut
+  // Only what differs of two calls: all of them may be long.
+  if (same("call", [](const Hello& h) { return std::string(text_of(h.text)); })) {
+    const std::string other(text_of(hellos[static_cast<std::size_t>(found->rank)].text));
+    found->what =
+        "has call '" + clause_of(other, most) + "', most have '" + clause_of(most, other) + "'";
+  }
+  if (same("digest", [](const Hello& h) { return std::to_string(h.digest); })) {
+    found->what = "has a call that differs from most after its first " +
+                  std::to_string(sizeof(Hello::text) - 1) + " characters";
+  }
   return found;
 }
 
@@ -235,7 +273,8 @@ bool before(const Notice& a, const Notice& b) {
 RankLost error_of(const Notice& lost, int this_rank) {
   const auto direction =
       lost.direction == 0 ? RankLost::Direction::kSend : RankLost::Direction::kReceive;
-  std::string message = "[" + std::string(text_of(lost.op)) + "] " +
+  const std::string_view op = text_of(lost.op);
+  std::string message = "[" + std::string(op.empty() ? "communicator" : op) + "] " +
                         (lost.rank < 0 ? "a rank" : "rank " + std::to_string(lost.rank)) +
                         (lost.rank == this_rank ? " (this rank) is lost" : " is lost") +
                         (lost.hop < 0 ? " before any data" : " at hop " + std::to_string(lost.hop));

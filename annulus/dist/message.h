@@ -19,7 +19,7 @@
 namespace annulus::dist {
 
 constexpr std::uint32_t kMagic = 0x414e4c53;
-constexpr std::uint32_t kProtocol = 1;  // of the layouts below and of who sends what when
+constexpr std::uint32_t kProtocol = 2;  // of the layouts below and of who sends what when
 
 // XXH64 with seed 0, as its specification has it. By hand: the library has no dependency for forty lines.
 std::uint64_t xxh64(std::span<const std::byte> bytes);
@@ -109,16 +109,20 @@ struct Hello {
   std::int32_t rank = 0;
   std::int32_t size = 0;
   std::uint32_t checksum = 0;
+  std::uint32_t refuses = 0;  // its own call: the text is why
+  std::uint32_t unused = 0;
   double deadline_s = 0;
   std::uint64_t digest = 0;  // XXH64 of all of the text
   char version[24] = {};     // of the library
   char op[16] = {};
-  char text[200] = {};  // as much as there is room for, to be read in an error
+  char text[512] = {};  // as much as there is room for, to be read in an error
 };
+static_assert(sizeof(Hello) == 592);
 constexpr std::string_view kHelloOp = "hello";
+Hello hello(std::string_view op, std::string_view text, bool refuses);  // without rank and options
 
-// What keeps these ranks from working together: a rank that differs from most, and how. All ranks see the same list
-// and come to the same answer.
+// What keeps these ranks from working together: the first that refuses its call where not all do, or a rank that differs
+// from most, and how. All ranks see the same list and come to the same answer.
 struct Disagreement {
   int rank;
   std::string what;
@@ -140,7 +144,7 @@ struct Notice {
       0;  // shifts that `by` had begun: comparable among ranks, who all make the same calls
   double waited_s = 0;
   char op[16] = {};
-  char why[200] = {};
+  char why[512] = {};
 };
 
 // Which of two verdicts all ranks adopt.

@@ -78,12 +78,15 @@ class NcclCommunicator final : public Communicator {
   bool sends_device_memory() const override { return true; }
 
   void agree(std::string_view op, std::string_view what) override {
-    agreement_ = meet(op, what, -1);
+    agreement_ = meet(hello(op, what, false), -1);
+  }
+  void refuse(std::string_view op, std::string_view why) override {
+    agreement_ = meet(hello(op, why, true), -1);
   }
   std::unique_ptr<Transfer> shift(const Hop& hop, std::span<const Part> parts) override;
   void abandon(const std::string& why) noexcept override;
   void all_gather(std::span<const std::byte> mine, std::span<std::byte> all) override;
-  void barrier() override { meet("barrier", "", 0); }
+  void barrier() override { meet(hello("barrier", "", false), 0); }
   void wait(Flight& flight);
 
  private:
@@ -91,7 +94,7 @@ class NcclCommunicator final : public Communicator {
   void begin(const std::shared_ptr<Flight>& flight);
   void pack(Flight& flight, std::span<const Part> parts);
   void take_what_came(Flight& flight, double waited);
-  std::uint64_t meet(std::string_view op, std::string_view what, int hop);
+  std::uint64_t meet(Hello mine, int hop);
   void gather(const Header& header, std::span<const std::byte> mine, std::span<std::byte> all);
 
   template <class Done, class Late>
@@ -292,20 +295,15 @@ void NcclCommunicator::all_gather(std::span<const std::byte> mine, std::span<std
 }
 
 // All say what they are about to do, and all see what all said. Returns the digest of `what`.
-std::uint64_t NcclCommunicator::meet(std::string_view op, std::string_view what, int hop) {
+std::uint64_t NcclCommunicator::meet(Hello mine, int hop) {
   check_open();
-  Hello mine;
   mine.rank = rank_;
   mine.size = size_;
   mine.checksum = options_.checksum ? 1 : 0;
   mine.deadline_s = options_.deadline_s;
-  mine.digest = xxh64(std::as_bytes(std::span(what)));
-  put(mine.version, build_info().version);
-  put(mine.op, op);
-  put(mine.text, what);
   std::vector<Hello> hellos(index(size_));
   Header header;
-  put(header.op, op);
+  put(header.op, text_of(mine.op));
   header.hop = hop;
   gather(header, std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(hellos)));
   traffic_.overhead_bytes += sizeof mine * index(size_ - 1);

@@ -31,8 +31,6 @@ using ring::shards_of;
 
 constexpr const char* kForward = "ring_attention";
 constexpr const char* kBackward = "ring_attention_backward";
-// What a rank agrees to whose own call breaks a rule: the others read it.
-constexpr const char* kRefused = "a call that its own rank refuses";
 
 Shards shards_of(const RingOptions& ring, const Communicator& group, Device device) {
   return ring::shards_of(ring, group.size(), device);
@@ -176,6 +174,11 @@ attention::Pattern readable(const Plan& plan, const Options& options) {
 
 // --- all or none ---
 
+bool breaks_a_rule(const std::exception& e) {
+  return dynamic_cast<const InvalidArgument*>(&e) != nullptr ||
+         dynamic_cast<const NotSupported*>(&e) != nullptr;
+}
+
 // What nobody takes for a result.
 void poison(const TensorView& v, Context& context) {
   if (!v.defined() || v.numel() == 0) return;
@@ -210,14 +213,15 @@ void run(const char* op, const Tensors& t, const Options& options, const RingOpt
     worker.emplace(plan, ring::CallSizes{shards_of(ring, group, plan.device), group.rank(),
                                          ring.deterministic, readable(plan, here)});
     scratch.emplace(context, op, plan.device, [&](ScratchLayout& s) { worker->lay_out(s); });
-  } catch (const std::bad_alloc&) {
-    group.abandon("out of memory");
-    throw;
-  } catch (const Error&) {
+  } catch (const std::exception& e) {
     // The others have to know that nothing comes. Where all ranks refuse, each for its own reason, nothing is lost.
-    try {
-      group.agree(op, kRefused);
-    } catch (const RankLost&) {
+    if (breaks_a_rule(e)) {
+      try {
+        group.refuse(op, e.what());
+      } catch (const RankLost&) {
+      }
+    } else if (dynamic_cast<const RankLost*>(&e) == nullptr) {
+      group.abandon(e.what());
     }
     throw;
   }

@@ -6,7 +6,7 @@
 // Bytes are those that Communicator::traffic().bytes will say, exactly, of the dense forms; ring_attention_traffic has the rest.
 // Time is a model, with what the caller says a rank computes and its link carries each way: rows of one hop come while those
 // before them are computed, so a hop takes the longer of the two, and beside them a rank has its own rows to compute. Nothing is
-// said of latency: a message is a slice of a thousand rows, which takes far longer than it takes to begin.
+// said of latency: a message is a slice of thousands of rows, which takes far longer than it takes to begin.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ struct RingPlanProblem {
   std::int64_t window_left = -1, window_right = -1;  // as in AttentionOptions
   Balance balance = Balance::kZigzag;
   std::int64_t slice =
-      1536;  // rows of a message, at most: RingOptions' on the CPU; it has 8192 on GPUs
+      8192;  // rows of a message, at most: RingOptions' on GPUs; on the CPU it has 1536
   double memory_bytes = 0;  // that a rank has; 0: not asked
 };
 

@@ -128,12 +128,15 @@ std::int64_t tokens_of_all(const char* op, Communicator& group, std::int64_t min
   if (bad) mine = -1;
   group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
   if (bad) {
-    // Each has its own shapes to complain of, so what they agree on has none.
     try {
-      group.agree(op, "a call that its own rank refuses");
-    } catch (const RankLost&) {
+      std::rethrow_exception(bad);
+    } catch (const std::exception& e) {
+      try {
+        group.refuse(op, e.what());
+      } catch (const RankLost&) {
+      }
+      throw;
     }
-    std::rethrow_exception(bad);
   }
   if (std::ranges::count(all, -1) > 0) group.agree(op, "a call that breaks no rule");
   std::int64_t sum = 0;
@@ -382,7 +385,27 @@ struct Backward {
   }
 };
 
+// A call that Python refused, of which the other ranks of the group learn here.
+void refuse(std::int64_t handle, double deadline_s, std::string why) {
+  try {
+    const auto group = group_of(Forward::op, handle);
+    const std::lock_guard lock(group->mutex);
+    Communicator& rank = *group->communicator;
+    try {
+      rank.set_deadline_s(deadline_s);  // all ranks have the same
+    } catch (const InvalidArgument&) {
+    }
+    tokens_of_all(Forward::op, rank, -1, std::make_exception_ptr(InvalidArgument(why)));
+  } catch (const std::exception&) {  // that same rule, or there is nobody left to tell
+  }
+}
+
 ANNULUS_TORCH_OPS(Forward, Backward)
 
 }  // namespace
 }  // namespace annulus::torch_glue
+
+STABLE_TORCH_LIBRARY_FRAGMENT(annulus, m) { m.def("_ring_refuse(int group, float deadline_s, str why) -> ()"); }
+STABLE_TORCH_LIBRARY_IMPL(annulus, CompositeExplicitAutograd, m) {
+  m.impl("_ring_refuse", TORCH_BOX(&annulus::torch_glue::refuse));
+}

@@ -66,7 +66,7 @@ std::string plan_json(std::int64_t tokens, std::int64_t heads, std::int64_t kv_h
                       std::int64_t head_dim, std::int64_t world_size, double link_gbs,
                       std::string dtype, bool causal, std::string balance, std::int64_t window_left,
                       std::int64_t window_right, std::int64_t batch, double tflops,
-                      double memory_gib) {
+                      double memory_gib, std::int64_t slice) {
   return typed_errors([&] {
     const RingPlan plan = plan_ring({.tokens = tokens,
                                      .heads = heads,
@@ -81,6 +81,7 @@ std::string plan_json(std::int64_t tokens, std::int64_t heads, std::int64_t kv_h
                                      .window_left = window_left,
                                      .window_right = window_right,
                                      .balance = chosen(kOp, "balance", balance, kBalances),
+                                     .slice = slice,
                                      .memory_bytes = memory_gib * (1 << 30)});
     return Object()
         .add("forward", pass_of(plan.forward))
@@ -101,7 +102,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(annulus, m) {
   m.def(
       "_plan_ring_json(int tokens, int heads, int kv_heads, int head_dim, int world_size, float "
       "link_gbs, str dtype, bool causal, str balance, int window_left, int window_right, int "
-      "batch, float tflops, float memory_gib) -> str");
+      "batch, float tflops, float memory_gib, int slice) -> str");
 }
 STABLE_TORCH_LIBRARY_IMPL(annulus, CompositeExplicitAutograd, m) {
   m.impl("_plan_ring_json", TORCH_BOX(&annulus::torch_glue::plan_json));

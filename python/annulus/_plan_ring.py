@@ -80,11 +80,13 @@ def plan_ring(
     batch: int = 1,
     tflops: float = 400.0,
     memory_gib: float | None = None,
+    slice: int = 8192,
 ) -> RingPlan:
     """What attention over `world_size` ranks would cost: bytes, work, time and memory of a rank, and of gathering instead.
 
     tokens: of the whole sequence; up to 10^9, over up to 4096 ranks.   link_gbs: GB/s of a rank's link, each way.   tflops: what a
     rank reaches in attention.   memory_gib: what it has; `fits` then says whether forward and backward fit.
+    slice: rows of a message, at most: 8192 between GPUs, 1536 between CPUs; a rank has three.
     Bytes are those that the C++ communicators count, exactly. Time is a model: rows of a hop come while those before them are computed,
     so a hop takes the longer of both; `hides` says that in no hop anybody waits, `hides_from` from how many tokens a rank on.
 
@@ -105,7 +107,7 @@ def plan_ring(
     require(whole, op, "world_size", "be an integer between 1 and 4096", world_size)
     found = json.loads(ops._plan_ring_json.default(
         tokens, heads, kv_heads, head_dim, world_size, link_gbs, str(dtype).removeprefix("torch."), causal, balance, *window_size,
-        batch, tflops, 0.0 if memory_gib is None else memory_gib))
+        batch, tflops, 0.0 if memory_gib is None else memory_gib, slice))
     return RingPlan(_pass(RingPass, found.pop("forward")), _pass(RingPass, found.pop("backward")),
                     _pass(GatherPass, found.pop("gather_forward")), _pass(GatherPass, found.pop("gather_backward")), **found)
 

@@ -26,7 +26,7 @@ class _Shared(TypedDict, total=False):
     softmax_scale: float | None
     deterministic: bool
     dropout_p: float
-    dropout_seed: int
+    dropout_seed: int | None
     checkpoint: bool
 
 
@@ -67,7 +67,7 @@ def attention(
     return_lse: bool = False,
     deterministic: bool = False,
     dropout_p: float = 0.0,
-    dropout_seed: int = 0,
+    dropout_seed: int | None = None,
     key_lengths: Tensor | None = None,
     checkpoint: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -77,6 +77,7 @@ def attention(
 
     q (B, Tq, H, D), k (B, Tk, Hkv, D), v (B, Tk, Hkv, Dv) -> o (B, Tq, H, Dv); D and Dv 1 to 256, every other size may be 0. Hkv
     divides H: head h reads keys of head h div (H / Hkv). float32, float16 or bfloat16; sums and the softmax are float32.
+    (On CUDA products of float32 are made of two bfloat16 terms each, right to about 1e-5; on the CPU they are float32.)
 
     causal: with i' = i + Tk - Tq, so that the last query stands at the last key, j <= i'.
     window_size (left, right): i' - left <= j <= i' + right; a negative bound is none.
@@ -84,7 +85,7 @@ def attention(
     order (T,) integers, Tq == Tk: a permutation. Token order[r] has rank r, and i and j above are ranks (hilbert_order).
     key_lengths (B,) integers: sample b has only its first key_lengths[b] keys, and that number is Tk above.
     dropout_p: every weight that o is made of (lse is not) is kept with probability 1 - p and divided by it. Which ones is a
-        function of dropout_seed, sample, head, query and key alone; the caller chooses another seed for every step.
+        function of dropout_seed, sample, head, query and key alone, so the caller must give one, another for every layer and step.
     checkpoint: q, k and v are all that is kept for the backward, which computes o and lse again, to the same bits. (Within
         torch.utils.checkpoint it changes nothing.)
     deterministic: gradients are the same to the bit in every run. On CUDA that takes other kernels for the backward of float16
@@ -102,7 +103,8 @@ def attention(
     torch.Size([2, 5, 4, 16])
     """
     left, right = _window("attention", window_size)
-    o, *lse = _attention(q, k, v, causal, softmax_scale, left, right, order, key_lengths, dropout_p, dropout_seed,
+    o, *lse = _attention(q, k, v, causal, softmax_scale, left, right, order, key_lengths,
+                         dropout_p, _seed("attention", dropout_p, dropout_seed),
                          _is_asked(deterministic), return_lse, _keeps(q, k, v, checkpoint))
     return (o, lse[0]) if return_lse else o
 
@@ -126,7 +128,7 @@ def attention_varlen(
     return_lse: bool = False,
     deterministic: bool = False,
     dropout_p: float = 0.0,
-    dropout_seed: int = 0,
+    dropout_seed: int | None = None,
     checkpoint: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """attention of each of several sequences that lie packed one behind the other, without padding:
@@ -149,7 +151,8 @@ def attention_varlen(
     True
     """
     left, right = _window("attention_varlen", window_size)
-    o, *lse = _attention_varlen(q, k, v, causal, softmax_scale, left, right, cu_seqlens_q, cu_seqlens_k, dropout_p, dropout_seed,
+    o, *lse = _attention_varlen(q, k, v, causal, softmax_scale, left, right, cu_seqlens_q, cu_seqlens_k,
+                                dropout_p, _seed("attention_varlen", dropout_p, dropout_seed),
                                 _is_asked(deterministic), return_lse, _keeps(q, k, v, checkpoint))
     return (o, lse[0]) if return_lse else o
 
@@ -177,7 +180,7 @@ def dilated_attention(
     return_lse: bool = False,
     deterministic: bool = False,
     dropout_p: float = 0.0,
-    dropout_seed: int = 0,
+    dropout_seed: int | None = None,
     checkpoint: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """LongNet's dilated attention: branch i cuts the T tokens into segments of w_i and thins each by a rate r_i. Token t is of
@@ -205,7 +208,8 @@ def dilated_attention(
     torch.Size([1, 64, 4, 8])
     """
     o, *lse = _dilated_attention(q, k, v, segment_lengths, dilation_rates, causal, mode, offset_map, multiplicity, alpha_grad,
-                                 group_remainder, softmax_scale, dropout_p, dropout_seed, _is_asked(deterministic), return_lse,
+                                 group_remainder, softmax_scale,
+                                 dropout_p, _seed("dilated_attention", dropout_p, dropout_seed), _is_asked(deterministic), return_lse,
                                  _keeps(q, k, v, checkpoint))
     return (o, lse[0]) if return_lse else o
 
@@ -272,7 +276,7 @@ def block_sparse_attention(
     return_lse: bool = False,
     deterministic: bool = False,
     dropout_p: float = 0.0,
-    dropout_seed: int = 0,
+    dropout_seed: int | None = None,
     checkpoint: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """attention where query i of head h sees key j only if block_mask[h, i div block_size, j div block_size]:
@@ -308,7 +312,8 @@ def block_sparse_attention(
                             f"[{op}] block_mask must have {blocks} {('rows', 'columns')[axis - 1]}, which {t.shape[1]} rows of "
                             f"{name} are, but has shape {tuple(block_mask.shape)}"
                         )
-    o, *lse = _block_sparse_attention(q, k, v, row_ptr, col_idx, block_size, causal, softmax_scale, order, dropout_p, dropout_seed,
+    o, *lse = _block_sparse_attention(q, k, v, row_ptr, col_idx, block_size, causal, softmax_scale, order,
+                                      dropout_p, _seed("block_sparse_attention", dropout_p, dropout_seed),
                                       _is_asked(deterministic), return_lse, _keeps(q, k, v, checkpoint))
     return (o, lse[0]) if return_lse else o
 
@@ -339,6 +344,15 @@ def _window(op, window_size):
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
         raise InvalidArgument(f"[{op}] window_size must be (left, right) but is {window_size!r}")
     return window_size
+
+
+def _seed(op, dropout_p, dropout_seed):
+    """One that nobody chose would drop the same weights in every layer and step."""
+    if dropout_seed is not None:
+        return dropout_seed
+    if isinstance(dropout_p, (int, float)) and 0 < dropout_p < 1:
+        raise InvalidArgument(f"[{op}] dropout_seed must be given, another for every layer and step, as dropout_p is {dropout_p}")
+    return 0
 
 
 def _is_asked(deterministic):

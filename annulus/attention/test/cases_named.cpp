@@ -400,6 +400,10 @@ void add_longnet(Builder& b) {
             with(own, [](P& x) { x.stop_alpha_gradient = true; }));
       b.add("grouped, long rows",
             with(own, [](P& x) { x.mode = DilatedMode::kGrouped, x.H = x.Hkv = 3; }));
+      b.add("grouped, long rows that every rate divides", with(own, [](P& x) {
+              x.mode = DilatedMode::kGrouped, x.H = x.Hkv = 3;
+              x.Tq = x.Tk = 720, x.segments = {240, 360, 720};
+            }));
       b.add("grouped keys, long rows, causal", with(own, [](P& x) {
               x.mode = DilatedMode::kGroupedKv, x.H = 6, x.Hkv = 3, x.causal = true;
             }));

@@ -12,7 +12,7 @@
 
 #include "annulus/attention/attention.h"
 #include "annulus/attention/ref.h"
-#include "testing/large.h"
+#include "testing/memory/large.h"
 
 namespace annulus::testing {
 namespace {

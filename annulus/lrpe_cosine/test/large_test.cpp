@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "annulus/lrpe_cosine/lrpe_cosine.h"
-#include "testing/large.h"
 #include "testing/limits.h"
+#include "testing/memory/large.h"
 
 namespace annulus::testing {
 namespace {

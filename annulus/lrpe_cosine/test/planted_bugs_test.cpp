@@ -12,8 +12,8 @@
 #include "annulus/core/errors.h"
 #include "annulus/core/scratch.h"
 #include "annulus/lrpe_cosine/test/cases.h"
+#include "testing/memory/tensors.h"
 #include "testing/planted_bugs.h"
-#include "testing/tensors.h"
 
 namespace annulus::testing {
 namespace {

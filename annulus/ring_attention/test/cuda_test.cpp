@@ -12,7 +12,7 @@
 #include "annulus/cuda/memory.h"
 #include "annulus/ring_attention/test/patterns.h"
 #include "annulus/ring_attention/test/sequence.h"
-#include "testing/tensors.h"
+#include "testing/memory/tensors.h"
 
 namespace annulus::testing {
 namespace {

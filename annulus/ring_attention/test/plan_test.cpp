@@ -236,6 +236,7 @@ TEST(RingPlan, ScratchOfARankFallsAsOneOverRanks) {
   for (const auto& [heads, kv_heads] : {std::pair(32, 32), {32, 8}, {4, 4}, {1, 1}}) {
     RingPlanProblem p{
         .tokens = 1 << 20, .heads = heads, .kv_heads = kv_heads, .head_dim = 128, .causal = true};
+    p.slice = 1536;  // of the CPU
     const Workspaces one = workspaces(p, 0);
     for (const int ranks : {2, 4, 8}) {
       p.ranks = ranks;
@@ -318,7 +319,8 @@ TEST(RingPlan, TimeIsAtLeastThatOfWorkAndOfTransfers) {
                                        .ranks = 8,
                                        .link_bytes_per_s = link,
                                        .flops_per_s = 400e12,
-                                       .causal = causal});
+                                       .causal = causal,
+                                       .slice = 1536});
       for (const RingPassPlan* pass : {&plan.forward, &plan.backward}) {
         EXPECT_GE(pass->time_s, pass->compute_s.max * (1 - 1e-12));
         EXPECT_GE(pass->time_s, pass->transfer_s.max * (1 - 1e-12));

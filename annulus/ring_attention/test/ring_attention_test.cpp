@@ -17,6 +17,7 @@
 #include "annulus/ring_attention/test/patterns.h"
 #include "annulus/ring_attention/test/sequence.h"
 #include "annulus/ring_attention/test/shard.h"
+#include "testing/memory/allocator.h"
 
 namespace annulus::testing {
 namespace {
@@ -292,19 +293,53 @@ TEST(RingAttention, ARankThatIsCalledOtherwiseIsLostBeforeAnyDataMoves) {
       {false, [](RingProblem& x, RingTensors&) { x.slice = 3; }},
   };
   for (const auto& [invalid, spoil] : all) {
-    auto group = local_communicators(3, {.deadline_s = 20});
-    const auto start = std::chrono::steady_clock::now();
-    const auto said = on_all(group, p, s, false, [&](int rank, RingProblem& x, RingTensors& t) {
-      if (rank == 1) spoil(x, t);
-    });
-    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
-    for (std::size_t r = 0; r < said.size(); ++r) {
-      if (r == 1 && invalid) {
-        EXPECT_TRUE(said[r].invalid) << said[r].text;
-        continue;
+    for (const int one : {0, 1}) {
+      auto group = local_communicators(3, {.deadline_s = 20});
+      const auto start = std::chrono::steady_clock::now();
+      const auto said = on_all(group, p, s, false, [&](int rank, RingProblem& x, RingTensors& t) {
+        if (rank == one) spoil(x, t);
+      });
+      EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+      for (std::size_t r = 0; r < said.size(); ++r) {
+        if (static_cast<int>(r) == one && invalid) {
+          EXPECT_TRUE(said[r].invalid) << said[r].text;
+          continue;
+        }
+        EXPECT_TRUE(said[r].lost) << said[r].text;
+        EXPECT_EQ(said[r].rank, one) << said[r].text;
+        EXPECT_EQ(
+            said[r].text.find("refuses its own call: [ring_attention] k must") != std::string::npos,
+            invalid)
+            << said[r].text;
       }
-      EXPECT_TRUE(said[r].lost) << said[r].text;
-      EXPECT_EQ(said[r].rank, 1) << said[r].text;
+    }
+  }
+}
+
+// A rank without memory for its scratch has broken no rule: it says so itself, and the others hear it.
+TEST(RingAttention, ARankWithoutMemoryForItsScratchSaysSo) {
+  const RingProblem p{ring::dense(20), 2};
+  RingSequence s(p.attention);
+  for (const int poor : {0, 1}) {
+    auto group = local_communicators(2, {.deadline_s = 20});
+    std::vector<std::string> said(2);
+    on_ranks(2, [&](int rank) {
+      RingShard shard(p, rank, s.whole());
+      TestAllocator fails(0);
+      Context context;
+      if (rank == poor) context.allocator = &fails;
+      try {
+        ring_forward(p, shard.view(), *group[static_cast<std::size_t>(rank)], context);
+      } catch (const RankLost& e) {
+        said[static_cast<std::size_t>(rank)] = e.what();
+        EXPECT_EQ(e.rank, poor);
+      } catch (const DeviceError& e) {
+        said[static_cast<std::size_t>(rank)] = e.what();
+        EXPECT_EQ(rank, poor);
+      }
+    });
+    for (const std::string& text : said) {
+      EXPECT_NE(text.find("could not allocate"), std::string::npos) << text;
     }
   }
 }

@@ -275,7 +275,15 @@ def mismatch(rank, size):
         with pytest.raises(annulus.InvalidArgument, match="mode must be longnet"):
             step(q, group=group, mode="none", segment_lengths=(4,), dilation_rates=(1,))
     else:
-        expect_lost(lambda: step(q, group=group, segment_lengths=(4,), dilation_rates=(1,)), rank=2, within=1.0)
+        lost = expect_lost(lambda: step(q, group=group, segment_lengths=(4,), dilation_rates=(1,)), rank=2, within=1.0)
+        assert "refuses its own call: [ring_attention] mode must be longnet" in str(lost)
+    group = torch.distributed.new_group()
+    if rank > 0:  # most of them do
+        with pytest.raises(annulus.InvalidArgument, match="dropout_seed must be given"):
+            step(q, group=group, dropout_p=0.1)
+    else:
+        lost = expect_lost(lambda: step(q, group=group, dropout_p=0.1, dropout_seed=3), within=1.0)
+        assert "refuses its own call: [ring_attention] dropout_seed must be given" in str(lost)
     group = torch.distributed.new_group()
     if rank == 1:  # and the same where Python finds it
         with pytest.raises(annulus.InvalidArgument, match="block_size must be given"):

@@ -9,7 +9,7 @@
 #include "annulus/attention/test/parts.h"
 #include "annulus/core/values.h"
 #include "annulus/ring_attention/test/shard.h"
-#include "testing/tensors.h"
+#include "testing/memory/tensors.h"
 
 namespace annulus::testing {
 
@@ -123,7 +123,7 @@ void RingSequence::run_alone() {
   });
 }
 
-void RingSequence::run_as_rank(const RingProblem& ring, Communicator& group) const {
+void RingSequence::run_as_rank(const RingProblem& ring, Communicator& group, bool same_bits) const {
   RingShard shard(ring, group.rank(), whole_);
   const RingShard before(ring, group.rank(), whole_);
   shard.clear_outputs();
@@ -155,6 +155,7 @@ void RingSequence::run_as_rank(const RingProblem& ring, Communicator& group) con
     for (const auto member : outputs) {
       const std::vector<double> got = values(t.*member), want = values(before.view().*member);
       double apart = 0, size = 0;
+      if (same_bits && got != want) throw std::logic_error("WRONG VALUE: bits differ");
       for (std::size_t i = 0; i < got.size(); ++i) {
         if (got[i] == want[i]) continue;  // infinities, too
         apart += (got[i] - want[i]) * (got[i] - want[i]);

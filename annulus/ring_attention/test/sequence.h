@@ -24,8 +24,8 @@ class RingSequence {
   void run_alone();
   // Both calls as one rank of a group, and what comes of them compared with the tensors, which run_alone() filled. Throws
   // std::logic_error where a value is wrong, where a call failed and left anything but NaN in its outputs, or where an input
-  // has changed; and what the calls throw.
-  void run_as_rank(const RingProblem& ring, Communicator& group) const;
+  // has changed; and what the calls throw. `same_bits`: as the tensors are, to the bit (of run() with `deterministic`).
+  void run_as_rank(const RingProblem& ring, Communicator& group, bool same_bits = false) const;
 
   const RingTensors& whole() const { return whole_; }
 

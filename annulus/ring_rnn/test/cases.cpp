@@ -13,7 +13,7 @@
 #include <string_view>
 
 #include "annulus/ring_rnn/ref.h"
-#include "testing/tensors.h"
+#include "testing/memory/tensors.h"
 
 namespace annulus::testing {
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "annulus/ring_rnn/test/cases.h"
-#include "testing/tensors.h"
+#include "testing/memory/tensors.h"
 
 namespace annulus::testing {
 

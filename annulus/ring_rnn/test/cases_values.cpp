@@ -7,8 +7,8 @@
 #include <string>
 
 #include "annulus/ring_rnn/test/cases.h"
+#include "testing/memory/tensors.h"
 #include "testing/reference.h"
-#include "testing/tensors.h"
 
 namespace annulus::testing {
 

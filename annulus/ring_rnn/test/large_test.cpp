@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "annulus/ring_rnn/test/live.h"
-#include "testing/large.h"
+#include "testing/memory/large.h"
 
 namespace annulus::testing {
 namespace {

@@ -30,6 +30,7 @@ struct Outcome {
   enum { kDone, kLost, kEnded, kWrong } how = kWrong;
   std::string what;
   int rank = -2, hop = -2;
+  RankLost::Direction direction{};
   double seconds = 0;
 };
 
@@ -40,7 +41,7 @@ Outcome run_rank(std::unique_ptr<Communicator>& group) {
     RingWork::of(group->size()).run(*group);
     outcome.how = Outcome::kDone;
   } catch (const RankLost& e) {
-    outcome = {Outcome::kLost, e.what(), e.rank, e.hop, 0};
+    outcome = {Outcome::kLost, e.what(), e.rank, e.hop, e.direction, 0};
   } catch (const Killed&) {
     outcome.how = Outcome::kEnded;
   } catch (const Exited&) {
@@ -50,7 +51,7 @@ Outcome run_rank(std::unique_ptr<Communicator>& group) {
     try {
       group->barrier();
     } catch (const RankLost& e) {
-      outcome = {Outcome::kLost, e.what(), e.rank, e.hop, 0};
+      outcome = {Outcome::kLost, e.what(), e.rank, e.hop, e.direction, 0};
     }
   } catch (const std::exception& e) {
     outcome.what = e.what();
@@ -107,6 +108,7 @@ std::string judge(const Fault& fault, int size) {
     if (o.rank != fault.lost(size)) say("names another");
     if (!first) first = &o;
     if (o.hop != first->hop) say("names another hop than the first");
+    if (o.direction != first->direction) say("names another direction than the first");
     // The rank that slept knows only when it wakes.
     const double slept = p != fault.rank                        ? 0
                          : fault.kind == FaultKind::kStop       ? 3

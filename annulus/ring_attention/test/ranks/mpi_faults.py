@@ -2,7 +2,7 @@
 
 Runs mpi_ring under mpirun with a deadline of one second, several rings at a time, each with one fault of one rank at one
 hop, and looks at every rank by itself, since mpirun may return 0 whatever its ranks did: those that are left must have
-ended by themselves, with 11, in time, and must all name the same rank and hop; where all are left, a second ring must work. Half a deadline's delay must do no
+ended by themselves, with 11, in time, and must all name the same rank, hop and direction; where all are left, a second ring must work. Half a deadline's delay must do no
 harm. A ring that hangs is ended after HARD_S and counts as failed.
 """
 
@@ -115,7 +115,7 @@ def judge(program, case, number):
             lost = (rank + distance if operator == "ring_gradients" else rank - distance) % ranks
         if operator == "init":
             lost = -1  # of a rank that never came MPI does not say which
-        hops = set()
+        places = set()
         for r in range(ranks):
             code, said = read(folder / f"exit.{r}").strip(), read(folder / f"said.{r}").splitlines()
             expected = str(DONE if fault in ("none", "delay-half") else LOST)
@@ -127,15 +127,15 @@ def judge(program, case, number):
                 wrong.append(f"rank {r} returned {code or 'nothing'}, not {expected}: {said}")
             if expected != str(LOST) or len(said) < 4:
                 continue
-            named, at_hop = said[2].split()
-            hops.add(at_hop)
+            named, *place = said[2].split()
+            places.add(" ".join(place))
             if int(named) != lost:
                 wrong.append(f"rank {r} names rank {named}, not {lost}: {said[3]}")
             slow = r == rank and fault in ("stop", "delay-twice")
             if float(said[1]) > DEADLINE_S * (2 if slow else 1) + 1 and not (slow and fault == "stop"):
                 wrong.append(f"rank {r} took {said[1]} s: {said[3]}")
-        if len(hops) > 1:
-            wrong.append(f"they name hops {sorted(hops)}")
+        if len(places) > 1:
+            wrong.append(f"they name hops {sorted(places)}")
         if wrong and output:
             wrong.append(output)
         return wrong

@@ -1,5 +1,6 @@
 // One rank of real ring attention, with one real fault: mpi_ring FOLDER DEADLINE TOKENS [cuda | FAULT RANK OP HOP RECEIVING].
-// Without a fault it runs every pattern, in both modes and divisions. With `cuda`, on the first GPU.
+// Without a fault it runs every pattern, in both modes and divisions; what is deterministic has the bits of one rank. With `cuda`, on
+// the first GPU.
 // Writes what it came to into FOLDER/said.RANK, its process id into FOLDER/pid.RANK before, and returns 0 when the ring
 // was right, 11 after RankLost, 12 when a value was wrong, 2 on bad usage. mpi_faults.py, beside this, runs it.
 #include <mpi.h>
@@ -90,8 +91,9 @@ int main(int argc, char** argv) {
       sequence.run_alone();
       for (const bool same_bits : {false, true}) {
         const Balance balance = ++turn % 3 == 0 ? Balance::kContiguous : Balance::kZigzag;
+        if (same_bits) sequence.run(1, Balance::kContiguous, true);
         sequence.run_as_rank({p, group->size(), balance, same_bits, turn % 2 == 0 ? 1536 : 29},
-                             *group);
+                             *group, same_bits);
       }
     }
   } catch (const RankLost& e) {
@@ -101,7 +103,8 @@ int main(int argc, char** argv) {
     } catch (const RankLost&) {
       closed = true;
     }
-    const std::string who = std::to_string(e.rank) + " " + std::to_string(e.hop) + "\n";
+    const std::string who = std::to_string(e.rank) + " " + std::to_string(e.hop) +
+                            (e.direction == RankLost::Direction::kSend ? " send\n" : " receive\n");
     group.reset();
     // Where all ranks are alive, and in time, a new communicator among them works.
     std::string again;

@@ -12,8 +12,8 @@
 
 #include "annulus/core/context.h"
 #include "annulus/core/errors.h"
-#include "testing/tensors.h"
-#include "testing/test_memory.h"
+#include "testing/memory/memory.h"
+#include "testing/memory/tensors.h"
 
 namespace annulus::testing {
 

@@ -15,7 +15,7 @@
 #include "annulus/core/buffer.h"
 #include "annulus/core/tensor.h"
 #include "testing/case.h"
-#include "testing/test_memory.h"
+#include "testing/memory/memory.h"
 
 namespace annulus::testing {
 

@@ -20,8 +20,8 @@
 #include "annulus/core/checked.h"
 #include "annulus/core/dispatch.h"
 #include "annulus/core/scratch.h"
-#include "testing/tensors.h"
-#include "testing/test_allocator.h"
+#include "testing/memory/allocator.h"
+#include "testing/memory/tensors.h"
 
 namespace annulus {
 namespace {

@@ -1,4 +1,4 @@
-#include "testing/tensors.h"
+#include "testing/memory/tensors.h"
 
 #include <cstring>
 #include <fstream>
@@ -6,7 +6,7 @@
 
 #include "annulus/core/values.h"
 #include "annulus/cuda/memory.h"
-#include "testing/test_allocator.h"
+#include "testing/memory/allocator.h"
 
 namespace annulus::testing {
 

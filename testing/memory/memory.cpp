@@ -1,4 +1,4 @@
-#include "testing/test_memory.h"
+#include "testing/memory/memory.h"
 
 #include <algorithm>
 #include <atomic>
