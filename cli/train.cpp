@@ -178,9 +178,12 @@ void add_train_command(CLI::App& app, int& exit_code) {
                       "of the first bump's peak (0)");
   command->add_option("--batch", o->batch, "sequences a step (128)");
   command->add_option("--steps", o->steps,
-                      "of training; with --resume more than the run had trains on");
-  command->add_option("--length", o->length, "steps of a training sequence");
-  command->add_option("--gain", o->gain, "hidden neurons of the gain network; 0: none");
+                      "of training (original: 1000, default: 2000); with --resume more than the "
+                      "run had trains on");
+  command->add_option("--length", o->length,
+                      "steps of a training sequence (100; default's grow from 20)");
+  command->add_option("--gain", o->gain,
+                      "hidden neurons of the gain network; 0: none (original: 0, default: 16)");
   command->add_option("--seed", o->seed, "the same seed gives the same figures (0)")
       ->check(whole_number(0, std::numeric_limits<std::uint64_t>::max()));
   add_device(*command, o->device);

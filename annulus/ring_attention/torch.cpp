@@ -405,7 +405,9 @@ ANNULUS_TORCH_OPS(Forward, Backward)
 }  // namespace
 }  // namespace annulus::torch_glue
 
-STABLE_TORCH_LIBRARY_FRAGMENT(annulus, m) { m.def("_ring_refuse(int group, float deadline_s, str why) -> ()"); }
+STABLE_TORCH_LIBRARY_FRAGMENT(annulus, m) {
+  m.def("_ring_refuse(int group, float deadline_s, str why) -> ()");
+}
 STABLE_TORCH_LIBRARY_IMPL(annulus, CompositeExplicitAutograd, m) {
   m.impl("_ring_refuse", TORCH_BOX(&annulus::torch_glue::refuse));
 }

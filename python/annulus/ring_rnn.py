@@ -297,6 +297,10 @@ class RingRNN(_WideModule):
 
         h_n is the state to go on from. Arguments as annulus.ring_rnn.
         """
+        if isinstance(A, torch.Tensor) and A.dim() == 3 and A.size(2) != self.n_actions:
+            raise InvalidArgument(f"[RingRNN] A must have n_actions, {self.n_actions}, columns but has {A.size(2)}")
+        if isinstance(A, torch.Tensor) and (A.dtype == torch.float64) != (self.Wo.dtype == torch.float64):
+            raise InvalidArgument(f"[RingRNN] A must be {self.Wo.dtype}, as its weights are, but is {A.dtype}")
         if r0 is None and isinstance(A, torch.Tensor):
             r0 = self.bump(torch.zeros(A.size(0) if A.dim() else 0, device=A.device))
         return ring_rnn(
