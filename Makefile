@@ -25,7 +25,7 @@ test: setup
 	@scripts/test $(CASES)
 sanitize: setup
 	@scripts/test 200 sanitize
-release-check: export CUDAARCHS = 80-virtual;90a-real
+release-check: export CUDA_PRESET = cuda
 release-check: setup
 	@scripts/test 10000
 	@[ ! -x build/cpu/bin/annulus_mpi_ring ] || python3 annulus/ring_attention/test/ranks/mpi_faults.py build/cpu/bin/annulus_mpi_ring

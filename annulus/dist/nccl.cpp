@@ -285,7 +285,8 @@ void NcclCommunicator::all_gather(std::span<const std::byte> mine, std::span<std
                           std::to_string(mine.size() * index(size_)) + " bytes but has " +
                           std::to_string(all.size()));
   }
-  meet("all_gather", std::to_string(mine.size()) + " bytes", 0);  // NCCL does not compare them
+  // NCCL does not compare them.
+  meet(hello("all_gather", std::to_string(mine.size()) + " bytes", false), 0);
   if (mine.empty()) return;
   Header header;
   put(header.op, "all_gather");
