@@ -193,7 +193,9 @@ def equal(rank, size):
     segments = dict(segment_lengths=(8, 32, 128), dilation_rates=(1, 2, 4))
     longnet = lambda **o: lambda q, k, v: annulus.dilated_attention(q, k, v, **segments, return_lse=True, **o)  # noqa: E731
     case(longnet(**causal), **segments, **causal)
-    case(longnet(mode="grouped"), mode="grouped", **segments)
+    for form in (dict(mode="grouped"), dict(mode="grouped_kv", **causal), dict(multiplicity="union"),
+                 dict(offset_map="block", alpha_grad="stop", **causal), dict(dropout_p=0.2, dropout_seed=9)):
+        case(longnet(**form), Hkv=4 if "mode" in form else 2, **segments, **form)
     mask = annulus.masks.causal_window(tokens=101, block_size=16, density=0.5)
     blocks = lambda q, k, v: annulus.block_sparse_attention(q, k, v, mask, 16, return_lse=True, **causal)  # noqa: E731
     case(blocks, block_mask=mask, block_size=16, **causal)
