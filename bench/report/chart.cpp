@@ -135,12 +135,8 @@ std::string chart(const Panel& panel, const std::string& title) {
   for (std::size_t i = 0; i < panel.labels.size(); ++i) {
     x.ticks.emplace_back(static_cast<double>(i), "");
   }
-  const Axis y{.low = least / 1.3,
-               .high = most * 1.3,
-               .log = true,
-               .label = "time",
-               .name = draw::duration_label,
-               .gap = 18};
+  const Axis y{
+      .low = least / 1.3, .high = most * 1.3, .log = true, .name = draw::duration_label, .gap = 18};
   Drawing drawing(frame, x, y, title, true, title + ": time over size, log axis");
   draw_labels(drawing, panel);
   drawing.text("fl", "middle", (frame.left + drawing.right()) / 2, frame.height - 6,

@@ -9,13 +9,8 @@
 #include <vector>
 
 #include "annulus/dist/communicator.h"
-#include "annulus/dist/test/fault.h"
 
 namespace annulus::dist::testing {
-
-inline std::vector<Stage> stages_of_ring(int size) {
-  return {{"rotate", size - 1}, {"rotate_back", size - 1}, {"gradients", size}};
-}
 
 // The bytes that one rank sends, as a planner would count them: all shards but the next rank's own, twice, then dK and
 // dV of every shard, K and V being of equal length.
