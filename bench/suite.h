@@ -63,7 +63,7 @@ struct SuiteRequest {
 };
 
 // What an implementation of a suite computes, in a sentence for the report: ours with an option, and the
-// peers that `python -m annulus.peers` times (python/annulus/_peers_<op>.py).
+// peers that `python -m annulus.peers` times (python/annulus/peers/<op>.py).
 struct ImplementationWords {
   std::string impl, about;
 };

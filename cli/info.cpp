@@ -91,7 +91,7 @@ ordered_json collect(bool measure) {
     o = {{"summary", op.summary},
          {"dtypes", dtype_names(op)},
          {"gradients", op.gradients},
-         {"deterministic", op.deterministic ? "always" : "on the CPU; on CUDA when asked"}};
+         {"deterministic", op.deterministic}};
     o["cpu"] = support_json(op.support(DeviceType::kCPU));
     o["cuda"] = support_json(op.support(DeviceType::kCUDA));
     o["precisions_measured_with"] = op.precisions_measured_with;
@@ -142,7 +142,8 @@ void print_text(const ordered_json& j) {
   for (const auto& [name, op] : j["operators"].items()) {
     say("  {}: {}", name, text(op["summary"]));
     say("    dtypes {}; gradients {}; deterministic {}", words(op["dtypes"]),
-        words(op["gradients"]), text(op["deterministic"]));
+        words(op["gradients"]),
+        op["deterministic"].get<bool>() ? "always" : "on the CPU; on CUDA when asked");
     for (const char* device : {"cpu", "cuda"}) {
       const auto& s = op[device];
       say("    {:<5} {}", device,

@@ -103,7 +103,7 @@ void add_report_command(CLI::App& app, int& exit_code) {
   command->add_option("--out", o->out, "where to write the page")->capture_default_str();
   command->add_flag("--compare", o->compare,
                     "two files, the old and the new: what became of each row, what got slower "
-                    "first, as a table and as the page");
+                    "first, as a table and as the page; ends with 1 where something did, or broke");
   command->callback([o, &exit_code] { exit_code = run_report(*o); });
 }
 

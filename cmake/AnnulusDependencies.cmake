@@ -227,12 +227,6 @@ if(ANNULUS_BENCH)
         "libcli11-dev, or switch ANNULUS_BENCH off")
     endif()
   endforeach()
-  # A header alone: included with XXH_INLINE_ALL. third_party: as Highway's, where there is no package.
-  find_path(XXHASH_INCLUDE_DIR xxhash.h PATHS ${PROJECT_SOURCE_DIR}/third_party/xxhash)
-  mark_as_advanced(XXHASH_INCLUDE_DIR)
-  if(NOT XXHASH_INCLUDE_DIR)
-    message(FATAL_ERROR "xxhash.h was not found: install libxxhash-dev, or switch ANNULUS_BENCH off")
-  endif()
 endif()
 if(ANNULUS_TESTS)
   find_package(GTest QUIET)
@@ -346,7 +340,6 @@ function(annulus_describe_build source)
   set_property(SOURCE ${source} APPEND PROPERTY COMPILE_DEFINITIONS
     "ANNULUS_VERSION_STRING=\"${PROJECT_VERSION}\""
     "ANNULUS_COMMIT_STRING=\"${ANNULUS_COMMIT_STRING}\""
-    "ANNULUS_COMPILER_STRING=\"${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}\""
     "ANNULUS_CUDA_STRING=\"${ANNULUS_CUDA_STRING}\""
     "ANNULUS_HWY_STRING=\"${ANNULUS_HWY_STRING}\""
     "ANNULUS_BLAS_STRING=\"${ANNULUS_BLAS_STRING}\""

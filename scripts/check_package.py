@@ -27,7 +27,7 @@ JOBS = int(os.environ.get("JOBS") or os.cpu_count())
 # Headers of libraries that stand beside, where a static build has them.
 BESIDE = {"annulus/dist/mpi.h", "annulus/dist/nccl.h"}
 # What only tests, benchmarks, the command or Python need. No library project should even look for it.
-UNASKED = re.compile(r"^(GTest|fmt|nlohmann_json|CLI11|XXHASH|BLAS|CBLAS|MPI|NCCL|_?Python)\w*:", re.M)
+UNASKED = re.compile(r"^(GTest|fmt|nlohmann_json|CLI11|BLAS|CBLAS|MPI|NCCL|_?Python)\w*:", re.M)
 
 
 def run(*command, **options):

@@ -98,9 +98,4 @@ inline std::string differing(const Tensors& a, const Tensors& b) {
   return names;
 }
 
-// sqrt(|a - b|^2 / |b|^2).
-inline double relative_error(const Vector& a, const Vector& b) {
-  return std::sqrt(((a - b) * (a - b)).sum() / (b * b).sum());
-}
-
 }  // namespace annulus::testing

@@ -131,6 +131,13 @@ struct Case {
   CaseLimits limits;  // beyond the common policy
 };
 
+// An operator's description of a problem, changed a little.
+template <class P, class F>
+P with(P problem, F change) {
+  change(problem);
+  return problem;
+}
+
 // A call that breaks one rule. The runner checks the type and the message of what it throws, and
 // that a good call still works.
 struct BadCall {

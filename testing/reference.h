@@ -2,6 +2,8 @@
 // double; and whether a reference's gradients are those of its forward.
 #pragma once
 
+#include <cmath>
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -19,6 +21,18 @@ std::vector<Values> draw_inputs(const Case& c);
 Values run_reference(const Call& call, const Values& inputs);
 // Every tensor in its own dtype.
 Values run_baseline(const Call& call, const Values& inputs);
+
+// |got - want| / |want|: 0 where they are equal, infinities too; no number where one of them has none.
+template <class Got, class Want>
+double relative_error(const Got& got, const Want& want) {
+  double apart = 0, size = 0;
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    if (std::isinf(want[i]) && got[i] == want[i]) continue;
+    apart += (got[i] - want[i]) * (got[i] - want[i]);
+    size += want[i] * want[i];
+  }
+  return apart == 0 ? 0 : std::sqrt(apart / size);
+}
 
 // The gradients of a reference against central differences of its own forward, in fp64.
 struct GradientCheck {

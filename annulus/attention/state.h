@@ -25,7 +25,6 @@ ANNULUS_HD inline float origin_of(float m) { return m == kNoScore ? 0.0f : m; }
 // The larger of both, and NaN where the second is: a score that is no number must reach its row.
 ANNULUS_HD inline float larger_score(float m, float s) { return s <= m ? m : s; }
 
-ANNULUS_HD inline float lse_of(RowState s) { return s.l == 0 ? kNoScore : s.m + std::log(s.l); }
 ANNULUS_HD inline float reciprocal_of(RowState s) { return s.l == 0 ? 0.0f : 1.0f / s.l; }
 
 }  // namespace annulus::attention

@@ -19,9 +19,10 @@ double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Above what a program is likely to use beside us. Sizes are told apart up to 512 MiB.
+// Above what a program is likely to use beside us. Sizes are told apart up to 512 MiB; notices of another protocol, which may
+// be longer, are not ours.
 constexpr std::int32_t kDataTag = 1 << 30, kSizes = 1 << 29, kAckTag = kDataTag + kSizes + 1,
-                       kNoticeTag = kAckTag + 1;
+                       kNoticeTag = kAckTag + static_cast<std::int32_t>(kProtocol);
 std::int32_t tag_of(std::size_t bytes) {
   return kDataTag + static_cast<std::int32_t>(bytes % static_cast<std::size_t>(kSizes));
 }

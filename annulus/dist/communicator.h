@@ -112,7 +112,8 @@ class ANNULUS_API Communicator {
   // under way.
   virtual std::unique_ptr<Transfer> shift(const Hop& hop, std::span<const Part> parts) = 0;
 
-  // This rank cannot go on: the others throw RankLost with `why` at once, and so does this one from its next call on.
+  // This rank cannot go on: the others throw RankLost with `why` at once (over NCCL at their deadline: nothing reaches
+  // them), and so does this one from its next call on.
   virtual void abandon(const std::string& why) noexcept = 0;
 
   // Made of shifts; a transport that has better may override them.

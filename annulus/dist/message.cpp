@@ -153,7 +153,7 @@ std::string why_not(const Message& message, const Header& due) {
   if (h.header_sum != xxh64(message.bytes().first(offsetof(Header, header_sum)))) {
     return "the header of its message is damaged (checksum)";
   }
-  // Of a rank with another protocol the handshake still reads what it says of itself.
+  // What a rank of another protocol says of itself in the handshake is read where it is as long as ours.
   if (h.protocol != kProtocol && text_of(h.op) != kHelloOp) {
     return differs("protocol", h.protocol, kProtocol);
   }
@@ -245,7 +245,11 @@ std::optional<Disagreement> compare(std::span<const Hello> hellos) {
     return Disagreement{first->rank, "refuses its own call: " + std::string(text_of(first->text))};
   }
   same("checksums", [](const Hello& h) { return std::string(h.checksum != 0 ? "on" : "off"); });
-  same("deadline_s", [](const Hello& h) { return number(h.deadline_s); });
+  // Ranks that meet before any call may still have to hear that one of them has no good deadline.
+  const auto nameless = [](const Hello& h) { return text_of(h.op).empty(); };
+  if (!std::ranges::all_of(hellos, nameless)) {
+    same("deadline_s", [](const Hello& h) { return number(h.deadline_s); });
+  }
   same("operator", [](const Hello& h) { return "'" + std::string(text_of(h.op)) + "'"; });
   // Only what differs of two calls: all of them may be long.
   if (same("call", [](const Hello& h) { return std::string(text_of(h.text)); })) {

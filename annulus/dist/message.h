@@ -21,7 +21,8 @@ namespace annulus::dist {
 constexpr std::uint32_t kMagic = 0x414e4c53;
 constexpr std::uint32_t kProtocol = 2;  // of the layouts below and of who sends what when
 
-// XXH64 with seed 0, as its specification has it. By hand: the library has no dependency for forty lines.
+// XXH64 with seed 0, as its specification has it. By hand: the library has no dependency for
+// forty lines. train/ signs its files with it.
 std::uint64_t xxh64(std::span<const std::byte> bytes);
 
 // Text in a field of N characters, cut where it is longer.
@@ -88,7 +89,6 @@ class Message {
   std::span<std::byte> tail() { return {data_.get() + size_, kTail}; }
   Header header() const;
   void set_header(const Header& header);  // with its sum
-  void cut(std::size_t size) { size_ = size; }
   Message copy() const;
 
  private:

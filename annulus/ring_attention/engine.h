@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <span>
 #include <vector>
@@ -84,6 +85,10 @@ void for_each_line(const Rows& rows, F&& f) {
     }
   }
 }
+
+// This rank's call comes to nothing, which the others have to know; they do where it was lost. Where all ranks refuse, each for
+// its own reason, nothing is lost.
+void refuse(Communicator& group, const char* op, const std::exception& why);
 
 // Ranks wait for each other on the host: a CUDA stream whose work is being captured is refused.
 void check_stream(const char* op, Device device, const Context& context);

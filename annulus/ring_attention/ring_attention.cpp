@@ -174,11 +174,6 @@ attention::Pattern readable(const Plan& plan, const Options& options) {
 
 // --- all or none ---
 
-bool breaks_a_rule(const std::exception& e) {
-  return dynamic_cast<const InvalidArgument*>(&e) != nullptr ||
-         dynamic_cast<const NotSupported*>(&e) != nullptr;
-}
-
 // What nobody takes for a result.
 void poison(const TensorView& v, Context& context) {
   if (!v.defined() || v.numel() == 0) return;
@@ -214,15 +209,7 @@ void run(const char* op, const Tensors& t, const Options& options, const RingOpt
                                          ring.deterministic, readable(plan, here)});
     scratch.emplace(context, op, plan.device, [&](ScratchLayout& s) { worker->lay_out(s); });
   } catch (const std::exception& e) {
-    // The others have to know that nothing comes. Where all ranks refuse, each for its own reason, nothing is lost.
-    if (breaks_a_rule(e)) {
-      try {
-        group.refuse(op, e.what());
-      } catch (const RankLost&) {
-      }
-    } else if (dynamic_cast<const RankLost*>(&e) == nullptr) {
-      group.abandon(e.what());
-    }
+    ring::refuse(group, op, e);
     throw;
   }
   const std::vector<TensorView> outputs = call == Call::kForward
@@ -266,6 +253,16 @@ std::size_t workspace(const char* op, const Tensors& t, const Options& options,
 }  // namespace
 
 namespace ring {
+
+void refuse(Communicator& group, const char* op, const std::exception& why) {
+  if (dynamic_cast<const RankLost*>(&why) != nullptr) return;
+  try {
+    group.refuse(op, why.what());
+  } catch (const RankLost&) {
+  } catch (const std::bad_alloc&) {
+    group.abandon("out of memory");
+  }
+}
 
 void check_stream(const char* op, Device device, const Context& context) {
   dispatch(

@@ -92,9 +92,10 @@ struct Work {
   std::function<void(std::span<const TensorView>, const Plan&, Communicator&, Context&)> compute;
 };
 
-// The part of one rank. One that cannot go on says so to the others; of a call that breaks a rule the operator tells them.
+// The part of one rank. Of a call that it cannot make the others hear: here of what comes before the operator, else from that.
 void run_rank(const char* op, std::span<const TensorView> views, const Plan& plan, const Work& work,
               Communicator& rank, int threads) {
+  std::optional<Call> call;
   try {
     // Gives this thread torch's number of threads, by which scratch is counted: torch's first call on a thread does, which
     // must not come between.
@@ -103,19 +104,16 @@ void run_rank(const char* op, std::span<const TensorView> views, const Plan& pla
     try {
       bytes = work.workspace(views, plan, rank);
     } catch (const InvalidArgument&) {  // the call will say the same, and to the others
+    } catch (const NotSupported&) {
     }
-    Call call(op, views[0].device, bytes);
-    call.context.threads = threads;
-    call.context.deterministic = plan.ring.deterministic;
-    work.compute(views, plan, rank, call.context);
-  } catch (const InvalidArgument&) {
-    throw;
-  } catch (const NotSupported&) {
-    throw;
+    call.emplace(op, views[0].device, bytes);
   } catch (const std::exception& e) {
-    rank.abandon(e.what());  // where it was not lost before
+    ring::refuse(rank, op, e);
     throw;
   }
+  call->context.threads = threads;
+  call->context.deterministic = plan.ring.deterministic;
+  work.compute(views, plan, rank, call->context);
 }
 
 // --- ranks of a group ---
@@ -123,7 +121,7 @@ void run_rank(const char* op, std::span<const TensorView> views, const Plan& pla
 // The tokens of all ranks together. A rank whose call breaks a rule says so instead: where all do nothing is lost, else the
 // others know who does not come.
 std::int64_t tokens_of_all(const char* op, Communicator& group, std::int64_t mine,
-                           const std::exception_ptr& bad) {
+                           const std::exception_ptr& bad) try {
   std::vector<std::int64_t> all(static_cast<std::size_t>(group.size()));
   if (bad) mine = -1;
   group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
@@ -131,10 +129,7 @@ std::int64_t tokens_of_all(const char* op, Communicator& group, std::int64_t min
     try {
       std::rethrow_exception(bad);
     } catch (const std::exception& e) {
-      try {
-        group.refuse(op, e.what());
-      } catch (const RankLost&) {
-      }
+      ring::refuse(group, op, e);
       throw;
     }
   }
@@ -142,6 +137,12 @@ std::int64_t tokens_of_all(const char* op, Communicator& group, std::int64_t min
   std::int64_t sum = 0;
   for (const std::int64_t n : all) sum = checked_add(sum, n, op);
   return sum;
+} catch (const dist::Interrupted& e) {
+  group.abandon(e.what());
+  throw;
+} catch (const std::bad_alloc&) {
+  group.abandon("out of memory");
+  throw;
 }
 
 template <class Op>
@@ -162,15 +163,7 @@ std::vector<Operand> run_on_group(const Arguments<Op>& a, const Work& work) {
   } catch (const std::exception&) {
     bad = std::current_exception();
   }
-  try {
-    plan.ring.tokens = tokens_of_all(op, rank, mine, bad);
-  } catch (const dist::Interrupted& e) {
-    rank.abandon(e.what());
-    throw;
-  } catch (const std::bad_alloc&) {
-    rank.abandon("out of memory");
-    throw;
-  }
+  plan.ring.tokens = tokens_of_all(op, rank, mine, bad);
   std::vector<TensorView> views;
   for (const Operand& x : made) views.push_back(x.view);
   run_rank(op, views, plan, work, rank, call_threads());
@@ -396,6 +389,8 @@ void refuse(std::int64_t handle, double deadline_s, std::string why) {
     } catch (const InvalidArgument&) {
     }
     tokens_of_all(Forward::op, rank, -1, std::make_exception_ptr(InvalidArgument(why)));
+  } catch (const dist::Interrupted&) {
+    throw;
   } catch (const std::exception&) {  // that same rule, or there is nobody left to tell
   }
 }

@@ -227,10 +227,7 @@ FloorSpread floor_spread(const Place& place, const std::string& impl) {
       s.best = *ratio;
       s.best_row = g.row + " " + g.dtype;
     }
-    if (*ratio > s.worst) {
-      s.worst = *ratio;
-      s.worst_row = g.row + " " + g.dtype;
-    }
+    s.worst = std::max(s.worst, *ratio);
     ratios.push_back(*ratio);
   }
   s.rows = ratios.size();

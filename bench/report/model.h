@@ -74,7 +74,7 @@ Comparison compare(const Place& place, const std::string& ours, const std::strin
 struct FloorSpread {
   std::size_t rows = 0, below = 0;  // of them below their floor
   double best = 0, median = 0, worst = 0;
-  std::string best_row, worst_row;
+  std::string best_row;
 };
 FloorSpread floor_spread(const Place& place, const std::string& impl);
 

@@ -74,7 +74,7 @@ def _lines(facts):
         yield f"operator {name}: {op['summary']}"
         yield f"  dtypes        {' '.join(op['dtypes'])}"
         yield f"  gradients     {' '.join(op['gradients'])}"
-        yield f"  deterministic {'yes' if op['deterministic'] else 'when asked for'}"
+        yield f"  deterministic {'always' if op['deterministic'] else 'on the CPU; on CUDA when asked'}"
         for device in ("cpu", "cuda"):
             support = op[device]
             yield f"  {device:<14}{'yes' if support['available'] else 'no'} ({support['reason']})"

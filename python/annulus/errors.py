@@ -56,7 +56,9 @@ def typed(error):
         return InvalidArgument(f"[{op.removesuffix('_out').rstrip('_')}] {name} must be {wanted} but is {found}" + (f" {value}" if value else ""))
     message = text[mark.end():].split("\nException raised from", 1)[0]  # torch may append a C++ trace
     if mark[1] != "RankLost":
-        return _PLAIN[mark[1]](message)
+        plain = _PLAIN[mark[1]](message)
+        plain._of_cpp = True  # C++ knows of it, and with it the other ranks of a group
+        return plain
     fields = _RANK_LOST.match(message)
     if fields is None:
         return error

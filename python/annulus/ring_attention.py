@@ -16,7 +16,7 @@ from ._library import ops
 from ._operator import Operator, call_backward, fake, op_of
 from ._plan_ring import plan_ring as plan_ring
 from .attention import BlockCsr, _is_asked, _keeps, _lists, _outputs, _seed, _window
-from .errors import InvalidArgument, require, require_size, unusual
+from .errors import InvalidArgument, NotSupported, require, require_size, unusual
 
 _No = Literal[False]
 _Yes = Literal[True]
@@ -165,20 +165,20 @@ def _call(q, k, v, group, world_size, causal, balance, softmax_scale, window_siz
           multiplicity, alpha_grad, group_remainder, block_mask, block_size, dropout_p, dropout_seed, checkpoint, deadline_s,
           deterministic, return_lse):
     op = "ring_attention"
+    dilated, blocks = segment_lengths is not None, block_mask is not None
     try:
         dropout_seed = _seed(op, dropout_p, dropout_seed)
         left, right, row_ptr, col_idx = _checked(op, window_size, segment_lengths, dilation_rates, mode, offset_map, multiplicity,
                                                  alpha_grad, group_remainder, block_mask, block_size, deadline_s)
-    except InvalidArgument as refused:
-        if group and not torch.compiler.is_compiling():
+        o, *lse = _ring_attention(q, k, v, group, world_size, balance, deadline_s, causal, softmax_scale, left, right,
+                                  segment_lengths if dilated else (), dilation_rates if dilated else (), mode, offset_map,
+                                  multiplicity, alpha_grad, group_remainder, row_ptr, col_idx, block_size if blocks else 0, dropout_p,
+                                  dropout_seed, _is_asked(deterministic), return_lse, _keeps(q, k, v, checkpoint))
+    except (InvalidArgument, NotSupported) as refused:
+        if group and not torch.compiler.is_compiling() and not hasattr(refused, "_of_cpp"):
             # The other ranks are in this call, or will be.
             ops._ring_refuse.default(group, float(deadline_s) if isinstance(deadline_s, (int, float)) else 0.0, str(refused))
         raise
-    dilated, blocks = segment_lengths is not None, block_mask is not None
-    o, *lse = _ring_attention(q, k, v, group, world_size, balance, deadline_s, causal, softmax_scale, left, right,
-                              segment_lengths if dilated else (), dilation_rates if dilated else (), mode, offset_map, multiplicity,
-                              alpha_grad, group_remainder, row_ptr, col_idx, block_size if blocks else 0, dropout_p, dropout_seed,
-                              _is_asked(deterministic), return_lse, _keeps(q, k, v, checkpoint))
     return (o, lse[0]) if return_lse else o
 
 
@@ -339,5 +339,5 @@ def _interruptible(call):
     return run
 
 
-for _name in ("ring_attention", "ring_attention_backward"):
+for _name in ("ring_attention", "ring_attention_backward", "_ring_refuse"):
     op_of(_name)._op = _interruptible(op_of(_name)._op)

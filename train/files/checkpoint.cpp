@@ -2,17 +2,16 @@
 
 #include <fmt/format.h>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "annulus/core/errors.h"
 #include "annulus/core/info.h"
+#include "annulus/dist/message.h"
 #include "files/file.h"
 #include "files/json.h"
 #include "files/words.h"
@@ -102,7 +101,9 @@ void append(std::string& bytes, const std::vector<float>& values) {
 }
 
 // What finds damage by a disk or a copy, and is no defence against someone who forges both.
-std::uint64_t hash_of(std::string_view bytes) { return XXH64(bytes.data(), bytes.size(), 0); }
+std::uint64_t hash_of(std::string_view bytes) {
+  return dist::xxh64(std::as_bytes(std::span(bytes)));
+}
 std::string digits_of(std::uint64_t hash) { return fmt::format("{:016x}", hash); }
 
 // A manifest ends with the checksum of its bytes, taken with these zeros in its place.

@@ -224,15 +224,6 @@ TEST_F(TrainCheckpoint, RefusesAFileThatIsWholeButNotOurs) {
   EXPECT_EQ(forged(good), "");
 }
 
-// The checksum of a file is XXH64 with seed 0.
-TEST_F(TrainCheckpoint, TheChecksumIsXxh64) {
-  save_checkpoint(folder_, trainer_);
-  EXPECT_EQ(hash_of(""), "ef46db3751d8e999");
-  EXPECT_EQ(hash_of("a"), "d24ec4f1a98c6e5b");
-  EXPECT_EQ(hash_of("abc"), "44bc2cf5ad770999");
-  EXPECT_EQ(hash_of("Nobody inspects the spammish repetition"), "fbcea83c8a378bf1");
-}
-
 TEST_F(TrainCheckpoint, TheModelIsASafetensorsFile) {
   const std::string path = folder_ + "/model.safetensors";
   save_model(path, trainer_);

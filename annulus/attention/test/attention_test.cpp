@@ -21,12 +21,6 @@ using Form = P::Form;
 
 constexpr std::array kDTypes = {DType::kF32, DType::kF16, DType::kBF16};
 
-template <class F>
-P with(P p, F change) {
-  change(p);
-  return p;
-}
-
 // Self-attention of 75 tokens in every form.
 P dense_problem() {
   return {.B = 2, .Tq = 75, .Tk = 75, .H = 4, .Hkv = 2, .D = 16, .Dv = 16, .dlse = true, .seed = 5};

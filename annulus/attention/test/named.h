@@ -34,12 +34,6 @@ class NamedCases {
   std::vector<Case> cases_;
 };
 
-template <class F>
-AttentionProblem with(AttentionProblem p, F change) {
-  change(p);
-  return p;
-}
-
 // Rows that fill the tiles of every kernel: whole vectors, hundreds of tokens.
 inline AttentionProblem long_rows(std::int64_t D, DType t) {
   return {.Tq = 400, .Tk = 400, .H = 2, .Hkv = 2, .D = D, .Dv = D, .dtype = t};

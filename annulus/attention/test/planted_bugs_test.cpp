@@ -40,11 +40,6 @@ const P kBlocks{.form = Form::kBlocks,
                 .density = 0.6,
                 .seed = 4};
 
-template <class F>
-P with(P p, F change) {
-  change(p);
-  return p;
-}
 Case of(const P& p) { return sound(attention_case(p)); }
 
 // Computes another problem on the same tensors: an operator that misreads its options.

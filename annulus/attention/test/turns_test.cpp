@@ -48,13 +48,16 @@ TEST(AttentionTurns, OfBlocksOfThreadsChangeNothing) {
     for (const Call& call : c.calls) {
       for (const TensorSpec& s : call.outputs) {
         const Vector &a = own.at(s.name), &b = portable.at(s.name);
-        double apart = 0, size = 0;
-        for (std::size_t i = 0; i < a.size(); ++i) {
-          if (a[i] == b[i]) continue;  // infinities, too
-          apart += (a[i] - b[i]) * (a[i] - b[i]);
-          size += b[i] * b[i];
+        EXPECT_LE(relative_error(a, b), 1e-2) << s.name << " of " << c.params;
+        // One row that another block of threads has written over is hardly seen among all.
+        const auto columns = static_cast<std::size_t>(s.shape.back());
+        const double usual = std::sqrt((b * b).sum() / static_cast<double>(b.size() / columns));
+        for (std::size_t i = 0; s.name != "lse" && i < b.size(); i += columns) {
+          const Vector one = a[std::slice(i, columns, 1)], other = b[std::slice(i, columns, 1)];
+          EXPECT_LE(std::sqrt(((one - other) * (one - other)).sum()),
+                    0.1 * (usual + std::sqrt((other * other).sum())))
+              << "row " << i / columns << " of " << s.name << " of " << c.params;
         }
-        EXPECT_LE(std::sqrt(apart), 1e-2 * std::sqrt(size)) << s.name << " of " << c.params;
       }
     }
   }

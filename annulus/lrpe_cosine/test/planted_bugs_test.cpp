@@ -23,10 +23,6 @@ using Form = LrpeProblem::Form;
 
 const P kSmall{.B = 2, .H = 3, .D = 8, .E = 8, .shape = {9}, .prefix = 1, .seed = 4};
 
-P with(P p, void (*change)(P&)) {
-  change(p);
-  return p;
-}
 Case small(void (*change)(P&) = [](P&) {}) { return sound(lrpe_case(with(kSmall, change))); }
 Case of(const P& p) { return sound(lrpe_case(p)); }
 

@@ -2,7 +2,6 @@
 // take part. Small ones are compared with fp64 by annulus check.
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -13,6 +12,7 @@
 #include "annulus/ring_attention/test/patterns.h"
 #include "annulus/ring_attention/test/sequence.h"
 #include "testing/memory/tensors.h"
+#include "testing/reference.h"
 
 namespace annulus::testing {
 namespace {
@@ -65,17 +65,6 @@ std::vector<double> values_of(const TensorView& v) {
   return load_values<double>(contiguous(bytes.data(), v.dtype, v.sizes()));
 }
 
-// Distance from the one, relative to its size.
-double apart(const std::vector<double>& one, const std::vector<double>& other) {
-  double distance = 0, size = 0;
-  for (std::size_t i = 0; i < one.size(); ++i) {
-    if (one[i] == other[i]) continue;  // infinities, too
-    distance += (one[i] - other[i]) * (one[i] - other[i]);
-    size += one[i] * one[i];
-  }
-  return std::sqrt(distance / std::max(size, 1.0));
-}
-
 TEST_F(CudaRingAttention, EqualsOneDevice) {
   for (const P& p : problems(1501)) {
     RingSequence s(p, cuda_device(0));
@@ -91,7 +80,8 @@ TEST_F(CudaRingAttention, EqualsOneDevice) {
       for (const bool deterministic : {false, true}) {
         s.run(ranks, balance, deterministic, turn == 2 ? 0 : 300);
         for (std::size_t i = 0; i < want.size(); ++i) {
-          EXPECT_LT(apart(want[i], values_of(outputs[i])), p.dtype == DType::kF32 ? 4e-5 : 1e-2)
+          EXPECT_LT(relative_error(values_of(outputs[i]), want[i]),
+                    p.dtype == DType::kF32 ? 4e-5 : 1e-2)
               << attention_case(p).params << " over " << ranks << " ranks, output " << i
               << (deterministic ? ", deterministic" : "");
         }

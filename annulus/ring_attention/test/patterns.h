@@ -31,11 +31,6 @@ inline P blocks(std::int64_t n, std::int64_t size) {
   p.density = 0.4;
   return p;
 }
-template <class F>
-P with(P p, F&& f) {
-  f(p);
-  return p;
-}
 
 inline std::vector<P> patterns(std::int64_t n) {
   std::vector<P> all = {

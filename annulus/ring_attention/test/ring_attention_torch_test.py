@@ -206,7 +206,7 @@ def equal(rank, size):
 
 
 def step(q, lost_before_backward=None, **options):
-    o = annulus.ring_attention(q, q, q, causal=True, deadline_s=DEADLINE, **options)
+    o = annulus.ring_attention(q, q, q, **({"causal": True, "deadline_s": DEADLINE} | options))
     if lost_before_backward is not None:
         lost_before_backward()
     o.sum().backward()
@@ -280,18 +280,29 @@ def mismatch(rank, size):
         lost = expect_lost(lambda: step(q, group=group, segment_lengths=(4,), dilation_rates=(1,)), rank=2, within=1.0)
         assert "refuses its own call: [ring_attention] mode must be longnet" in str(lost)
     group = torch.distributed.new_group()
+    step(q, group=group)
     if rank > 0:  # most of them do
         with pytest.raises(annulus.InvalidArgument, match="dropout_seed must be given"):
             step(q, group=group, dropout_p=0.1)
     else:
         lost = expect_lost(lambda: step(q, group=group, dropout_p=0.1, dropout_seed=3), within=1.0)
         assert "refuses its own call: [ring_attention] dropout_seed must be given" in str(lost)
-    group = torch.distributed.new_group()
-    if rank == 1:  # and the same where Python finds it
-        with pytest.raises(annulus.InvalidArgument, match="block_size must be given"):
-            step(q, group=group, block_mask=torch.ones(1, 1, dtype=torch.bool))
-    else:
-        expect_lost(lambda: step(q, group=group), rank=1, within=1.0)
+    # And the same where Python finds it, where torch does, and at a group's first call.
+    for words, bad in (
+        ("block_size must be given", {"block_mask": torch.ones(1, 1, dtype=torch.bool)}),
+        ("causal must be bool but is str", {"causal": "yes"}),
+        ("deadline_s must be a positive, finite number", {"deadline_s": -1.0}),
+    ):
+        for first in (False, True):
+            group = torch.distributed.new_group()
+            if not first:
+                step(q, group=group)
+            if rank == 1:
+                with pytest.raises(annulus.InvalidArgument, match=words):
+                    step(q, **{"group": group, **bad})
+            else:
+                lost = expect_lost(lambda: step(q, group=group), rank=1, within=1.0 + first * DEADLINE)
+                assert f"refuses its own call: [ring_attention] {words}" in str(lost)
     print("lost as it should be")
 
 

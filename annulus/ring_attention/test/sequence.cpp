@@ -10,6 +10,7 @@
 #include "annulus/core/values.h"
 #include "annulus/ring_attention/test/shard.h"
 #include "testing/memory/tensors.h"
+#include "testing/reference.h"
 
 namespace annulus::testing {
 
@@ -154,18 +155,11 @@ void RingSequence::run_as_rank(const RingProblem& ring, Communicator& group, boo
     }
     for (const auto member : outputs) {
       const std::vector<double> got = values(t.*member), want = values(before.view().*member);
-      double apart = 0, size = 0;
       if (same_bits && got != want) throw std::logic_error("WRONG VALUE: bits differ");
-      for (std::size_t i = 0; i < got.size(); ++i) {
-        if (got[i] == want[i]) continue;  // infinities, too
-        apart += (got[i] - want[i]) * (got[i] - want[i]);
-        size += want[i] * want[i];
-      }
       // On CUDA fp32 is three products of bf16.
       const double limit = problem_.dtype != DType::kF32 ? 2e-2 : t.q.device == kCPU ? 1e-5 : 4e-5;
-      if (!(apart <= limit * limit * std::max(size, 1.0))) {
-        throw std::logic_error("WRONG VALUE: a result differs by " +
-                               std::to_string(std::sqrt(apart / size)));
+      if (const double error = relative_error(got, want); !(error <= limit)) {
+        throw std::logic_error("WRONG VALUE: a result differs by " + std::to_string(error));
       }
     }
   };

@@ -35,8 +35,8 @@ def rows_of_two(annulus, folder):
     for r in rows:
         assert r["status"] == "ok" and r["params"]["transport"] == "mpi" and r["params"]["ranks"] == 2, r
         assert 0 < r["error"]["value"] < 3e-6 and r["time_ms"]["median"] > 0, r
-        # The floor is what both can do together, not one's core alone; a tenth, because measuring it may have been disturbed.
-        assert r["time_ms"]["median"] > 0.9 * r["floor_ms"], r
+        # The floor is what both can do together, not one's core alone: half, because measuring it may have been disturbed.
+        assert r["time_ms"]["median"] > 0.5 * r["floor_ms"], r
 
 
 def one_dies(annulus, folder):

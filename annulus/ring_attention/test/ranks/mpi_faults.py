@@ -17,6 +17,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 DEADLINE_S = 1.0
+PATIENT_S = 20.0  # of a ring without a fault, whose ranks compute for long between two messages
 HARD_S = 30.0
 LOST, DONE = 11, 0
 OF_RANK = ("kill", "stop", "exit", "delay-half", "delay-twice", "no-memory")
@@ -76,7 +77,7 @@ def run_ring(program, case, number, folder):
     command = ["mpirun", "--oversubscribe", "--enable-recovery", "--bind-to", "none", "-n", ranks]
     if os.geteuid() == 0:
         command.append("--allow-run-as-root")
-    command += ["sh", "-c", WRAPPER, program, folder, DEADLINE_S, TOKENS[number % len(TOKENS)]]
+    command += ["sh", "-c", WRAPPER, program, folder, PATIENT_S if fault == "none" else DEADLINE_S, TOKENS[number % len(TOKENS)]]
     if fault != "none":
         command += [fault, rank, operator, hop, receiving]
     output = folder / "output"
@@ -152,8 +153,12 @@ def main():
     start = time.monotonic()
     with ThreadPoolExecutor(options.jobs) as pool:
         results = list(pool.map(lambda numbered: judge(options.program.resolve(), numbered[1], numbered[0]), enumerate(cases)))
-    failed = 0
-    for case, wrong in zip(cases, results):
+    failed = repeated = 0
+    for number, (case, wrong) in enumerate(zip(cases, results)):
+        if wrong and repeated < 3:  # more processes than cores may starve one: by itself it must come out right
+            repeated += 1
+            print("again, by itself", case, *wrong, sep="\n    ")
+            wrong = judge(options.program.resolve(), case, number)
         if wrong:
             failed += 1
             print("FAILED", case, *wrong, sep="\n    ")

@@ -10,6 +10,7 @@ import sys
 import tempfile
 
 TOKENS = 1 << 18
+NEEDED = 5 << 30  # bytes, with room for what else runs
 
 
 def peak(program, ranks):
@@ -26,6 +27,10 @@ def peak(program, ranks):
 def main():
     if not shutil.which("mpirun"):
         print("skipped: no mpirun (openmpi-bin)")
+        return 77
+    available = next(int(line.split()[1]) << 10 for line in open("/proc/meminfo") if line.startswith("MemAvailable:"))
+    if available < NEEDED:
+        print(f"skipped: {available >> 20} MiB of memory are free, of {NEEDED >> 20} that this needs")
         return 77
     one = peak(sys.argv[1], 1)
     print(f"1 process: {one / 2**20:.0f} MiB")
