@@ -296,7 +296,7 @@ namespace annulus {
 std::unique_ptr<Communicator> mpi_communicator(const CommunicatorOptions& options,
                                                int fortran_handle) {
   auto group = dist::communicator_over(dist::mpi_link(options.deadline_s, fortran_handle), options);
-  group->agree("", "");
+  group->agree("communicator", "");
   return group;
 }
 

@@ -567,7 +567,7 @@ std::unique_ptr<Communicator> nccl_communicator(const NcclId& id, int rank, int 
   }
   auto group = std::make_unique<dist::NcclCommunicator>(rank, size, device, options);
   group->connect(id);
-  group->agree("", "");
+  group->agree("communicator", "");
   return group;
 }
 

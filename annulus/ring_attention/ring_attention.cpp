@@ -17,6 +17,7 @@
 #include "annulus/core/operator.h"
 #include "annulus/cpu/features.h"
 #include "annulus/cpu/rows.h"
+#include "annulus/dist/callbacks.h"
 #include "annulus/ring_attention/call.h"
 
 namespace annulus {
@@ -212,9 +213,8 @@ void run(const char* op, const Tensors& t, const Options& options, const RingOpt
     ring::refuse(group, op, e);
     throw;
   }
-  const std::vector<TensorView> outputs = call == Call::kForward
-                                              ? std::vector<TensorView>{t.o, t.lse}
-                                              : std::vector<TensorView>{t.dq, t.dk, t.dv};
+  using Outputs = std::array<TensorView, 3>;
+  const Outputs outputs = call == Call::kForward ? Outputs{t.o, t.lse} : Outputs{t.dq, t.dk, t.dv};
   try {
     group.agree(op, what);
     worker->run(group, context);
@@ -259,8 +259,11 @@ void refuse(Communicator& group, const char* op, const std::exception& why) {
   try {
     group.refuse(op, why.what());
   } catch (const RankLost&) {
-  } catch (const std::bad_alloc&) {
-    group.abandon("out of memory");
+  } catch (const dist::Interrupted& e) {
+    group.abandon(e.what());
+    throw;
+  } catch (const std::exception& e) {  // it cannot even say so; what counts is why
+    group.abandon(e.what());
   }
 }
 

@@ -121,10 +121,18 @@ void run_rank(const char* op, std::span<const TensorView> views, const Plan& pla
 // The tokens of all ranks together. A rank whose call breaks a rule says so instead: where all do nothing is lost, else the
 // others know who does not come.
 std::int64_t tokens_of_all(const char* op, Communicator& group, std::int64_t mine,
-                           const std::exception_ptr& bad) try {
+                           const std::exception_ptr& bad) {
   std::vector<std::int64_t> all(static_cast<std::size_t>(group.size()));
   if (bad) mine = -1;
-  group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
+  try {
+    group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
+    if (!bad && std::ranges::count(all, -1) > 0) group.agree(op, "a call that breaks no rule");
+  } catch (const RankLost&) {
+    throw;
+  } catch (const std::exception& e) {
+    group.abandon(e.what());
+    throw;
+  }
   if (bad) {
     try {
       std::rethrow_exception(bad);
@@ -133,16 +141,9 @@ std::int64_t tokens_of_all(const char* op, Communicator& group, std::int64_t min
       throw;
     }
   }
-  if (std::ranges::count(all, -1) > 0) group.agree(op, "a call that breaks no rule");
   std::int64_t sum = 0;
   for (const std::int64_t n : all) sum = checked_add(sum, n, op);
   return sum;
-} catch (const dist::Interrupted& e) {
-  group.abandon(e.what());
-  throw;
-} catch (const std::bad_alloc&) {
-  group.abandon("out of memory");
-  throw;
 }
 
 template <class Op>

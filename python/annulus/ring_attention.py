@@ -3,7 +3,7 @@
 The C++ library checks every argument, and says what travels when; messages go by the group's gloo backend (_group.py).
 """
 
-import math
+import sys
 from collections.abc import Sequence
 from typing import Literal, TypedDict, overload
 
@@ -174,10 +174,10 @@ def _call(q, k, v, group, world_size, causal, balance, softmax_scale, window_siz
                                   segment_lengths if dilated else (), dilation_rates if dilated else (), mode, offset_map,
                                   multiplicity, alpha_grad, group_remainder, row_ptr, col_idx, block_size if blocks else 0, dropout_p,
                                   dropout_seed, _is_asked(deterministic), return_lse, _keeps(q, k, v, checkpoint))
-    except (InvalidArgument, NotSupported) as refused:
+    except (InvalidArgument, NotSupported, torch.OutOfMemoryError) as refused:
         if group and not torch.compiler.is_compiling() and not hasattr(refused, "_of_cpp"):
             # The other ranks are in this call, or will be.
-            ops._ring_refuse.default(group, float(deadline_s) if isinstance(deadline_s, (int, float)) else 0.0, str(refused))
+            ops._ring_refuse.default(group, deadline_s if _is_deadline(deadline_s) else 0.0, str(refused))
         raise
     return (o, lse[0]) if return_lse else o
 
@@ -202,12 +202,15 @@ def _checked(op, window_size, segment_lengths, dilation_rates, mode, offset_map,
                                ("alpha_grad", alpha_grad, "exact"), ("group_remainder", group_remainder, "first")):
         if not dilated and value != plain:
             raise InvalidArgument(f"[{op}] {name} must be left out where no segment_lengths are given, but is {value!r}")
-    finite = isinstance(deadline_s, (int, float)) and 0 < deadline_s < math.inf
-    require(finite, op, "deadline_s", "be a positive, finite number", deadline_s)
+    require(_is_deadline(deadline_s), op, "deadline_s", "be a positive, finite number", deadline_s)
     row_ptr = col_idx = None
     if blocks:
         row_ptr, col_idx = block_mask if isinstance(block_mask, BlockCsr) else _lists(op, block_mask)
     return left, right, row_ptr, col_idx
+
+
+def _is_deadline(x):
+    return isinstance(x, (int, float)) and 0 < x <= sys.float_info.max
 
 
 def _require_together(op, **both):
@@ -327,14 +330,16 @@ _ring_attention = Operator(
 
 
 def _interruptible(call):
-    """Where Ctrl-C ended the call, that is what is raised."""
+    """Where Ctrl-C came during the call, that is what is raised."""
 
     def run(*arguments, **others):
         try:
-            return call(*arguments, **others)
-        except RuntimeError:
+            result = call(*arguments, **others)
+        except (RuntimeError, InvalidArgument):
             interrupted()
             raise
+        interrupted()
+        return result
 
     return run
 

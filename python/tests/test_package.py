@@ -141,12 +141,29 @@ def test_goes_on_in_a_fork(first):
     assert done.returncode == 0, "the child hangs or fails"
 
 
+class _Nothing(torch.autograd.Function):
+    """What any operator costs that is called from Python and has a gradient."""
+
+    @staticmethod
+    def forward(ctx, *tensors):
+        ctx.save_for_backward(*tensors)
+        return tensors[0].view_as(tensors[0])
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise AssertionError
+
+
 @pytest.mark.parametrize("sample", [s for s in SAMPLES if not s.what], ids=str)
 def test_call_overhead(sample):
-    """What Python adds to a call of the op. The limit is generous: a shared machine is no laboratory."""
+    """What Python adds to a call of the op, in calls of a Function that does nothing: 2 to 5 of them (7 us each). Timed in turns,
+    and again where the machine, which others share, was disturbed."""
     tensors = sample.make("cpu", grad=True)
     with Recorder() as recorder:
         sample.function(**tensors)
+    x = torch.zeros(4, requires_grad=True)
+    calls = (lambda: sample.function(**tensors), lambda: [op(*arguments) for op, arguments in recorder.calls],
+             lambda: _Nothing.apply(x, x, x))
 
     def microseconds(call, n=300):
         start = time.thread_time()
@@ -157,9 +174,11 @@ def test_call_overhead(sample):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # waiting for another thread is no overhead of the call
     try:
-        whole, op = (min(microseconds(call) for _ in range(6)) for call in (
-            lambda: sample.function(**tensors), lambda: [op(*arguments) for op, arguments in recorder.calls]))
-        assert whole - op <= 60
+        for _ in range(4):
+            whole, op, nothing = map(min, zip(*([microseconds(call) for call in calls] for _ in range(6)), strict=True))
+            if whole - op <= 8 * nothing:
+                break
+        assert whole - op <= 8 * nothing
     finally:
         torch.set_num_threads(threads)
 

@@ -249,6 +249,11 @@ TEST(Hellos, AreComparedFieldByField) {
     EXPECT_EQ(found->rank, 3);
     EXPECT_NE(found->what.find(text), std::string::npos) << found->what;
   }
+  // Before any call they need not have the same deadline: what refuses the one that has none comes after.
+  reset();
+  for (Hello& h : hellos) put(h.op, "");
+  hellos[3].deadline_s = 3;
+  EXPECT_FALSE(compare(hellos));
 }
 
 // --- what is left of a communicator after a loss ---

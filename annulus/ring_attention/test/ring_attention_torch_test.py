@@ -1,6 +1,7 @@
 """Ring attention from PyTorch: how sequences are cut, and rings of real processes, which are this file run as a program."""
 
 import datetime
+import functools
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ if __name__ != "__main__":
     from contract import relative_error
 
 DEADLINE = 1.5
+PATIENCE = 8.0  # of calls whose end nobody waits for
 
 # How a sequence is cut
 
@@ -258,35 +260,55 @@ def lose(rank, fault):
 def mismatch(rank, size):
     """One rank calls otherwise: all are told. Then a new group works, where all calls that break a rule are refused alike."""
     q = torch.randn(1, 64, 2, 8, requires_grad=True)
-    error = expect_lost(lambda: step(q, window_size=(5 + (rank == 1), -1)), within=1.0)
+    call = functools.partial(step, deadline_s=PATIENCE)
+    told = functools.partial(expect_lost, within=PATIENCE / 2)  # not when time was up
+    error = told(lambda: call(q, window_size=(5 + (rank == 1), -1)))
     assert error.hop == -1
-    expect_lost(lambda: step(q), within=1.0)
+    told(lambda: call(q))
     group = torch.distributed.new_group()
-    step(q, group=group)
+    call(q, group=group)
     for _ in range(2):
         with pytest.raises(annulus.InvalidArgument, match="balance must be zigzag or contiguous but is 'even'"):
-            step(q, group=group, balance="even")
+            call(q, group=group, balance="even")
         with pytest.raises(annulus.InvalidArgument, match="dilation_rates must be given"):
-            step(q, group=group, segment_lengths=(4 + rank,))
+            call(q, group=group, segment_lengths=(4 + rank,))
         with pytest.raises(annulus.InvalidArgument, match="q must have"):  # each rank of its own shape
-            step(q[0, : 64 - rank], group=group)
-    step(q, group=group)
+            call(q[0, : 64 - rank], group=group)
+    call(q, group=group)
     group = torch.distributed.new_group()
-    step(q, group=group)
+    call(q, group=group)
     if rank == 2:  # alone in breaking a rule: it knows which, the others who
         with pytest.raises(annulus.InvalidArgument, match="mode must be longnet"):
-            step(q, group=group, mode="none", segment_lengths=(4,), dilation_rates=(1,))
+            call(q, group=group, mode="none", segment_lengths=(4,), dilation_rates=(1,))
     else:
-        lost = expect_lost(lambda: step(q, group=group, segment_lengths=(4,), dilation_rates=(1,)), rank=2, within=1.0)
+        lost = told(lambda: call(q, group=group, segment_lengths=(4,), dilation_rates=(1,)), rank=2)
         assert "refuses its own call: [ring_attention] mode must be longnet" in str(lost)
     group = torch.distributed.new_group()
-    step(q, group=group)
+    call(q, group=group)
     if rank > 0:  # most of them do
         with pytest.raises(annulus.InvalidArgument, match="dropout_seed must be given"):
-            step(q, group=group, dropout_p=0.1)
+            call(q, group=group, dropout_p=0.1)
     else:
-        lost = expect_lost(lambda: step(q, group=group, dropout_p=0.1, dropout_seed=3), within=1.0)
+        lost = told(lambda: call(q, group=group, dropout_p=0.1, dropout_seed=3))
         assert "refuses its own call: [ring_attention] dropout_seed must be given" in str(lost)
+    group = torch.distributed.new_group()
+    if rank == 1:  # a derivative that there is not
+        with torch.autograd.forward_ad.dual_level(), pytest.raises(annulus.NotSupported, match="forward-mode"):
+            dual = torch.autograd.forward_ad.make_dual(q.detach(), torch.ones_like(q))
+            annulus.ring_attention(dual, q, q, group=group, causal=True, deadline_s=PATIENCE)
+    else:
+        told(lambda: call(q, group=group), rank=1)
+    group = torch.distributed.new_group()
+    call(q, group=group)
+    if rank == 1:  # it need not wait for the others to tell them
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, DEADLINE / 4)
+        with pytest.raises(KeyboardInterrupt):
+            call(q, group=group, block_mask=torch.ones(1, 1, dtype=torch.bool))
+    else:
+        time.sleep(DEADLINE / 2)
+        lost = told(lambda: call(q, group=group), rank=1)
+        assert "it gave up: the call was interrupted" in str(lost)
     # And the same where Python finds it, where torch does, and at a group's first call.
     for words, bad in (
         ("block_size must be given", {"block_mask": torch.ones(1, 1, dtype=torch.bool)}),
@@ -296,12 +318,12 @@ def mismatch(rank, size):
         for first in (False, True):
             group = torch.distributed.new_group()
             if not first:
-                step(q, group=group)
+                call(q, group=group)
             if rank == 1:
                 with pytest.raises(annulus.InvalidArgument, match=words):
-                    step(q, **{"group": group, **bad})
+                    call(q, **{"group": group, **bad})
             else:
-                lost = expect_lost(lambda: step(q, group=group), rank=1, within=1.0 + first * DEADLINE)
+                lost = told(lambda: call(q, group=group), rank=1)
                 assert f"refuses its own call: [ring_attention] {words}" in str(lost)
     print("lost as it should be")
 

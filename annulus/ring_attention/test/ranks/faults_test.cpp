@@ -70,8 +70,13 @@ std::vector<Outcome> run_ring(std::vector<std::unique_ptr<Communicator>>& ranks)
   return outcomes;
 }
 
-// What is wrong with how the case came out; empty where nothing is.
-std::string judge(const Fault& fault, int size) {
+// What is wrong with how the case came out; empty where nothing is. It may be that a thread was starved, where no more is wrong
+// than that a rank was late or was taken for lost.
+struct Verdict {
+  std::string wrong;
+  bool starved = true;
+};
+Verdict judge(const Fault& fault, int size) {
   const CommunicatorOptions options{.deadline_s = fault.deadline_s, .checksum = true};
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (auto& link : local_links(size)) {
@@ -80,10 +85,12 @@ std::string judge(const Fault& fault, int size) {
   const std::vector<Outcome> outcomes = run_ring(ranks);
 
   std::string wrong;
+  bool starved = true;
   const Outcome* first = nullptr;
   for (int p = 0; p < size; ++p) {
     const Outcome& o = outcomes[static_cast<std::size_t>(p)];
-    const auto say = [&](const std::string& text) {
+    const auto say = [&](const std::string& text, bool when_starved = false) {
+      starved &= when_starved;
       wrong += "\n    rank " + std::to_string(p) + " " + text + " after " +
                std::to_string(o.seconds) + " s: " + o.what;
     };
@@ -94,7 +101,7 @@ std::string judge(const Fault& fault, int size) {
       continue;
     }
     if (fault.succeeds()) {
-      if (o.how != Outcome::kDone) say("failed");
+      if (o.how != Outcome::kDone) say("failed", o.how == Outcome::kLost);
       continue;
     }
     if (fault.ends(p)) {
@@ -105,16 +112,16 @@ std::string judge(const Fault& fault, int size) {
       say(o.how == Outcome::kDone ? "noticed nothing" : "failed otherwise");
       continue;
     }
-    if (o.rank != fault.lost(size)) say("names another");
+    if (o.rank != fault.lost(size)) say("names another", true);
     if (!first) first = &o;
-    if (o.hop != first->hop) say("names another hop than the first");
-    if (o.direction != first->direction) say("names another direction than the first");
+    if (o.hop != first->hop) say("names another hop than the first", true);
+    if (o.direction != first->direction) say("names another direction than the first", true);
     // The rank that slept knows only when it wakes.
     const double slept = p != fault.rank                        ? 0
                          : fault.kind == FaultKind::kStop       ? 3
                          : fault.kind == FaultKind::kDelayTwice ? 2
                                                                 : 0;
-    if (o.seconds > (slept + 1) * fault.deadline_s + kMore) say("was late");
+    if (o.seconds > (slept + 1) * fault.deadline_s + kMore) say("was late", true);
     try {
       ranks[static_cast<std::size_t>(p)]->barrier();
       say("is not closed");
@@ -125,10 +132,12 @@ std::string judge(const Fault& fault, int size) {
   if (wrong.empty() && !fault.succeeds()) {
     auto again = local_communicators(size, {.deadline_s = 10});
     for (const Outcome& o : run_ring(again)) {
-      if (o.how != Outcome::kDone) wrong += "\n    a new ring: " + o.what;
+      if (o.how == Outcome::kDone) continue;
+      wrong += "\n    a new ring: " + o.what;
+      starved = false;
     }
   }
-  return wrong;
+  return {wrong, starved};
 }
 
 class Faults : public ::testing::TestWithParam<int> {};
@@ -139,23 +148,27 @@ TEST_P(Faults, OfEveryKindAtEveryHop) {
   const std::vector<Fault> faults = every_fault(size, RingWork::stages(size), kDeadline);
   std::atomic<std::size_t> next{0};
   std::mutex guard;
-  std::vector<Fault> failed;
+  std::vector<Fault> again;
   std::vector<std::thread> workers;
   for (std::size_t w = 0; w < kThreadsAtOnce / static_cast<std::size_t>(size); ++w) {
     workers.emplace_back([&] {
       for (std::size_t i; (i = next++) < faults.size();) {
-        const std::string wrong = judge(faults[i], size);
+        const auto [wrong, starved] = judge(faults[i], size);
         if (wrong.empty()) continue;
         const std::lock_guard lock(guard);
-        failed.push_back(faults[i]);
+        if (!starved) {
+          ADD_FAILURE() << faults[i].text() << wrong;
+          continue;
+        }
+        again.push_back(faults[i]);
         std::printf("again, by itself: %s%s\n", faults[i].text().c_str(), wrong.c_str());
       }
     });
   }
   for (std::thread& w : workers) w.join();
   // So many threads on few cores may starve one for longer than ranks wait to hear of each other's verdicts.
-  EXPECT_LE(failed.size(), 3U);
-  for (const Fault& fault : failed) EXPECT_EQ(judge(fault, size), "") << fault.text();
+  EXPECT_LE(again.size(), 3U);
+  for (const Fault& fault : again) EXPECT_EQ(judge(fault, size).wrong, "") << fault.text();
   RecordProperty("cases", static_cast<int>(faults.size()));
   std::printf("%zu cases\n", faults.size());
 }

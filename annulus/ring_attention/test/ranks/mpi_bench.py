@@ -23,7 +23,7 @@ def bench(annulus, *options):
 
 
 def rows_of_two(annulus, folder):
-    """Every row of two ranks once, right, from one process's mouth."""
+    """Every row of two ranks once, right, from one process's mouth. Returns those that are faster than their floor."""
     command = [*MPIRUN, "-n", "2", "-x", "OMP_NUM_THREADS=1", *bench(annulus, "--filter", "/f32", "--reps", "1", "--format", "json")]
     got = subprocess.run(command, capture_output=True, text=True, timeout=HARD_S, cwd=folder)
     assert got.returncode == 0, got.stderr
@@ -35,8 +35,7 @@ def rows_of_two(annulus, folder):
     for r in rows:
         assert r["status"] == "ok" and r["params"]["transport"] == "mpi" and r["params"]["ranks"] == 2, r
         assert 0 < r["error"]["value"] < 3e-6 and r["time_ms"]["median"] > 0, r
-        # The floor is what both can do together, not one's core alone: half, because measuring it may have been disturbed.
-        assert r["time_ms"]["median"] > 0.5 * r["floor_ms"], r
+    return [r for r in rows if r["time_ms"]["median"] < 0.9 * r["floor_ms"]]
 
 
 def one_dies(annulus, folder):
@@ -63,9 +62,15 @@ def main():
     if not shutil.which("mpirun"):
         print("skipped: no mpirun (openmpi-bin)")
         return 77
-    for test in (rows_of_two, one_dies):
+    for again in range(3):
         with tempfile.TemporaryDirectory() as folder:
-            test(annulus, pathlib.Path(folder))
+            faster = rows_of_two(annulus, pathlib.Path(folder))
+        # The floor is what both can do together, not one's core alone; of three measurements one is not disturbed.
+        if not faster:
+            break
+        assert again < 2, faster
+    with tempfile.TemporaryDirectory() as folder:
+        one_dies(annulus, pathlib.Path(folder))
     print("rows over two processes, and one that is left alone")
     return 0
 
