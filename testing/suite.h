@@ -15,7 +15,7 @@
 
 namespace annulus::testing {
 
-// Under AddressSanitizer everything takes ten times as long: each case runs, and less is asked of it.
+// Under AddressSanitizer everything takes ten times as long: of large cases some run, and less is asked of each.
 #ifdef __SANITIZE_ADDRESS__
 inline constexpr bool kSanitized = true;
 #else
