@@ -22,7 +22,7 @@ constexpr std::uint32_t kMagic = 0x414e4c53;
 constexpr std::uint32_t kProtocol = 2;  // of the layouts below and of who sends what when
 
 // XXH64 with seed 0, as its specification has it. By hand: the library has no dependency for
-// forty lines. train/ signs its files with it.
+// forty lines. Checkpoints of train/ have it, too.
 std::uint64_t xxh64(std::span<const std::byte> bytes);
 
 // Text in a field of N characters, cut where it is longer.

@@ -92,7 +92,7 @@ struct Work {
   std::function<void(std::span<const TensorView>, const Plan&, Communicator&, Context&)> compute;
 };
 
-// The part of one rank. Of a call that it cannot make the others hear: here of what comes before the operator, else from that.
+// The part of one rank. The others hear of a call that it cannot make: from here where it fails before the operator, else from that.
 void run_rank(const char* op, std::span<const TensorView> views, const Plan& plan, const Work& work,
               Communicator& rank, int threads) {
   std::optional<Call> call;
