@@ -27,16 +27,17 @@ namespace {
 // the definitions run under it where they are compared with finite differences.
 unsigned asked_of(unsigned oracles) { return kSanitized ? oracles & ~kNumbersOracle : oracles; }
 
-// Under a sanitizer, of large cases that have the name of one before them, differing in dtype, columns or values, one of three.
+// All, but for large cases that have the name of one before them, differing in dtype, columns or values: one in kOneIn.
 std::vector<bool> which_run(const std::vector<Case>& cases) {
   std::vector<bool> run(cases.size(), true);
   std::set<std::string> names;
-  for (std::size_t i = 0; kSanitized && i < cases.size(); ++i) {
+  std::size_t large = 0;
+  for (std::size_t i = 0; i < cases.size(); ++i) {
     const std::string& params = cases[i].params;  // begins with 'its name'
     const bool again = !names.insert(params.substr(0, params.find('\'', 1))).second;
     double flops = 0;
     for (const Call& call : cases[i].calls) flops += call.flops;
-    run[i] = !again || flops < 1e7 || i % 3 == 0;
+    run[i] = !again || flops < 1e7 || large++ % kOneIn == 0;
   }
   return run;
 }
@@ -72,13 +73,17 @@ CaseList fuzzed(const OperatorCases& op, Device device) {
   return {op, "fuzz", "seed", device, run};
 }
 
-CaseList named(const OperatorCases& op, Device device,
-               const std::function<bool(const std::string&)>& wants = {}) {
+// Those that the options want and that run here, or without options all.
+CaseList named(const OperatorCases& op, Device device, const SuiteOptions* options = nullptr) {
   std::vector<Case> cases = op.named();
   std::vector<std::uint64_t> numbers = all_below(cases.size());
-  const std::vector<bool> run_here = which_run(cases);
-  std::erase_if(
-      numbers, [&](std::uint64_t i) { return (wants && !wants(cases[i].params)) || !run_here[i]; });
+  if (options != nullptr) {
+    const std::vector<bool> run_here = which_run(cases);
+    const auto& wants = options->wants;
+    std::erase_if(numbers, [&](std::uint64_t i) {
+      return (wants && !wants(cases[i].params)) || !run_here[i];
+    });
+  }
   const auto run = [cases = std::move(cases), device](std::uint64_t i, const std::string& repro) {
     return run_case(cases[i], device, asked_of(kSanitized ? fuzz_oracles(i) : kAllOracles), i,
                     repro);
@@ -93,7 +98,8 @@ CaseList bad(const OperatorCases& op, Device device) {
                     good = GoodCase(op.named().at(0), device)](std::uint64_t i,
                                                                const std::string& repro) {
     CaseResult r;
-    const std::string fault = run_bad_call(calls[i], device, good);
+    const bool and_next = i % kOneIn == 0;
+    const std::string fault = run_bad_call(calls[i], device, and_next ? &good : nullptr);
     if (!fault.empty()) r.failures.push_back({calls[i].what, fault, repro_command(repro), op.op});
     return r;
   };
@@ -197,7 +203,7 @@ std::string TrustCounts::excess() const {
 bool SuiteRow::too_many_mistrusted() const { return kind == "fuzz" && !outputs.excess().empty(); }
 
 SuiteRow run_named(const OperatorCases& op, const SuiteOptions& options) {
-  return run_whole(named(op, options.device, options.wants), options);
+  return run_whole(named(op, options.device, &options), options);
 }
 
 SuiteRow run_fuzz(const OperatorCases& op, std::uint64_t first_seed, std::int64_t count,

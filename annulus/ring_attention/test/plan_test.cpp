@@ -16,6 +16,7 @@
 #include "annulus/ring_attention/test/cases.h"
 #include "annulus/ring_attention/test/patterns.h"
 #include "annulus/ring_attention/test/sequence.h"
+#include "testing/suite.h"
 
 namespace annulus::testing {
 namespace {
@@ -75,9 +76,10 @@ RingPlanProblem plan_problem(const RingProblem& p) {
 }
 
 TEST(RingPlan, BytesAreThoseThatCommunicatorsCount) {
-  for (const P& problem : patterns(403)) {
+  const std::vector<int> some = kSanitized ? std::vector{4} : std::vector{2, 3, 4, 8};
+  for (const P& problem : patterns(203)) {
     const RingSequence sequence(problem);
-    for (const int ranks : {2, 3, 4, 8}) {
+    for (const int ranks : some) {
       for (const Balance balance : {Balance::kZigzag, Balance::kContiguous}) {
         for (const bool deterministic : {false, true}) {
           const RingProblem p{problem, ranks, balance, deterministic, ranks == 4 ? 17 : 1536};
