@@ -1,6 +1,7 @@
 #include "bench/runner.h"
 
 #include <fmt/format.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -64,6 +65,21 @@ void largest_of_ranks(Communicator* group, std::span<double> values) {
   }
 }
 
+// Those that the ranks of this rank's place may run on between them. (One that mpirun has bound to a core may not on the others, and a
+// container not on all that the machine has.)
+static int processors_of(Communicator& group, const std::vector<RankCeilings>& ranks) {
+  cpu_set_t own;
+  CPU_ZERO(&own);
+  sched_getaffinity(0, sizeof own, &own);
+  std::vector<cpu_set_t> all(ranks.size());
+  group.all_gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(all)));
+  const std::uint64_t place = ranks[static_cast<std::size_t>(group.rank())].place;
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (ranks[r].place == place) CPU_OR(&own, &own, &all[r]);
+  }
+  return CPU_COUNT(&own);
+}
+
 // By the first rank of every place, while the others there wait: together they would measure each other.
 static Ceilings ceilings_of(Communicator& group, Device device) {
   char host[256] = {};
@@ -73,9 +89,6 @@ static Ceilings ceilings_of(Communicator& group, Device device) {
   if (on_cuda(device)) {
     const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
     place += fmt::format(" {} of {}", device.index, visible ? visible : "all");
-  } else {
-    // Not those that mpirun has bound this rank to.
-    mine.at_most = static_cast<double>(sysconf(_SC_NPROCESSORS_ONLN)) / cpu_threads();
   }
   mine.place = std::hash<std::string>()(place);
   std::vector<RankCeilings> all(static_cast<std::size_t>(group.size()));
@@ -83,6 +96,9 @@ static Ceilings ceilings_of(Communicator& group, Device device) {
     group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
   };
   tell();
+  if (!on_cuda(device)) {
+    mine.at_most = static_cast<double>(processors_of(group, all)) / cpu_threads();
+  }
   const auto first = std::find_if(all.begin(), all.end(),
                                   [&](const RankCeilings& r) { return r.place == mine.place; });
   if (first - all.begin() == group.rank()) mine.ceilings = measure_ceilings(device.type);

@@ -101,6 +101,7 @@ class LinkCommunicator final : public Communicator {
   std::uint64_t agreement_ = 0;  // digest
   Header last_;                  // op and hop of the last shift begun
   std::optional<RankLost> closed_;
+  bool gave_up_ = false;
 };
 
 class LinkTransfer final : public Transfer {
@@ -117,9 +118,13 @@ class LinkTransfer final : public Transfer {
 };
 
 void LinkCommunicator::check_open() const {
-  if (!closed_) return;
-  throw RankLost("the communicator is closed: " + std::string(closed_->what()), closed_->rank,
-                 closed_->hop, closed_->direction, closed_->waited_s);
+  if (closed_) {
+    throw RankLost("the communicator is closed: " + std::string(closed_->what()), closed_->rank,
+                   closed_->hop, closed_->direction, closed_->waited_s);
+  }
+  if (gave_up_)
+    throw RankLost("the communicator is closed: it gave up", rank(), -1, RankLost::Direction::kSend,
+                   0);
 }
 
 Notice LinkCommunicator::notice(Notice::Kind kind, int about, int direction,
@@ -163,12 +168,13 @@ void LinkCommunicator::meet(std::string_view op, std::string_view text, bool ref
   mine.checksum = options_.checksum ? 1 : 0;
   mine.deadline_s = options_.deadline_s;
   std::vector<std::shared_ptr<Pending>> all;
-  for (int d = 1; d < size(); ++d) {
-    const Part part{&mine, sizeof mine, &hellos[index((rank() + size() - d) % size())],
-                    sizeof mine};
-    all.push_back(begin({.op = kHelloOp, .hop = -1, .distance = d}, {&part, 1}, false));
-  }
+  all.reserve(index(size()));
   try {
+    for (int d = 1; d < size(); ++d) {
+      const Part part{&mine, sizeof mine, &hellos[index((rank() + size() - d) % size())],
+                      sizeof mine};
+      all.push_back(begin({.op = kHelloOp, .hop = -1, .distance = d}, {&part, 1}, false));
+    }
     for (const auto& pending : all) wait(*pending);
   } catch (...) {
     for (const auto& pending : all) pending->given_up = true;  // their buffers end here
@@ -191,6 +197,7 @@ std::unique_ptr<Transfer> LinkCommunicator::shift(const Hop& hop, std::span<cons
 
 void LinkCommunicator::abandon(const std::string& why) noexcept {
   if (closed_) return;
+  gave_up_ = true;  // whatever memory there is for the rest
   try {
     Notice lost = notice(Notice::Kind::kLost, rank(), kSend, "it gave up: " + why);
     lost.proven = 1;

@@ -25,10 +25,11 @@ constexpr std::uint32_t kProtocol = 2;  // of the layouts below and of who sends
 // forty lines. Checkpoints of train/ have it, too.
 std::uint64_t xxh64(std::span<const std::byte> bytes);
 
-// Text in a field of N characters, cut where it is longer.
+// Text in a field of N characters, cut where it is longer, but within no character of UTF-8: Python would not take it.
 template <std::size_t N>
 void put(char (&field)[N], std::string_view text) {
-  const std::size_t n = text.size() < N ? text.size() : N - 1;
+  std::size_t n = text.size() < N ? text.size() : N - 1;
+  while (n > 0 && n < text.size() && (text[n] & '\xc0') == '\x80') --n;
   for (std::size_t i = 0; i < N; ++i) field[i] = i < n ? text[i] : '\0';
 }
 template <std::size_t N>

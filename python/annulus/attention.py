@@ -350,7 +350,11 @@ def _seed(op, dropout_p, dropout_seed):
     """One that nobody chose would drop the same weights in every layer and step."""
     if dropout_seed is not None:
         return dropout_seed
-    if isinstance(dropout_p, (int, float)) and 0 < dropout_p < 1:
+    try:  # as torch takes it: also numbers of numpy and tensors of one
+        drops = 0 < float(dropout_p) < 1
+    except (TypeError, ValueError):  # refused by name where it is read
+        drops = False
+    if drops:
         raise InvalidArgument(f"[{op}] dropout_seed must be given, another for every layer and step, as dropout_p is {dropout_p}")
     return 0
 

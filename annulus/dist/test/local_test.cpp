@@ -355,6 +355,19 @@ TEST(Xxh64, HasTheValuesOfItsSpecification) {
   EXPECT_EQ(all, 0x19411785B4E726DB);
 }
 
+TEST(Message, TextIsCutBetweenCharacters) {
+  char field[8];
+  const auto cut = [&](const char* text) {
+    put(field, text);
+    return std::string(text_of(field));
+  };
+  EXPECT_EQ(cut("seven c"), "seven c");
+  EXPECT_EQ(cut("eight ch"), "eight c");
+  EXPECT_EQ(cut("abcdef\u00e9"), "abcdef");  // two bytes, of which one has room
+  EXPECT_EQ(cut("abcde\u00e9"), "abcde\u00e9");
+  EXPECT_EQ(cut("abcd\U0001f600"), "abcd");
+}
+
 TEST(Message, IsOnlyItselfWhateverBitIsFlipped) {
   const std::string payload = "twenty bytes, or so.";
   Header header;

@@ -300,13 +300,15 @@ def mismatch(rank, size):
         told(lambda: call(q, group=group), rank=1)
     group = torch.distributed.new_group()
     call(q, group=group)
+    meeting = torch.distributed.new_group()
     if rank == 1:  # it need not wait for the others to tell them
         signal.signal(signal.SIGALRM, signal.default_int_handler)
         signal.setitimer(signal.ITIMER_REAL, DEADLINE / 4)
         with pytest.raises(KeyboardInterrupt):
             call(q, group=group, block_mask=torch.ones(1, 1, dtype=torch.bool))
+        torch.distributed.barrier(meeting)
     else:
-        time.sleep(DEADLINE / 2)
+        torch.distributed.barrier(meeting)
         lost = told(lambda: call(q, group=group), rank=1)
         assert "it gave up: the call was interrupted" in str(lost)
     # And the same where Python finds it, where torch does, and at a group's first call.

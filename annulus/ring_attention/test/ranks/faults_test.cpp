@@ -166,9 +166,12 @@ TEST_P(Faults, OfEveryKindAtEveryHop) {
     });
   }
   for (std::thread& w : workers) w.join();
-  // So many threads on few cores may starve one for longer than ranks wait to hear of each other's verdicts.
+  // So many threads on few cores may starve one for longer than ranks wait to hear of each other's verdicts. What is no
+  // starvation comes again, if not every time.
   EXPECT_LE(again.size(), 3U);
-  for (const Fault& fault : again) EXPECT_EQ(judge(fault, size).wrong, "") << fault.text();
+  for (const Fault& fault : again) {
+    for (int i = 0; i < 5; ++i) EXPECT_EQ(judge(fault, size).wrong, "") << fault.text();
+  }
   RecordProperty("cases", static_cast<int>(faults.size()));
   std::printf("%zu cases\n", faults.size());
 }

@@ -160,7 +160,7 @@ def main():
         if wrong and starved and repeated < 3:  # there are more processes than cores
             repeated += 1
             print("again, by itself", case, *wrong, sep="\n    ")
-            wrong, _ = judge(options.program.resolve(), case, number)
+            wrong = [fault for _ in range(3) for fault in judge(options.program.resolve(), case, number)[0]]  # all of them
         if wrong:
             failed += 1
             print("FAILED", case, *wrong, sep="\n    ")
