@@ -52,7 +52,9 @@ HWY_INLINE void ask_for(const T* y, std::int64_t ldy) {
   for (int m = 0; m < M; ++m) __builtin_prefetch(y + m * ldy);
 }
 
-// What one term of each operand adds to the sums of a tile.
+// What one term of each operand adds to the sums of a tile. (On AVX-512 half of the numbers can be read by each multiply-add itself,
+// an eighth fewer instructions: by itself a loop of it is 13 % faster while the core's other thread is busy and no faster else, and an
+// attention was 2 % slower. Other tiles, 8 x 3 or 6 x 4 vectors, gain 2 % at most: 147 GFLOP/s for 144, a core of a Skylake Xeon.)
 template <class T, int M>
 HWY_INLINE void accumulate(const T* pa, const T* pb, std::int64_t depth,
                            hn::Vec<hn::ScalableTag<T>> (&sum)[M][kTileVectors]) {

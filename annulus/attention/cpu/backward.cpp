@@ -201,13 +201,15 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
     const bool narrow = direct && !chained;
     bool careful = false;
     const Ahead ahead(tile, seen_keys.end, padded / lanes);
-    for (std::int64_t at = 0; at < padded; at += lanes) {
+    // What gradients of keys are summed over at once is then all that is kept of a tile's weights.
+    const std::int64_t together = direct ? summed_queries(tiles) : padded;
+    const auto weigh = [&](std::int64_t at, std::int64_t kept) {
       const std::int64_t i = at / lanes;
       k.ask_for(sweep.keys, ahead.part(i));
       v.ask_for(sweep.keys, ahead.part(i));
-      const std::int64_t there = narrow ? 0 : i * tile_floats;
+      const std::int64_t there = narrow ? 0 : kept * tile_floats;
       float *p = s.p + there, *ds = s.ds + there, *z = drops ? s.z + i * tile_floats : nullptr;
-      const NarrowTile rounded{s.narrow_p + i * tile_floats, s.narrow_ds + i * tile_floats,
+      const NarrowTile rounded{s.narrow_p + kept * tile_floats, s.narrow_ds + kept * tile_floats,
                                s.narrow_panel};
       const int valid = static_cast<int>(std::min<std::int64_t>(lanes, count - at));
       const Range seen =
@@ -226,8 +228,7 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
       const std::int64_t written = narrow ? round_up(seen.end, kPanelRows) : seen.end,
                          read = narrow ? round_up(keys, tiles.unit) : keys;
       if (seen.empty()) {
-        clear(0, read);
-        continue;
+        return clear(0, read);
       }
       const std::int64_t begin = seen.first / rows * rows;
       tiles.multiply_panels(k_rows.panel(begin / rows), k_rows.step(), q_rows.panel(i), plan.D,
@@ -247,7 +248,21 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
                               plan.D, s.dq + i * dq_floats, lanes, true);
       }
       careful = careful || (!tame && (mask.masked() || drops));
+    };
+    for (std::int64_t from = 0; from < padded; from += together) {
+      const Range some{from, std::min(from + together, padded)};
+      for (std::int64_t at = some.first; at < some.end; at += lanes) weigh(at, (at - from) / lanes);
+      if (!direct || !wants_keys()) continue;
+      const auto* p = narrow ? reinterpret_cast<const std::byte*>(s.narrow_p)
+                             : reinterpret_cast<const std::byte*>(s.p);
+      const auto* ds = narrow ? reinterpret_cast<const std::byte*>(s.narrow_ds)
+                              : reinterpret_cast<const std::byte*>(s.ds);
+      sum_tiles(p, do_columns, plan.Dv, sweep, queries, some, tile, k,
+                dv + key_row(part, b, hk, key0) * plan.Dv, s);
+      sum_tiles(ds, q_columns, plan.D, sweep, queries, some, tile, k,
+                dk + key_row(part, b, hk, key0) * plan.D, s);
     }
+    if (direct) return;
     if (careful) {
       // 0 times what is not finite would reach rows that do not see it: entry by entry, which is slow, and rare.
       float *kr = s.row, *qr = s.row + 256, *gr = s.row + 512;
@@ -272,18 +287,6 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
       }
       return;
     }
-
-    if (direct && wants_keys()) {
-      const auto* p = narrow ? reinterpret_cast<const std::byte*>(s.narrow_p)
-                             : reinterpret_cast<const std::byte*>(s.p);
-      const auto* ds = narrow ? reinterpret_cast<const std::byte*>(s.narrow_ds)
-                              : reinterpret_cast<const std::byte*>(s.ds);
-      sum_tiles(p, do_columns, plan.Dv, sweep, queries, tile, k,
-                dv + key_row(part, b, hk, key0) * plan.Dv, s);
-      sum_tiles(ds, q_columns, plan.D, sweep, queries, tile, k,
-                dk + key_row(part, b, hk, key0) * plan.D, s);
-    }
-    if (direct) return;
 
     // dq[d][query] += k ds
     for (std::int64_t at = 0; at < count && wants_queries(); at += lanes) {
@@ -355,12 +358,11 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
 
 // Keys whose queries are the same go together: what is packed of these is then read from the nearest cache for all of them.
 void Backward::sum_tiles(const std::byte* tiles_of_keys, const Panels& columns_of_queries,
-                         std::int64_t columns, const Sweep& sweep, Range queries, Range tile,
-                         const HeadRows& k, float* sums, const Slot& s) const {
-  const std::int64_t lanes = tiles.cols, count = queries.end - queries.first,
-                     keys = tile.end - tile.first,
-                     group = annulus::cpu::kMaxTileRows / tiles.rows * tiles.rows,
-                     most = summed_queries(tiles);
+                         std::int64_t columns, const Sweep& sweep, Range queries, Range some,
+                         Range tile, const HeadRows& k, float* sums, const Slot& s) const {
+  const std::int64_t lanes = tiles.cols, keys = tile.end - tile.first,
+                     last = std::min(some.end, queries.end - queries.first),
+                     group = annulus::cpu::kMaxTileRows / tiles.rows * tiles.rows;
   const auto element = static_cast<std::int64_t>(tiles.element);
   const auto row_of = [&](std::int64_t key) {
     return sums + (k.token(sweep.keys.at(tile.first + key)) - first_key(plan)) * columns;
@@ -369,28 +371,26 @@ void Backward::sum_tiles(const std::byte* tiles_of_keys, const Panels& columns_o
   const auto seeing = [&](std::int64_t key) {
     const Range any =
         sweep.seeing_any({tile.first + key, tile.first + std::min(keys, key + group)});
-    return Range{std::max<std::int64_t>(0, any.first - queries.first) / lanes * lanes,
-                 std::min(count, any.end - queries.first)};
+    return Range{std::max(some.first, (any.first - queries.first) / lanes * lanes),
+                 std::min(last, any.end - queries.first)};
   };
   // Rows of the sums that are a constant distance apart are added to where they are.
   const bool in_place = !plan.order.defined() && columns % lanes == 0;
   for (std::int64_t key = 0, end = 0; key < keys; key = end) {
     const Range by = seeing(key);
     end = std::min(keys, key + group);
+    if (by.empty()) continue;
     while (in_place && end < keys && seeing(end).first == by.first && seeing(end).end == by.end)
       end = std::min(keys, end + group);
     float* const to = in_place ? row_of(key) : s.sums;
     const std::int64_t ld = in_place ? sweep.keys.step * columns : round_up(columns, lanes);
-    // (Cut where the chunk is, whatever the first: the bits of a key's sums must not depend on which keys lie beside it.)
-    for (std::int64_t first = by.first, depth = 0; first < by.end; first += depth) {
-      depth = std::min((first / most + 1) * most, by.end) - first;
-      const std::byte* left = tiles_of_keys + (first / lanes * tile_floats + key * lanes) * element;
-      for (std::int64_t d = 0; d < columns; d += lanes) {
-        tiles.multiply_tiles(left, tile_floats, columns_of_queries.panel(d / lanes, first), depth,
-                             end - key, to + d, ld, in_place || first > by.first);
-      }
+    const std::byte* left =
+        tiles_of_keys + ((by.first - some.first) / lanes * tile_floats + key * lanes) * element;
+    for (std::int64_t d = 0; d < columns; d += lanes) {
+      tiles.multiply_tiles(left, tile_floats, columns_of_queries.panel(d / lanes, by.first),
+                           by.count(), end - key, to + d, ld, in_place);
     }
-    for (std::int64_t i = key; i < end && !in_place && !by.empty(); ++i)
+    for (std::int64_t i = key; i < end && !in_place; ++i)
       softmax().add(to + (i - key) * ld, columns, row_of(i));
   }
 }

@@ -76,10 +76,10 @@ class Backward {
   template <class P>
   void chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int64_t part,
              const Sweep& sweep, Range queries, const Slot& s) const;
-  // To dk or dv (`sums`, from the call's first key on) of a tile of keys what the chunk's queries give, by tiles of weights or their
-  // gradients.
+  // To dk or dv (`sums`, from the call's first key on) of a tile of keys what `some` of the chunk's queries give, by tiles of weights
+  // or their gradients.
   void sum_tiles(const std::byte* tiles_of_keys, const Panels& columns_of_queries,
-                 std::int64_t columns, const Sweep& sweep, Range queries, Range tile,
+                 std::int64_t columns, const Sweep& sweep, Range queries, Range some, Range tile,
                  const HeadRows& k, float* sums, const Slot& s) const;
 };
 
