@@ -29,7 +29,7 @@ constexpr std::int64_t kPartBytes = std::int64_t{256} << 20;
 Backward::Backward(const Plan& p)
     : plan(p),
       tiles(tiles_for(p.dtype)),
-      chunk_queries(fixed_tiles(p) ? kQueries : chunk_of(p, kBackwardItems)),
+      chunk_queries(fixed_tiles(p) ? kQueries : chunk_of(p, kBackwardItems, kBackwardMost)),
       tile_keys(backward_keys(tiles)),
       tile_floats((tile_keys + annulus::cpu::kMaxTileRows) * tiles.cols),
       dq_floats(round_up(p.D, tiles.rows) * tiles.cols),

@@ -17,7 +17,7 @@ Forward::Forward(const Plan& p)
     : plan_(p),
       tiles_(tiles_for(p.dtype)),
       keys_(forward_keys(tiles_)),
-      chunk_(chunk_of(p, kForwardItems)),
+      chunk_(chunk_of(p, kForwardItems, kForwardMost)),
       value_rows_(round_up(p.Dv, tiles_.rows)),
       slots_(static_cast<std::size_t>(slots_for(p.B * p.H * ceil_div(p.Tq, chunk_)))) {}
 

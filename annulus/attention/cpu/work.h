@@ -19,12 +19,22 @@ using annulus::cpu::Side;
 using annulus::cpu::Tiles;
 
 // Queries that share what is packed of the keys: enough that packing is a few percent of the products, few enough that what is
-// kept of them stays in a core's own cache. Twice as many where there are then still `items` for as many cores, which the problem
-// alone decides, and so all bits. (Forward of n 1024, H 8, f32 on two AVX-512 cores: 11.7 ms by 16 items, 13.4 by 32.)
+// kept of them stays in a core's own cache. Twice as many, and twice again, where there are then still `items` for as many cores, and
+// twice as many the next time, which the problem alone decides, and so all bits. (Forward of H 8, f32 on two AVX-512 cores: n 1024 11.7
+// ms by 16 items of 512, 13.4 by 32; n 4096 161 ms by 32 items of 1024, 171 by 64.)
 inline constexpr std::int64_t kQueries = 256;
-inline constexpr std::int64_t kForwardItems = 16, kBackwardItems = 64;
-inline std::int64_t chunk_of(const Plan& p, std::int64_t items) {
-  return p.B * p.H * ceil_div(p.Tq, 2 * kQueries) >= items ? 2 * kQueries : kQueries;
+inline constexpr std::int64_t kForwardItems = 16, kForwardMost = 4 * kQueries;
+inline constexpr std::int64_t kBackwardItems = 64, kBackwardMost = 2 * kQueries;
+// Of a chunk's queries and sums, in f32.
+inline constexpr std::int64_t kKeptBytes = std::int64_t{1} << 20;
+inline std::int64_t chunk_of(const Plan& p, std::int64_t items, std::int64_t most) {
+  std::int64_t queries = kQueries;
+  const auto fits = [&](std::int64_t n) {
+    return n <= most && n * (p.D + p.Dv) * std::int64_t{sizeof(float)} <= kKeptBytes &&
+           p.B * p.H * ceil_div(p.Tq, n) >= items;
+  };
+  for (; fits(2 * queries); queries *= 2) items *= 2;
+  return queries;
 }
 // Keys of a tile: divisible by every tile's rows and unit. A forward has one tile of scores for a few queries; a backward keeps two
 // of all queries of its chunk.
