@@ -201,7 +201,8 @@ void Backward::chunk(const P& pattern, std::int64_t b, std::int64_t h, std::int6
     const bool narrow = direct && !chained;
     bool careful = false;
     const Ahead ahead(tile, seen_keys.end, padded / lanes);
-    // What gradients of keys are summed over at once is then all that is kept of a tile's weights.
+    // What gradients of keys are summed over at once is then all that is kept of a tile's weights. (Cut where the chunk is: the bits
+    // of a key's sums must not depend on which keys lie beside it.)
     const std::int64_t together = direct ? summed_queries(tiles) : padded;
     const auto weigh = [&](std::int64_t at, std::int64_t kept) {
       const std::int64_t i = at / lanes;
