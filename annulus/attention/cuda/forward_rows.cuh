@@ -113,7 +113,7 @@ __device__ __forceinline__ void store_state(const ForwardArgs& a, const QueryBlo
   float* const to = a.states.acc + i * LayerRows::pitch(p.Dv) + lane % 4 * 2;
   const int columns = there ? p.Dv - lane % 4 * 2 : 0;
   // Some are asked for at once: one after the other they take as long as eight tiles of keys.
-  constexpr int kAtOnce = kD < 8 ? kD : 8;
+  constexpr int kAtOnce = kD < 16 ? kD : 16;
 #pragma unroll
   for (int first = 0; first < kD; first += kAtOnce) {
     float2 old[kAtOnce] = {};

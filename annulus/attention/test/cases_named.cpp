@@ -284,6 +284,10 @@ void add_long_rows(Builder& b) {
     for (const std::int64_t D : {64, 128}) {
       const P p = long_rows(D, t);
       b.add("long rows", with(p, [](P& x) { x.B = 2; }));
+      // Each is for a tile of other keys on Hopper: 160, 176 or 208.
+      for (const std::int64_t keys : {310, 352, 416}) {
+        b.add("long rows, GQA", with(p, [&](P& x) { x.Tq = 300, x.Tk = keys, x.H = 4; }));
+      }
       b.add("long rows, causal", with(p, [](P& x) { x.causal = x.dlse = true, x.Tk = 531; }));
       b.add("long rows, causal, queries without a key",
             with(p, [](P& x) { x.causal = x.dlse = true, x.Tk = 200; }));
@@ -396,6 +400,16 @@ void add_longnet(Builder& b) {
       b.add("LongNet, long rows", own);
       b.add("LongNet, long rows, causal, GQA",
             with(own, [](P& x) { x.causal = x.dlse = true, x.Hkv = 1; }));
+      // Segments that rates divide and that divide the tokens, and are whole tiles or all of it.
+      for (const DilatedOffsets offsets : {DilatedOffsets::kMod, DilatedOffsets::kBlock}) {
+        b.add("LongNet, long rows, even", with(own, [&](P& x) {
+                x.B = 2, x.H = 4, x.Hkv = 2, x.Tq = x.Tk = 512, x.offsets = offsets;
+                x.segments = {256, 512, 512}, x.rates = {1, 2, 4};
+              }));
+      }
+      b.add("LongNet, long rows, even, one segment", with(own, [](P& x) {
+              x.segments = {700, 700}, x.rates = {1, 2};
+            }));
       b.add("LongNet, long rows, alpha without a gradient",
             with(own, [](P& x) { x.stop_alpha_gradient = true; }));
       b.add("grouped, long rows",

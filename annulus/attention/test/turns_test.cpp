@@ -20,6 +20,16 @@ std::vector<AttentionProblem> problems() {
       p.dtype = dtype;
       p.seed = 5 + all.size();
       all.push_back(p);
+      for (const std::int64_t keys : {320, 352, 416}) {  // tiles of other sizes on Hopper
+        all.push_back(p);
+        all.back().Tk = keys;
+      }
+      all.push_back(p);
+      AttentionProblem& longnet = all.back();
+      longnet.form = AttentionProblem::Form::kDilated;
+      longnet.Tq = longnet.Tk = 2048;
+      longnet.segments = {512, 1024, 2048};
+      longnet.rates = {1, 2, 4};
       p.causal = true;  // two thirds of the tiles have no key
       p.Tk = 330;
       all.push_back(p);

@@ -1,13 +1,18 @@
 // Forward on Hopper: one warpgroup brings tiles of keys and values, the others have 64 queries each. While the tensor cores
 // make the next scores and add the last tile's values, a warpgroup makes weights of the scores it has.
+//
+// There are two of each kernel. In an even one (even.h) every query sees every key of its line, and one thread asks the copy engine for
+// all of them: a third of the instructions, of which the device's memory has to bring each before its first time.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "annulus/attention/cuda/forward_rows.cuh"
 #include "annulus/attention/cuda/launch.h"
+#include "annulus/attention/cuda/sm90/even.h"
 #include "annulus/attention/cuda/sm90/maps.h"
 #include "annulus/attention/cuda/sm90/tile.cuh"
 #include "annulus/cuda/launch.cuh"
@@ -15,31 +20,46 @@
 
 namespace annulus::attention::cuda::sm90 {
 
-template <class T_, int kColumns_, int kConsumers_, int kKeys_, int kStages_>
+template <class T_, int kColumns_, int kConsumers_, int kKeys_, int kStages_, bool kEven_>
 struct ForwardTiling {
   using T = T_;
+  static constexpr bool kEven = kEven_;
   static constexpr int kColumns = kColumns_, kConsumers = kConsumers_, kKeys = kKeys_,
                        kStages = kStages_;
   static constexpr int kQueries = 64 * kConsumers;
   static constexpr int kThreads = kGroup * (kConsumers + 1);
   // Together no more than what the launch gave, 168 (or 128) each, or nobody gets anything. Of 128 columns consumers need all
   // that there are: with 224 they are about 11 % slower.
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kColumns == 64 ? 56 : 40;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kColumns == 64 ? 224 : 232;
+  static constexpr int kProducerRegisters = kConsumers == 3  ? 32
+                                            : kEven          ? 24
+                                            : kColumns == 64 ? 56
+                                                             : 40;
+  static constexpr int kConsumerRegisters = kConsumers == 3  ? 160
+                                            : kEven          ? 240
+                                            : kColumns == 64 ? 224
+                                                             : 232;
+  // Threads that say of a block or a tile that it is there.
+  static constexpr int kProducers = kEven ? 1 : kGroup;
 
   using QueryTile = Panels<kQueries, kColumns>;
   using KeyTile = Panels<kKeys, kColumns>;
   static constexpr int kTileBytes = QueryTile::kBytes + 2 * kStages * KeyTile::kBytes;
 
   // A tile of queries, and of each row the first key and the end, counted from seen.first.
-  struct Block : QueryBlock {
+  struct AnyBlock : QueryBlock {
     bool tiled;  // are there keys?
     MappedLine query_line, key_line;
     int first_key[kQueries], end_key[kQueries];
   };
+  struct EvenBlock : QueryBlock {
+    MappedLine line;  // of queries and of keys
+    int keys, key_head;
+  };
+  using Block = std::conditional_t<kEven, EvenBlock, AnyBlock>;
   struct Small {
     // Of two tiles of queries, the one at hand and the next.
     Block block[2];
+    QueryBlock none;  // without a row
     SharedBarrier blocks[2 * 2], q_full, k_stages[2 * kStages], v_stages[2 * kStages];
     TileNote note[kStages];
     int not_finite[kStages];  // were there any in the tile of values? Said of tiles that are masked
@@ -52,6 +72,7 @@ struct ForwardTiling {
 struct ForwardMaps {
   RowMaps q, k, v;
 };
+struct NoGrid {};
 
 // Scores become weights; `factor` is what sums so far are to be multiplied by. Both rows go side by side, in chains short
 // enough that no instruction waits for the one before. (With a fourth or an eighth of the exponents by a polynomial instead of the
@@ -285,6 +306,66 @@ __device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t block
   copy_async_wait_all();
 }
 
+// The same of an even call, by one thread.
+template <class Tiling>
+__device__ __forceinline__ void bring_even_tiles(const ForwardArgs& a, const EvenGrid& grid,
+                                                 std::int64_t blocks, const ForwardMaps& maps,
+                                                 typename Tiling::Small& small,
+                                                 unsigned char* shared) {
+  using QueryTile = typename Tiling::QueryTile;
+  using KeyTile = typename Tiling::KeyTile;
+  constexpr int kStages = Tiling::kStages, kKeys = Tiling::kKeys;
+  const Pipeline block_ring(small.blocks, 2);
+  const Pipeline k_ring(small.k_stages, kStages), v_ring(small.v_stages, kStages);
+  unsigned char* const k_tiles = shared + QueryTile::kBytes;
+  unsigned char* const v_tiles = k_tiles + kStages * KeyTile::kBytes;
+  PipelineStage at_block = Pipeline::producer(), stage = Pipeline::producer();
+  PipelineStage last_keys = Pipeline::producer();
+  for (int turn = 0;; ++turn) {
+    const std::int64_t number = block_of_turn(turn);
+    auto& block = small.block[at_block.at];
+    block_ring.acquire(at_block);
+    const bool there = number < blocks;
+    if (there) {
+      grid.find(block, a.p, static_cast<std::int32_t>(number));
+    } else {
+      block.count = -1;
+    }
+    block_ring.commit(at_block);
+    at_block.next(2);
+    if (!there) break;
+    if (a.carries) {
+      // States so far, which are read at the block's end: to L2.
+      const std::int64_t row = a.p.part_row(0, block.b, block.h, block.first);
+      const std::int64_t pitch = LayerRows::pitch(a.p.Dv);
+      prefetch_bulk(a.states.acc + row * pitch, static_cast<unsigned>(block.count * pitch * 4));
+    }
+    const int keys = block.keys;
+#pragma unroll 1
+    for (int first = 0; first < keys; first += kKeys) {
+      const auto load = [&](const Pipeline& ring, const KeyTile& to, const RowMaps& map) {
+        ring.expect(stage, KeyTile::kBytes);
+        load_boxes(to, map, block.line, first, block.b, block.key_head, ring.full + stage.at);
+      };
+      k_ring.acquire(stage);
+      const bool last = first + kKeys >= keys;
+      const int count = last ? keys - first : kKeys;
+      small.note[stage.at] = {first, count, count < kKeys, last, false};
+      load(k_ring, KeyTile{k_tiles + stage.at * KeyTile::kBytes}, maps.k);
+      if (first == 0) {
+        k_ring.acquire(last_keys);  // with which the queries before are done with
+        small.q_full.arrive_expecting(QueryTile::kBytes);
+        load_boxes(QueryTile{shared}, maps.q, block.line, block.first, block.b, block.h,
+                   &small.q_full);
+      }
+      v_ring.acquire(stage);
+      load(v_ring, KeyTile{v_tiles + stage.at * KeyTile::kBytes}, maps.v);
+      last_keys = {stage.at, stage.parity ^ 1};
+      stage.next(kStages);
+    }
+  }
+}
+
 // A warpgroup's 64 queries of every tile of queries, over all tiles of keys.
 template <class Tiling>
 __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Small& small,
@@ -293,6 +374,7 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
   using QueryTile = typename Tiling::QueryTile;
   using KeyTile = typename Tiling::KeyTile;
   constexpr int kStages = Tiling::kStages, kKeys = Tiling::kKeys, kConsumers = Tiling::kConsumers;
+  constexpr bool kEven = Tiling::kEven;
   constexpr int kTurn = 2;  // named barriers, one a group
   const Problem& p = a.p;
   const int thread = static_cast<int>(threadIdx.x) % kGroup;
@@ -311,25 +393,43 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
 
   PipelineStage at_block, stage;
   unsigned queries_parity = 0;
-  for (;; at_block.next(2)) {
+  float acc[1][Tiling::kColumns / 8][4] = {};
+  auto& o = *reinterpret_cast<float(*)[Tiling::kColumns / 2]>(&acc);
+  RowStates<2> state;
+  // What a block left is stored at the head of the next turn. In the first nothing is: its instructions, a fifth of all, come from the
+  // device's memory while the first tiles do (128 columns, 4096 tokens: 1 to 2 us of 117).
+  for (bool any = false;; any = true, at_block.next(2)) {
+    const int before = at_block.at ^ 1;
+    const QueryBlock& left = any ? small.block[before] : small.none;
+    store_rows<T>(a, left, group * 64 + thread / 32 * 16, state, acc);
+    if (any) block_ring.release_by_warp(before);
     block_ring.wait(at_block);
     auto& block = small.block[at_block.at];
     if (block.count < 0) break;
     // Rows see no key that is further on than those of the last.
-    const int rows = block.count - group * 64 < 64 ? block.count - group * 64 : 64;
-    const int end = rows > 0 ? block.end_key[group * 64 + rows - 1] : 0;
+    int end = 0;
+    if constexpr (!kEven) {
+      const int rows = block.count - group * 64 < 64 ? block.count - group * 64 : 64;
+      if (rows > 0) end = block.end_key[group * 64 + rows - 1];
+    }
+    const auto seen = [&](const TileNote& tile) { return kEven || tile.first < end; };
 
     float s[kKeys / 2], factor[2];
-    float acc[1][Tiling::kColumns / 8][4] = {};
-    auto& o = *reinterpret_cast<float(*)[Tiling::kColumns / 2]>(&acc);
-    RowStates<2> state;
+#pragma unroll
+    for (float& x : o) x = 0;
+    state = RowStates<2>();
     Fragments<kKeys> weights;
     // Of a row's keys, those in the tile.
     const auto part_of_tile = [&](const TileNote& tile, int(&first)[2], int(&last)[2]) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        first[half] = block.first_key[own_row + 8 * half] - tile.first;
-        last[half] = min(block.end_key[own_row + 8 * half] - tile.first, tile.count);
+        if constexpr (kEven) {
+          first[half] = 0;
+          last[half] = tile.count;
+        } else {
+          first[half] = block.first_key[own_row + 8 * half] - tile.first;
+          last[half] = min(block.end_key[own_row + 8 * half] - tile.first, tile.count);
+        }
       }
     };
     const auto make_weights = [&](const TileNote& tile) {
@@ -343,7 +443,7 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
     const auto next_tile = [&] {
       k_ring.wait(stage);
       const TileNote note = small.note[stage.at];
-      if (note.by_threads != 0) fence_shared_writes();
+      if (!kEven && note.by_threads != 0) fence_shared_writes();
       return note;
     };
     const auto ask_for_scores = [&] {
@@ -353,25 +453,29 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
     };
     const auto add_values = [&](const PipelineStage& at, const TileNote& tile) {
       v_ring.wait(at);
-      if (tile.by_threads != 0) fence_shared_writes();
-      if (tile.masked != 0 && small.not_finite[at.at] != 0) {
-        int first[2], last[2];
-        part_of_tile(tile, first, last);
-        wgmma_wait<0>();
-        add_not_finite<T>(o, p, block, tile.first, tile.count, first, last);
+      if constexpr (!kEven) {
+        if (tile.by_threads != 0) fence_shared_writes();
+        if (tile.masked != 0 && small.not_finite[at.at] != 0) {
+          int first[2], last[2];
+          part_of_tile(tile, first, last);
+          wgmma_wait<0>();
+          add_not_finite<T>(o, p, block, tile.first, tile.count, first, last);
+        }
       }
       wgmma_fence();
       add_product<T>(o, weights, KeyTile{v_tiles + at.at * KeyTile::kBytes});
       wgmma_commit();
     };
 
-    if (block.tiled) {
+    bool tiled = true;
+    if constexpr (!kEven) tiled = block.tiled;
+    if (tiled) {
       small.q_full.wait(queries_parity);
       queries_parity ^= 1;
       fence_shared_writes();
       TileNote tile = next_tile();
       bool more = true;  // tiles, of the block
-      if (tile.first < end) {
+      if (seen(tile)) {
         await_turn();
         ask_for_scores();
         pass_turn();
@@ -385,7 +489,7 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
           more = tile.last == 0;
           if (!more) break;
           const TileNote next = next_tile();
-          if (next.first >= end) break;
+          if (!seen(next)) break;
           await_turn();
           ask_for_scores();
           add_values(before, tile);
@@ -406,7 +510,7 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
         v_ring.release_by_warp(before.at);
       }
       // Tiles that only others need.
-      while (more) {
+      while (!kEven && more) {
         more = next_tile().last == 0;
         await_turn();
         pass_turn();
@@ -416,26 +520,28 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
         stage.next(kStages);
       }
     }
-    store_rows<T>(a, block, group * 64 + thread / 32 * 16, state, acc);
-    block_ring.release_by_warp(at_block.at);
   }
 }
 
 #endif  // ANNULUS_DEVICE_HOPPER
 
 template <class Tiling>
-__global__ void __launch_bounds__(Tiling::kThreads, 1)
-    forward_kernel(const __grid_constant__ ForwardArgs a, std::int64_t blocks,
-                   const __grid_constant__ ForwardMaps maps) {
+__global__ void __launch_bounds__(Tiling::kThreads, 1) forward_kernel(
+    const __grid_constant__ ForwardArgs a, std::int64_t blocks,
+    const __grid_constant__ ForwardMaps maps,
+    const __grid_constant__ std::conditional_t<Tiling::kEven, EvenGrid, NoGrid> grid) {
 #if ANNULUS_DEVICE_HOPPER
   extern __shared__ __align__(1024) unsigned char shared[];
   auto& small = *reinterpret_cast<typename Tiling::Small*>(shared + Tiling::kTileBytes);
   if (threadIdx.x == 0) {
     constexpr int kStages = Tiling::kStages, kWarps = 4 * Tiling::kConsumers;
-    Pipeline(small.blocks, 2).init(2, kGroup, kWarps);
-    small.q_full.init(kGroup);
-    Pipeline(small.k_stages, kStages).init(kStages, kGroup + 1, kWarps);
-    Pipeline(small.v_stages, kStages).init(kStages, kGroup, kWarps);
+    constexpr int kProducers = Tiling::kProducers;
+    Pipeline(small.blocks, 2).init(2, kProducers, kWarps);
+    small.q_full.init(kProducers);
+    // (The note of a tile of keys has an arrival of its own where all threads bring it.)
+    Pipeline(small.k_stages, kStages).init(kStages, kProducers + !Tiling::kEven, kWarps);
+    Pipeline(small.v_stages, kStages).init(kStages, kProducers, kWarps);
+    small.none.count = 0;
     fence_barriers();
   }
   await_previous_kernel();
@@ -443,7 +549,11 @@ __global__ void __launch_bounds__(Tiling::kThreads, 1)
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kGroup, 0);
   if (group == 0) {
     give_registers<Tiling::kProducerRegisters>();
-    bring_tiles<Tiling>(a.p, blocks, maps, small, shared);
+    if constexpr (Tiling::kEven) {
+      if (threadIdx.x == 0) bring_even_tiles<Tiling>(a, grid, blocks, maps, small, shared);
+    } else {
+      bring_tiles<Tiling>(a.p, blocks, maps, small, shared);
+    }
   } else {
     take_registers<Tiling::kConsumerRegisters>();
     attend<Tiling>(a, small, shared, group - 1);
@@ -451,13 +561,13 @@ __global__ void __launch_bounds__(Tiling::kThreads, 1)
 #endif
 }
 
-template <class Tiling>
-void launch_forward(const char* op, ForwardArgs a, const ForwardMaps& maps, cudaStream_t stream) {
-  const std::int64_t blocks = a.p.number_blocks(a.p.H, true, Tiling::kQueries);
+template <class Tiling, class Grid>
+void launch_forward(const char* op, const ForwardArgs& a, const ForwardMaps& maps, const Grid& grid,
+                    std::int64_t blocks, cudaStream_t stream) {
   if (blocks == 0) return;
   const std::int64_t places = std::min(blocks, multiprocessors_of(current_device(op)));
   launch_kernel(op, "forward_kernel", forward_kernel<Tiling>, checked_blocks(op, places),
-                Tiling::kThreads, Tiling::kSharedBytes, stream, a, blocks, maps);
+                Tiling::kThreads, Tiling::kSharedBytes, stream, a, blocks, maps, grid);
 }
 
 }  // namespace annulus::attention::cuda::sm90

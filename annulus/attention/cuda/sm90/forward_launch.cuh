@@ -1,66 +1,111 @@
-// One type's forward: its tilings, and close to what they reach on an H200 in TFLOP/s (32768 tokens, full).
+// One type's forward: its tilings, and which of them a call gets.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
+#include "annulus/attention/cuda/sm90/even.h"
 #include "annulus/attention/cuda/sm90/forward.cuh"
 #include "annulus/attention/cuda/sm90/launch.h"
 
 namespace annulus::attention::cuda::sm90 {
 
-// Time of a launch with tiles of that many queries and keys, in units of products over `rate`. A tile of queries costs one and a
-// half tiles of keys more than it has: at its ends nothing overlaps. Where all have the same keys, multiprocessors take as
-// many rounds as there are; otherwise the short ones fill what is left, but for half of a long one.
-inline double estimated_time(const Problem& p, int queries, int keys, double rate,
+// Close to what a tiling reaches on an H200 in TFLOP/s, of 64 or 128 columns, where all see all of 16384 tokens; and how many us
+// later than the others its first tiles are there.
+struct TilingRate {
+  int columns, queries, keys;
+  double rate, begin = 0;
+};
+
+// us of a launch. A tile of queries costs one and a half tiles of keys more than it has: at its ends nothing overlaps. Where all
+// have the same keys, multiprocessors take as many rounds as there are. Otherwise they take tiles in turns, there and back, the
+// longest first, and the short ones fill most of what is left.
+inline double estimated_time(const Problem& p, const TilingRate& tiling,
                              std::int64_t multiprocessors) {
+  const auto places = static_cast<double>(multiprocessors);
+  const bool causal = p.pattern.is_causal();
   double all = 0, longest = 0;
   std::int64_t blocks = 0;
   for (int i = 0; i < p.layers; ++i) {
     const int layer = p.order_of_layers[i];
-    const auto padded =
-        static_cast<double>(tiles_of(p.pattern.longest_sweep(layer, false), keys) * keys);
-    const double one = queries * (padded + 1.5 * keys) / rate;
-    const std::int64_t own = p.B * p.H * p.pattern.slots(layer, true, queries);
+    const std::int64_t keys = p.pattern.longest_sweep(layer, false);
+    const auto padded = static_cast<double>(tiles_of(keys, tiling.keys) * tiling.keys);
+    const auto time_of = [&](double of_keys) {
+      return 4.0 * tiling.columns * tiling.queries * (of_keys + 1.5 * tiling.keys) * places /
+             (tiling.rate * 1e6);
+    };
+    const auto rows = static_cast<double>(std::min(p.pattern.longest_sweep(layer, true), keys));
+    const std::int64_t own = p.B * p.H * p.pattern.slots(layer, true, tiling.queries);
     blocks += own;
-    all += one * static_cast<double>(own);
-    longest = std::max(longest, one);
+    all += static_cast<double>(own) *
+           time_of(causal ? static_cast<double>(keys) - (rows - tiling.queries - tiling.keys) / 2
+                          : padded);
+    longest = std::max(longest, time_of(padded));
   }
   if (blocks == 0) return 0;
-  if (p.pattern.is_causal()) return all / static_cast<double>(multiprocessors) + longest / 2;
-  return all / static_cast<double>(blocks) * static_cast<double>(tiles_of(blocks, multiprocessors));
+  const auto turns = static_cast<double>(tiles_of(blocks, multiprocessors));
+  const double mean = all / static_cast<double>(blocks);
+  const double busy =
+      causal ? std::max(longest, all / places + longest / (4 * turns)) : mean * turns;
+  return tiling.begin + busy;
+}
+
+// False where there is no such kernel: of even calls alone, and this is none.
+template <class T, int kColumns, int kConsumers, int kKeys, int kStages, bool kEvenAlone>
+bool launch_tiling(const char* op, ForwardArgs a, cudaStream_t stream) {
+  using Even = ForwardTiling<T, kColumns, kConsumers, kKeys, kStages, true>;
+  Problem& p = a.p;
+  ForwardMaps maps{maps_of<T>(op, p, p.q, p.Tq, p.H, p.D, Even::kQueries),
+                   maps_of<T>(op, p, p.k, p.Tk, p.Hkv, p.D, kKeys),
+                   maps_of<T>(op, p, p.v, p.Tk, p.Hkv, p.Dv, kKeys)};
+  both_or_none(maps.k, maps.v);
+  if (const auto grid = EvenGrid::of(p, maps.q, maps.k, Even::kQueries, kKeys)) {
+    launch_forward<Even>(op, a, maps, *grid, grid->blocks(), stream);
+    return true;
+  }
+  if constexpr (!kEvenAlone) {
+    using Any = ForwardTiling<T, kColumns, kConsumers, kKeys, kStages, false>;
+    const std::int64_t blocks = p.number_blocks(p.H, true, Any::kQueries);
+    launch_forward<Any>(op, a, maps, NoGrid(), blocks, stream);
+  }
+  return !kEvenAlone;
 }
 
 template <class T>
 void forward_of(const char* op, const ForwardArgs& a, cudaStream_t stream) {
   const Problem& p = a.p;
-  const auto launch = [&]<class Tiling>() {
-    ForwardMaps maps{maps_of<T>(op, p, p.q, p.Tq, p.H, p.D, Tiling::kQueries),
-                     maps_of<T>(op, p, p.k, p.Tk, p.Hkv, p.D, Tiling::kKeys),
-                     maps_of<T>(op, p, p.v, p.Tk, p.Hkv, p.Dv, Tiling::kKeys)};
-    both_or_none(maps.k, maps.v);
-    launch_forward<Tiling>(op, a, maps, stream);
+  const auto launch = [&]<int kColumns, int kConsumers, int kKeys, int kStages,
+                          bool kEvenAlone = false>() {
+    return launch_tiling<T, kColumns, kConsumers, kKeys, kStages, kEvenAlone>(op, a, stream);
   };
-  const bool narrow = p.D <= 64 && p.Dv <= 64;
-  if (p.pattern.kind == Kind::kBlocks) {  // tiles that are blocks
-    if (narrow) return launch.template operator()<ForwardTiling<T, 64, 2, 128, 5>>();
-    return launch.template operator()<ForwardTiling<T, 128, 2, 128, 2>>();
-  }
-  const std::int64_t count = multiprocessors_of(current_device(op));
-  if (!narrow) {
-    if (estimated_time(p, 128, 176, 617, count) <= estimated_time(p, 128, 128, 548, count)) {
-      return launch.template operator()<ForwardTiling<T, 128, 2, 176, 2>>();
+  const std::int64_t places = multiprocessors_of(current_device(op));
+  const auto time_of = [&](const TilingRate& tiling) { return estimated_time(p, tiling, places); };
+  const bool in_blocks = p.pattern.kind == Kind::kBlocks;  // tiles that are blocks
+  if (p.D <= 64 && p.Dv <= 64) {
+    const double plain = time_of({64, 128, 128, 465});
+    const double three = in_blocks ? plain : time_of({64, 192, 128, 540});
+    if (is_even(p, 208) && time_of({64, 128, 208, 500}) <= std::min(plain, three) &&
+        launch.template operator()<64, 2, 208, 3, true>()) {
+      return;
     }
-    return launch.template operator()<ForwardTiling<T, 128, 2, 128, 2>>();
+    if (three < plain) {
+      launch.template operator()<64, 3, 128, 5>();
+    } else {
+      launch.template operator()<64, 2, 128, 5>();
+    }
+    return;
   }
-  const double three = estimated_time(p, 192, 128, 480, count);
-  const double wide = estimated_time(p, 128, 192, 440, count);
-  const double plain = estimated_time(p, 128, 128, 417, count);
-  if (three <= wide && three <= plain) {
-    return launch.template operator()<ForwardTiling<T, 64, 3, 128, 5>>();
+  const double plain = time_of({128, 128, 128, 675});
+  const double wide = in_blocks ? plain : time_of({128, 128, 176, 726, is_even(p, 176) ? 0.0 : 5});
+  if (is_even(p, 160) && time_of({128, 128, 160, 714}) <= std::min(plain, wide) &&
+      launch.template operator()<128, 2, 160, 2, true>()) {
+    return;
   }
-  if (wide <= plain) return launch.template operator()<ForwardTiling<T, 64, 2, 192, 4>>();
-  return launch.template operator()<ForwardTiling<T, 64, 2, 128, 5>>();
+  if (wide < plain) {
+    launch.template operator()<128, 2, 176, 2>();
+  } else {
+    launch.template operator()<128, 2, 128, 2>();
+  }
 }
 
 }  // namespace annulus::attention::cuda::sm90
