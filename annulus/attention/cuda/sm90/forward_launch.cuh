@@ -50,18 +50,20 @@ inline double estimated_time(const Problem& p, const TilingRate& tiling,
   return tiling.begin + busy;
 }
 
-// False where there is no such kernel: of even calls alone, and this is none.
+// False where there is no such kernel: of even calls alone, and this is none. An even call gets its own where that pays.
 template <class T, int kColumns, int kConsumers, int kKeys, int kStages, bool kEvenAlone>
-bool launch_tiling(const char* op, ForwardArgs a, cudaStream_t stream) {
+bool launch_tiling(const char* op, ForwardArgs a, bool even_pays, cudaStream_t stream) {
   using Even = ForwardTiling<T, kColumns, kConsumers, kKeys, kStages, true>;
   Problem& p = a.p;
   ForwardMaps maps{maps_of<T>(op, p, p.q, p.Tq, p.H, p.D, Even::kQueries),
                    maps_of<T>(op, p, p.k, p.Tk, p.Hkv, p.D, kKeys),
                    maps_of<T>(op, p, p.v, p.Tk, p.Hkv, p.Dv, kKeys)};
   both_or_none(maps.k, maps.v);
-  if (const auto grid = EvenGrid::of(p, maps.q, maps.k, Even::kQueries, kKeys)) {
-    launch_forward<Even>(op, a, maps, *grid, grid->blocks(), stream);
-    return true;
+  if (even_pays) {
+    if (const auto grid = EvenGrid::of(p, maps.q, maps.k, Even::kQueries, kKeys)) {
+      launch_forward<Even>(op, a, maps, *grid, grid->blocks(), stream);
+      return true;
+    }
   }
   if constexpr (!kEvenAlone) {
     using Any = ForwardTiling<T, kColumns, kConsumers, kKeys, kStages, false>;
@@ -74,17 +76,22 @@ bool launch_tiling(const char* op, ForwardArgs a, cudaStream_t stream) {
 template <class T>
 void forward_of(const char* op, const ForwardArgs& a, cudaStream_t stream) {
   const Problem& p = a.p;
+  const bool narrow = p.D <= 64 && p.Dv <= 64;
+  // A launch of an even kernel begins 3 to 12 us earlier. Of more keys than these, where power is what sets the clock, its tiles take 3 % longer
+  // (32 768 tokens, 128 columns, both in one run; 64 columns: 1 %); why is not known.
+  const bool even_pays = p.longest_sweep(false) <= (narrow ? 16384 : 8192);
   const auto launch = [&]<int kColumns, int kConsumers, int kKeys, int kStages,
                           bool kEvenAlone = false>() {
-    return launch_tiling<T, kColumns, kConsumers, kKeys, kStages, kEvenAlone>(op, a, stream);
+    return launch_tiling<T, kColumns, kConsumers, kKeys, kStages, kEvenAlone>(op, a, even_pays,
+                                                                              stream);
   };
   const std::int64_t places = multiprocessors_of(current_device(op));
   const auto time_of = [&](const TilingRate& tiling) { return estimated_time(p, tiling, places); };
   const bool in_blocks = p.pattern.kind == Kind::kBlocks;  // tiles that are blocks
-  if (p.D <= 64 && p.Dv <= 64) {
+  if (narrow) {
     const double plain = time_of({64, 128, 128, 465});
     const double three = in_blocks ? plain : time_of({64, 192, 128, 540});
-    if (is_even(p, 208) && time_of({64, 128, 208, 500}) <= std::min(plain, three) &&
+    if (even_pays && is_even(p, 208) && time_of({64, 128, 208, 500}) <= std::min(plain, three) &&
         launch.template operator()<64, 2, 208, 3, true>()) {
       return;
     }
@@ -96,8 +103,9 @@ void forward_of(const char* op, const ForwardArgs& a, cudaStream_t stream) {
     return;
   }
   const double plain = time_of({128, 128, 128, 675});
-  const double wide = in_blocks ? plain : time_of({128, 128, 176, 726, is_even(p, 176) ? 0.0 : 5});
-  if (is_even(p, 160) && time_of({128, 128, 160, 714}) <= std::min(plain, wide) &&
+  const double wide =
+      in_blocks ? plain : time_of({128, 128, 176, 726, even_pays && is_even(p, 176) ? 0.0 : 5});
+  if (even_pays && is_even(p, 160) && time_of({128, 128, 160, 714}) <= std::min(plain, wide) &&
       launch.template operator()<128, 2, 160, 2, true>()) {
     return;
   }
