@@ -1,5 +1,6 @@
-// Calls in which every query sees all keys of its line and the copy engine brings all of them: dense attention without a bound, and
-// LongNet's where rates divide segments and those divide the tokens. A block of threads then finds where it is by a few
+// Calls in which every query sees all keys of its line and the copy engine brings all of them: dense attention without a bound or an
+// order, and LongNet's of two branches or more and at most four rates, where rates divide segments and those divide the tokens, and a segment is
+// whole tiles of keys or the only one. A block of threads then finds where it is by a few
 // multiplications with what the host made. (Found in the Problem it takes 2 us, of LongNet 6, and at the beginning of a
 // kernel, when neither its instructions nor its arguments are in a cache, twice that.)
 #pragma once
@@ -68,7 +69,7 @@ struct EvenGrid {
 };
 
 // Is the call one, but for what the copy engine says, with tiles of so many keys? What is behind a line's end is masked, but has to be
-// numbers: zeros, behind the tensor's.
+// numbers: zeros behind the tensor's. Behind another's lie its neighbour's rows, which may be anything.
 inline bool is_even(const Problem& p, int keys) {
   const AnyPattern& pattern = p.pattern;
   if (pattern.has_one) {

@@ -51,15 +51,17 @@ struct ForwardTiling {
     MappedLine query_line, key_line;
     int first_key[kQueries], end_key[kQueries];
   };
+  // Of a QueryBlock it has what stores ask for; the keys' sweep, who sees what, k and v are unset. (States so far are of dense calls
+  // alone, whose rows follow each other.)
   struct EvenBlock : QueryBlock {
     MappedLine line;  // of queries and of keys
     int keys, key_head;
   };
   using Block = std::conditional_t<kEven, EvenBlock, AnyBlock>;
   struct Small {
-    // Of two tiles of queries, the one at hand and the next.
+    // Of two tiles of queries: the one whose results are stored, or at hand, and the next.
     Block block[2];
-    QueryBlock none;  // without a row
+    QueryBlock none;  // without a row; nothing else of it is set, or followed
     SharedBarrier blocks[2 * 2], q_full, k_stages[2 * kStages], v_stages[2 * kStages];
     TileNote note[kStages];
     int not_finite[kStages];  // were there any in the tile of values? Said of tiles that are masked

@@ -50,7 +50,7 @@ inline double estimated_time(const Problem& p, const TilingRate& tiling,
   return tiling.begin + busy;
 }
 
-// False where there is no such kernel: of even calls alone, and this is none. An even call gets its own where that pays.
+// False where there is no such kernel: of even calls alone, and this is none, or has no maps. An even call gets its own where that pays.
 template <class T, int kColumns, int kConsumers, int kKeys, int kStages, bool kEvenAlone>
 bool launch_tiling(const char* op, ForwardArgs a, bool even_pays, cudaStream_t stream) {
   using Even = ForwardTiling<T, kColumns, kConsumers, kKeys, kStages, true>;
