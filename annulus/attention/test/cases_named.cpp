@@ -284,7 +284,7 @@ void add_long_rows(Builder& b) {
     for (const std::int64_t D : {64, 128}) {
       const P p = long_rows(D, t);
       b.add("long rows", with(p, [](P& x) { x.B = 2; }));
-      // Each is for a tile of other keys on Hopper: 160, 176 or 208.
+      // Each is for a tile of other keys on Hopper: 160, 128 or 208.
       for (const std::int64_t keys : {310, 352, 416}) {
         b.add("long rows, GQA", with(p, [&](P& x) { x.Tq = 300, x.Tk = keys, x.H = 4; }));
       }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 
 #include "annulus/attention/cuda/sm90/even.h"
 #include "annulus/attention/cuda/sm90/forward.cuh"
@@ -50,27 +51,34 @@ inline double estimated_time(const Problem& p, const TilingRate& tiling,
   return tiling.begin + busy;
 }
 
-// False where there is no such kernel: of even calls alone, and this is none, or has no maps. An even call gets its own where that pays.
-template <class T, int kColumns, int kConsumers, int kKeys, int kStages, bool kEvenAlone>
+// Which kernels a tiling has. (All of them would be more than they gain: even ones of three warpgroups, and of tiles of 176 keys, are within 1 %
+// of the others.)
+enum class Kernels : std::uint8_t { kAny, kEven, kBoth };
+
+// False where the tiling has none for the call: even ones alone, and it is not even or has no maps. One that is gets its own where that pays.
+template <class T, int kColumns, int kConsumers, int kKeys, int kStages, Kernels kKernels>
 bool launch_tiling(const char* op, ForwardArgs a, bool even_pays, cudaStream_t stream) {
-  using Even = ForwardTiling<T, kColumns, kConsumers, kKeys, kStages, true>;
+  constexpr int kQueries = 64 * kConsumers;
   Problem& p = a.p;
-  ForwardMaps maps{maps_of<T>(op, p, p.q, p.Tq, p.H, p.D, Even::kQueries),
+  ForwardMaps maps{maps_of<T>(op, p, p.q, p.Tq, p.H, p.D, kQueries),
                    maps_of<T>(op, p, p.k, p.Tk, p.Hkv, p.D, kKeys),
                    maps_of<T>(op, p, p.v, p.Tk, p.Hkv, p.Dv, kKeys)};
   both_or_none(maps.k, maps.v);
-  if (even_pays) {
-    if (const auto grid = EvenGrid::of(p, maps.q, maps.k, Even::kQueries, kKeys)) {
+  if constexpr (kKernels != Kernels::kAny) {
+    const auto grid =
+        even_pays ? EvenGrid::of(p, maps.q, maps.k, kQueries, kKeys) : std::optional<EvenGrid>();
+    if (grid) {
+      using Even = ForwardTiling<T, kColumns, kConsumers, kKeys, kStages, true>;
       launch_forward<Even>(op, a, maps, *grid, grid->blocks(), stream);
       return true;
     }
   }
-  if constexpr (!kEvenAlone) {
+  if constexpr (kKernels != Kernels::kEven) {
     using Any = ForwardTiling<T, kColumns, kConsumers, kKeys, kStages, false>;
-    const std::int64_t blocks = p.number_blocks(p.H, true, Any::kQueries);
+    const std::int64_t blocks = p.number_blocks(p.H, true, kQueries);
     launch_forward<Any>(op, a, maps, NoGrid(), blocks, stream);
   }
-  return !kEvenAlone;
+  return kKernels != Kernels::kEven;
 }
 
 template <class T>
@@ -80,39 +88,39 @@ void forward_of(const char* op, const ForwardArgs& a, cudaStream_t stream) {
   // A launch of an even kernel begins 3 to 12 us earlier. Of more keys than these, where power is what sets the clock, its tiles take 3 % longer
   // (32 768 tokens, 128 columns, both in one run; 64 columns: 1 %); why is not known.
   const bool even_pays = p.longest_sweep(false) <= (narrow ? 16384 : 8192);
-  const auto launch = [&]<int kColumns, int kConsumers, int kKeys, int kStages,
-                          bool kEvenAlone = false>() {
-    return launch_tiling<T, kColumns, kConsumers, kKeys, kStages, kEvenAlone>(op, a, even_pays,
-                                                                              stream);
-  };
+  const auto launch =
+      [&]<int kColumns, int kConsumers, int kKeys, int kStages, Kernels kKernels>() {
+        return launch_tiling<T, kColumns, kConsumers, kKeys, kStages, kKernels>(op, a, even_pays,
+                                                                                stream);
+      };
   const std::int64_t places = multiprocessors_of(current_device(op));
   const auto time_of = [&](const TilingRate& tiling) { return estimated_time(p, tiling, places); };
-  const bool in_blocks = p.pattern.kind == Kind::kBlocks;  // tiles that are blocks
+  const bool in_blocks = p.pattern.kind == Kind::kBlocks;      // tiles that are blocks
+  const double later = even_pays && is_even(p, 128) ? 12 : 0;  // us, of what has no even kernel
   if (narrow) {
     const double plain = time_of({64, 128, 128, 465});
-    const double three = in_blocks ? plain : time_of({64, 192, 128, 540});
+    const double three = in_blocks ? plain : time_of({64, 192, 128, 540, later});
     if (even_pays && is_even(p, 208) && time_of({64, 128, 208, 500}) <= std::min(plain, three) &&
-        launch.template operator()<64, 2, 208, 3, true>()) {
+        launch.template operator()<64, 2, 208, 3, Kernels::kEven>()) {
       return;
     }
     if (three < plain) {
-      launch.template operator()<64, 3, 128, 5>();
+      launch.template operator()<64, 3, 128, 5, Kernels::kAny>();
     } else {
-      launch.template operator()<64, 2, 128, 5>();
+      launch.template operator()<64, 2, 128, 5, Kernels::kBoth>();
     }
     return;
   }
   const double plain = time_of({128, 128, 128, 675});
-  const double wide =
-      in_blocks ? plain : time_of({128, 128, 176, 726, even_pays && is_even(p, 176) ? 0.0 : 5});
+  const double wide = in_blocks ? plain : time_of({128, 128, 176, 726, std::max(later, 5.0)});
   if (even_pays && is_even(p, 160) && time_of({128, 128, 160, 714}) <= std::min(plain, wide) &&
-      launch.template operator()<128, 2, 160, 2, true>()) {
+      launch.template operator()<128, 2, 160, 2, Kernels::kEven>()) {
     return;
   }
   if (wide < plain) {
-    launch.template operator()<128, 2, 176, 2>();
+    launch.template operator()<128, 2, 176, 2, Kernels::kAny>();
   } else {
-    launch.template operator()<128, 2, 128, 2>();
+    launch.template operator()<128, 2, 128, 2, Kernels::kBoth>();
   }
 }
 
