@@ -1,8 +1,8 @@
 // Calls in which every query sees all keys of its line and the copy engine brings all of them: dense attention without a bound or an
 // order, and LongNet's of two branches or more and at most four rates, where rates divide segments and those divide the tokens, and a segment is
-// whole tiles of keys or the only one. A block of threads then finds where it is by a few
-// multiplications with what the host made. (Found in the Problem it takes 2 us, of LongNet 6, and at the beginning of a
-// kernel, when neither its instructions nor its arguments are in a cache, twice that.)
+// whole tiles of keys or the only one. A block of threads then finds where it is by a few multiplications with what the host made. (Found in
+// the Problem it takes 2 us, of LongNet 6, and at the beginning of a kernel, when neither its instructions nor its arguments are in a
+// cache, twice that.)
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,12 @@
 
 namespace annulus::attention::cuda::sm90 {
 
+// Line i of a head has rows i length + offset, i length + offset + step and so on.
 struct EvenLayer {
   std::int32_t blocks = 0;             // of threads, over all samples and heads
   std::int32_t slots = 0, tiles = 0;   // of those a head has and a line has
   std::int32_t queries = 0, keys = 0;  // rows of a line
-  std::int32_t length = 0,
-               step = 1;  // line i of a head: rows i length + offset, i length + offset + step, ...
+  std::int32_t length = 0, step = 1;
   std::int32_t layer = 0, map = 0;
   bool heads_in_blocks = false;  // see DilatedOffsets
   FastDiv by_slots, by_tiles, by_offset;

@@ -170,6 +170,30 @@ __device__ __forceinline__ void add_not_finite(float (&o)[kN], const Problem& p,
   }
 }
 
+// What goes between those who bring tiles and the others: blocks, tiles of keys and of values, and where these lie.
+template <class Tiling>
+struct ForwardRings {
+  using QueryTile = typename Tiling::QueryTile;
+  using KeyTile = typename Tiling::KeyTile;
+  Pipeline blocks, k, v;
+  unsigned char *shared, *k_tiles, *v_tiles;
+
+  __device__ __forceinline__ ForwardRings(typename Tiling::Small& small, unsigned char* tiles)
+      : blocks(small.blocks, 2),
+        k(small.k_stages, Tiling::kStages),
+        v(small.v_stages, Tiling::kStages),
+        shared(tiles),
+        k_tiles(shared + QueryTile::kBytes),
+        v_tiles(k_tiles + Tiling::kStages * KeyTile::kBytes) {}
+  __device__ __forceinline__ QueryTile q_tile() const { return {shared}; }
+  __device__ __forceinline__ KeyTile k_tile(int stage) const {
+    return {k_tiles + stage * KeyTile::kBytes};
+  }
+  __device__ __forceinline__ KeyTile v_tile(int stage) const {
+    return {v_tiles + stage * KeyTile::kBytes};
+  }
+};
+
 // Blocks of threads stay, and take tiles of queries by turns: there and back, as the first ones have the most keys.
 __device__ __forceinline__ std::int64_t block_of_turn(std::int64_t turn) {
   const auto width = static_cast<std::int64_t>(gridDim.x),
@@ -188,10 +212,7 @@ __device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t block
   constexpr int kStages = Tiling::kStages, kKeys = Tiling::kKeys, kOwn = 1;  // kOwn: named barrier
   const int thread = static_cast<int>(threadIdx.x) % kGroup;
   const bool leads = thread == 0;
-  const Pipeline block_ring(small.blocks, 2);
-  const Pipeline k_ring(small.k_stages, kStages), v_ring(small.v_stages, kStages);
-  unsigned char* const k_tiles = shared + QueryTile::kBytes;
-  unsigned char* const v_tiles = k_tiles + kStages * KeyTile::kBytes;
+  const ForwardRings<Tiling> rings(small, shared);
   PipelineStage at_block = Pipeline::producer(), stage = Pipeline::producer();
   PipelineStage last_keys = Pipeline::producer();
   // Takes one thread about 2.5 us, and runs while tiles of the block before are at work. (With warps of their own for it, which the
@@ -199,7 +220,7 @@ __device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t block
   const auto find_block = [&](std::int64_t turn) {
     const std::int64_t number = block_of_turn(turn);
     auto& block = small.block[at_block.at];
-    block_ring.acquire(at_block);
+    rings.blocks.acquire(at_block);
     if (leads) {
       if (number < blocks) {
         block.template start<T>(p, Tiling::kQueries, number);
@@ -225,15 +246,15 @@ __device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t block
       if (rows > 0) walk.start(block.sweep, block.seen, kKeys);
       block.tiled = !walk.done();
     }
-    block_ring.commit(at_block);
+    rings.blocks.commit(at_block);
     at_block.next(2);
   };
   const auto bring_queries = [&](const auto& block) {
     // They are done with when the last keys are: before values are added, and o is stored. (Where consumers say it themselves, or
     // there are two stages of queries, their loops spill: 10 to 20 % longer. Asking for a block's first scores while the last
     // values of the one before are added makes the compiler serialize all products.)
-    k_ring.acquire(last_keys);
-    const QueryTile tile{shared};
+    rings.k.acquire(last_keys);
+    const QueryTile tile = rings.q_tile();
     const int rows = block.count;
     if (block.query_line.map < 0 || (rows < Tiling::kQueries && !block.query_line.ends)) {
       load_rows<T>(tile, p.q.at<const T>(block.b, block.h), p.q, p, block.sweep.queries,
@@ -269,26 +290,26 @@ __device__ __forceinline__ void bring_tiles(const Problem& p, std::int64_t block
         ring.commit(stage);
       }
     };
-    k_ring.acquire(stage);
+    rings.k.acquire(stage);
     if (leads) {
       small.note[stage.at] = {static_cast<int>(tile.first - block.seen.first), count, masked,
                               walk.done(), !by_engine};
-      k_ring.commit(stage);
+      rings.k.commit(stage);
     }
-    load(k_ring, KeyTile{k_tiles + stage.at * KeyTile::kBytes}, block.k, p.k, maps.k, p.D);
-    if (!by_engine) k_ring.full[stage.at].arrive_when_copied();
+    load(rings.k, rings.k_tile(stage.at), block.k, p.k, maps.k, p.D);
+    if (!by_engine) rings.k.full[stage.at].arrive_when_copied();
     if (first) bring_queries(block);
-    v_ring.acquire(stage);
-    const KeyTile v_tile{v_tiles + stage.at * KeyTile::kBytes};
+    rings.v.acquire(stage);
+    const KeyTile v_tile = rings.v_tile(stage.at);
     if (by_engine && leads) small.not_finite[stage.at] = 0;
-    load(v_ring, v_tile, block.v, p.v, maps.v, p.Dv);
+    load(rings.v, v_tile, block.v, p.v, maps.v, p.Dv);
     if (!by_engine && masked) {
       copy_async_wait_all();
       const bool any = sync_threads_or(kOwn, kGroup, clear_not_finite<T>(v_tile));
       if (leads) small.not_finite[stage.at] = any;
-      v_ring.commit(stage);
+      rings.v.commit(stage);
     } else if (!by_engine) {
-      v_ring.full[stage.at].arrive_when_copied();
+      rings.v.full[stage.at].arrive_when_copied();
     }
     last_keys = {stage.at, stage.parity ^ 1};
     stage.next(kStages);
@@ -320,23 +341,20 @@ __device__ __forceinline__ void bring_even_tiles(const ForwardArgs& a, const Eve
   using QueryTile = typename Tiling::QueryTile;
   using KeyTile = typename Tiling::KeyTile;
   constexpr int kStages = Tiling::kStages, kKeys = Tiling::kKeys;
-  const Pipeline block_ring(small.blocks, 2);
-  const Pipeline k_ring(small.k_stages, kStages), v_ring(small.v_stages, kStages);
-  unsigned char* const k_tiles = shared + QueryTile::kBytes;
-  unsigned char* const v_tiles = k_tiles + kStages * KeyTile::kBytes;
+  const ForwardRings<Tiling> rings(small, shared);
   PipelineStage at_block = Pipeline::producer(), stage = Pipeline::producer();
   PipelineStage last_keys = Pipeline::producer();
   for (int turn = 0;; ++turn) {
     const std::int64_t number = block_of_turn(turn);
     auto& block = small.block[at_block.at];
-    block_ring.acquire(at_block);
+    rings.blocks.acquire(at_block);
     const bool there = number < blocks;
     if (there) {
       grid.find(block, a.p, static_cast<std::int32_t>(number));
     } else {
       block.count = -1;
     }
-    block_ring.commit(at_block);
+    rings.blocks.commit(at_block);
     at_block.next(2);
     if (!there) break;
     if (a.carries) {
@@ -352,19 +370,19 @@ __device__ __forceinline__ void bring_even_tiles(const ForwardArgs& a, const Eve
         ring.expect(stage, KeyTile::kBytes);
         load_boxes(to, map, block.line, first, block.b, block.key_head, ring.full + stage.at);
       };
-      k_ring.acquire(stage);
+      rings.k.acquire(stage);
       const bool last = first + kKeys >= keys;
       const int count = last ? keys - first : kKeys;
       small.note[stage.at] = {first, count, count < kKeys, last, false};
-      load(k_ring, KeyTile{k_tiles + stage.at * KeyTile::kBytes}, maps.k);
+      load(rings.k, rings.k_tile(stage.at), maps.k);
       if (first == 0) {
-        k_ring.acquire(last_keys);  // with which the queries before are done with
+        rings.k.acquire(last_keys);  // with which the queries before are done with
         small.q_full.arrive_expecting(QueryTile::kBytes);
-        load_boxes(QueryTile{shared}, maps.q, block.line, block.first, block.b, block.h,
+        load_boxes(rings.q_tile(), maps.q, block.line, block.first, block.b, block.h,
                    &small.q_full);
       }
-      v_ring.acquire(stage);
-      load(v_ring, KeyTile{v_tiles + stage.at * KeyTile::kBytes}, maps.v);
+      rings.v.acquire(stage);
+      load(rings.v, rings.v_tile(stage.at), maps.v);
       last_keys = {stage.at, stage.parity ^ 1};
       stage.next(kStages);
     }
@@ -384,11 +402,7 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
   const Problem& p = a.p;
   const int thread = static_cast<int>(threadIdx.x) % kGroup;
   const int lane = thread % 32, own_row = group * 64 + thread / 32 * 16 + lane / 4;
-  const Pipeline block_ring(small.blocks, 2);
-  const Pipeline k_ring(small.k_stages, kStages), v_ring(small.v_stages, kStages);
-  const QueryTile q_tile{shared};
-  unsigned char* const k_tiles = shared + QueryTile::kBytes;
-  unsigned char* const v_tiles = k_tiles + kStages * KeyTile::kBytes;
+  const ForwardRings<Tiling> rings(small, shared);
   // Warpgroups take turns in asking for products, so that one's are made while another has weights to make.
   const auto await_turn = [&] { sync_threads(kTurn + group, 2 * kGroup); };
   const auto pass_turn = [&] {
@@ -407,8 +421,8 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
     const int before = at_block.at ^ 1;
     const QueryBlock& left = any ? small.block[before] : small.none;
     store_rows<T>(a, left, group * 64 + thread / 32 * 16, state, acc);
-    if (any) block_ring.release_by_warp(before);
-    block_ring.wait(at_block);
+    if (any) rings.blocks.release_by_warp(before);
+    rings.blocks.wait(at_block);
     auto& block = small.block[at_block.at];
     if (block.count < 0) break;
     // Rows see no key that is further on than those of the last.
@@ -446,18 +460,18 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
       weights_of(s, state, factor, p.exponent_scale);
     };
     const auto next_tile = [&] {
-      k_ring.wait(stage);
+      rings.k.wait(stage);
       const TileNote note = small.note[stage.at];
       if (!kEven && note.by_threads != 0) fence_shared_writes();
       return note;
     };
     const auto ask_for_scores = [&] {
       wgmma_fence();
-      multiply_rows<T>(s, q_tile, group * 64, KeyTile{k_tiles + stage.at * KeyTile::kBytes});
+      multiply_rows<T>(s, rings.q_tile(), group * 64, rings.k_tile(stage.at));
       wgmma_commit();
     };
     const auto add_values = [&](const PipelineStage& at, const TileNote& tile) {
-      v_ring.wait(at);
+      rings.v.wait(at);
       if constexpr (!kEven) {
         if (tile.by_threads != 0) fence_shared_writes();
         if (tile.masked != 0 && small.not_finite[at.at] != 0) {
@@ -468,7 +482,7 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
         }
       }
       wgmma_fence();
-      add_product<T>(o, weights, KeyTile{v_tiles + at.at * KeyTile::kBytes});
+      add_product<T>(o, weights, rings.v_tile(at.at));
       wgmma_commit();
     };
 
@@ -485,7 +499,7 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
         ask_for_scores();
         pass_turn();
         wgmma_wait<0>();
-        k_ring.release_by_warp(stage.at);
+        rings.k.release_by_warp(stage.at);
         make_weights(tile);
         weights.template take<T>(s);
         PipelineStage before = stage;
@@ -501,10 +515,10 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
           pass_turn();
           tile = next;
           wgmma_wait<1>();
-          k_ring.release_by_warp(stage.at);
+          rings.k.release_by_warp(stage.at);
           make_weights(tile);
           wgmma_wait<0>();
-          v_ring.release_by_warp(before.at);
+          rings.v.release_by_warp(before.at);
           // (Asking first whether there is anything to do costs up to a seventh of the speed.)
           multiply_by(o, factor);
           weights.template take<T>(s);
@@ -512,16 +526,16 @@ __device__ __forceinline__ void attend(const ForwardArgs& a, typename Tiling::Sm
         }
         add_values(before, tile);
         wgmma_wait<0>();
-        v_ring.release_by_warp(before.at);
+        rings.v.release_by_warp(before.at);
       }
       // Tiles that only others need.
       while (!kEven && more) {
         more = next_tile().last == 0;
         await_turn();
         pass_turn();
-        k_ring.release_by_warp(stage.at);
-        v_ring.wait(stage);
-        v_ring.release_by_warp(stage.at);
+        rings.k.release_by_warp(stage.at);
+        rings.v.wait(stage);
+        rings.v.release_by_warp(stage.at);
         stage.next(kStages);
       }
     }

@@ -85,7 +85,7 @@ template <class T>
 void forward_of(const char* op, const ForwardArgs& a, cudaStream_t stream) {
   const Problem& p = a.p;
   const bool narrow = p.D <= 64 && p.Dv <= 64;
-  // A launch of an even kernel begins 3 to 12 us earlier. Of more keys than these, where power is what sets the clock, its tiles take 3 % longer
+  // A launch of an even kernel takes 3 to 16 us less where it is short (n 1024: dense, LongNet). Of more keys than these, where power is what sets the clock, its tiles take 3 % longer
   // (32 768 tokens, 128 columns, both in one run; 64 columns: 1 %); why is not known.
   const bool even_pays = p.longest_sweep(false) <= (narrow ? 16384 : 8192);
   const auto launch =
@@ -95,8 +95,9 @@ void forward_of(const char* op, const ForwardArgs& a, cudaStream_t stream) {
       };
   const std::int64_t places = multiprocessors_of(current_device(op));
   const auto time_of = [&](const TilingRate& tiling) { return estimated_time(p, tiling, places); };
-  const bool in_blocks = p.pattern.kind == Kind::kBlocks;      // tiles that are blocks
-  const double later = even_pays && is_even(p, 128) ? 12 : 0;  // us, of what has no even kernel
+  const bool in_blocks = p.pattern.kind == Kind::kBlocks;  // tiles that are blocks
+  const double later =
+      even_pays && is_even(p, 128) ? 12 : 0;  // us, about, of what has no even kernel
   if (narrow) {
     const double plain = time_of({64, 128, 128, 465});
     const double three = in_blocks ? plain : time_of({64, 192, 128, 540, later});
